@@ -1,0 +1,1 @@
+"""Temper: fine-tuning on machines that go away. The layers are described in README.md."""

@@ -1,0 +1,21 @@
+"""The project's exceptions. Wrong user input is a `ValueError`; these are what else can go wrong."""
+
+
+class TemperError(Exception):
+    """Base of every run-time error that Temper raises itself; its text is one clear sentence."""
+
+
+class MissingPackageError(TemperError):
+    """An optional package is needed and not installed; the text names the pip line."""
+
+
+class CheckpointError(TemperError):
+    """A checkpoint cannot be read, or is not what its manifest says."""
+
+
+class DataError(TemperError):
+    """Training data cannot be used as it is."""
+
+
+class TrainingDivergedError(TemperError):
+    """The loss or the gradients are no longer finite."""

@@ -1,0 +1,1 @@
+"""Layer 5: putting a whole run together."""

@@ -1,0 +1,1 @@
+"""Saving and restoring the whole state of a run."""

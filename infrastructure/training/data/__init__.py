@@ -1,0 +1,1 @@
+"""From files to token batches: readers, shapes, quarantine, token store, order."""

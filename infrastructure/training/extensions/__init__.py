@@ -1,0 +1,1 @@
+"""Hooks that may change the training state, and the events they hang on."""

@@ -1,0 +1,138 @@
+"""The thirteen events of a training and the hooks that hang on them.
+
+A hook has one method for each event it cares about, named as the event. Extensions run first, in
+their order, and may change the state; observers run after every extension and may not. A misspelt
+event fails when the class is defined. Adding an event takes one line here and one `fire` in the loop.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+from infrastructure.training.state import TrainingState
+
+
+class Event(StrEnum):
+    """When a hook is called.
+
+    ```
+    # <TRAIN_START>
+    for phase in strategy.phases(model):            # <PHASE_START>
+        for epoch in phase:                         # <EPOCH_START>
+            for batch in data.from_(state.position):# <STEP_START>
+                for micro in split(batch):
+                    loss = train_step(micro)        # <AFTER_LOSS>       once per micro-batch
+                                                    # <AFTER_BACKWARD>   gradients are final
+                optimizer.step()                    # <STEP_END>
+                every N: evaluate                   # <EVAL_END>
+                every N: save                       # <CHECKPOINT_SAVED>
+                                                    # <EPOCH_END>
+                                                    # <PHASE_END>
+    # <ERROR>      an exception is on its way out; state.error holds it
+    # <TRAIN_END>  always, after ERROR too
+    ```
+    """
+
+    TRAIN_START = "train_start"
+    PHASE_START = "phase_start"
+    EPOCH_START = "epoch_start"
+    STEP_START = "step_start"
+    AFTER_LOSS = "after_loss"
+    AFTER_BACKWARD = "after_backward"
+    STEP_END = "step_end"
+    EVAL_END = "eval_end"
+    CHECKPOINT_SAVED = "checkpoint_saved"
+    EPOCH_END = "epoch_end"
+    PHASE_END = "phase_end"
+    ERROR = "error"
+    TRAIN_END = "train_end"
+
+
+def _looks_like_an_event(name: str) -> bool:
+    endings = ("_start", "_end", "_saved")
+    return name.startswith(("after_", "before_", "on_")) or name.endswith(endings)
+
+
+class Hook:
+    """Base of extensions and observers: thirteen empty methods, each `(self, state)`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in vars(cls):
+            if _looks_like_an_event(name) and name not in set(Event):
+                known = ", ".join(Event)
+                raise TypeError(f"{cls.__name__}.{name} is no event; events are: {known}")
+
+    @property
+    def name(self) -> str:
+        """The key of this hook's state in a checkpoint."""
+        return type(self).__name__
+
+    def train_start(self, state: TrainingState) -> None: ...
+
+    def phase_start(self, state: TrainingState) -> None: ...
+
+    def epoch_start(self, state: TrainingState) -> None: ...
+
+    def step_start(self, state: TrainingState) -> None: ...
+
+    def after_loss(self, state: TrainingState) -> None: ...
+
+    def after_backward(self, state: TrainingState) -> None: ...
+
+    def step_end(self, state: TrainingState) -> None: ...
+
+    def eval_end(self, state: TrainingState) -> None: ...
+
+    def checkpoint_saved(self, state: TrainingState) -> None: ...
+
+    def epoch_end(self, state: TrainingState) -> None: ...
+
+    def phase_end(self, state: TrainingState) -> None: ...
+
+    def error(self, state: TrainingState) -> None: ...
+
+    def train_end(self, state: TrainingState) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this hook must remember across a restart, as JSON values."""
+        return {}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+
+class Extension(Hook):
+    """A hook that may change the training state."""
+
+
+class Observer(Hook):
+    """A hook that must not change the training state (it may ask to stop)."""
+
+
+class HookRunner:
+    """Calls hooks in order: extensions first, then observers."""
+
+    def __init__(self, hooks: Iterable[Hook]) -> None:
+        hooks = list(hooks)
+        extensions = [hook for hook in hooks if isinstance(hook, Extension)]
+        observers = [hook for hook in hooks if not isinstance(hook, Extension)]
+        self.hooks: list[Hook] = extensions + observers
+        names = [hook.name for hook in self.hooks]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(
+                f"hooks need different names to be saved; given twice: {sorted(twice)}"
+            )
+
+    def fire(self, event: Event, state: TrainingState) -> None:
+        for hook in self.hooks:
+            getattr(hook, event.value)(state)
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        return {hook.name: saved for hook in self.hooks if (saved := hook.state_dict())}
+
+    def load_state_dict(self, saved: dict[str, dict[str, Any]]) -> None:
+        for hook in self.hooks:
+            if hook.name in saved:
+                hook.load_state_dict(saved[hook.name])

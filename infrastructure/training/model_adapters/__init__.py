@@ -1,0 +1,1 @@
+"""What a model is to the loop: how to feed it and how to read its loss."""

@@ -1,0 +1,1 @@
+"""Where a model comes from: embedded, transformers, unsloth, registered by name."""

@@ -1,0 +1,89 @@
+"""What a training is at one instant: position, phase, and what hooks may look at."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Position:
+    """Where the training stands; three integers are enough, because order is a pure function.
+
+    A position always lies between two optimizer steps. `example` counts the examples of this epoch
+    already consumed, so a different batch size could go on from the same place.
+    """
+
+    phase: int = 0
+    epoch: int = 0
+    example: int = 0
+
+
+@dataclass
+class Phase:
+    """A stretch of training with one set of trainable parameters.
+
+    Attributes:
+        name: shown to people.
+        num_epochs: passes over the data in this phase.
+        parameters: names of the parameters that train; None leaves `requires_grad` as it is.
+    """
+
+    name: str = "train"
+    num_epochs: int = 1
+    parameters: frozenset[str] | None = None
+
+
+@dataclass
+class StepOutput:
+    """What one micro-batch gave.
+
+    Attributes:
+        loss_sum: sum of the losses of the supervised items, a detached scalar on the device.
+        num_items: supervised items (tokens, for a language model) in the micro-batch.
+    """
+
+    loss_sum: torch.Tensor
+    num_items: int
+
+
+@dataclass
+class TrainingState:
+    """Everything that a hook may need; never the trainer itself.
+
+    Attributes:
+        step: optimizer steps done.
+        total_steps: optimizer steps of the whole training, all phases.
+        loss: mean loss per supervised item of the last finished step; NaN is shown as NaN.
+        metrics: the last step's numbers (`lr`, `grad_norm`, `tokens`, `seconds`, ...).
+        evaluation: the last evaluation's numbers.
+        micro_batch_size: examples per forward; may shrink after running out of memory.
+        stop_reason: why training shall end at the next step boundary, or None.
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+    position: Position = field(default_factory=Position)
+    phase: Phase = field(default_factory=Phase)
+    step: int = 0
+    total_steps: int = 0
+    num_examples: int = 0
+    num_tokens: int = 0
+    micro_batch_size: int = 1
+    batch: Any = None
+    output: StepOutput | None = None
+    loss: float = float("nan")
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluation: dict[str, float] = field(default_factory=dict)
+    best_evaluation_loss: float = float("inf")
+    checkpoint: Any = None
+    error: BaseException | None = None
+    stop_reason: str | None = None
+
+    def stop(self, reason: str) -> None:
+        """Ask the loop to end after the current step; the first reason given is kept."""
+        self.stop_reason = self.stop_reason or reason
+
+    def every(self, num_steps: int | None) -> bool:
+        """Whether this step is a multiple of `num_steps` (None or 0: never)."""
+        return bool(num_steps) and self.step > 0 and self.step % int(num_steps or 1) == 0

@@ -1,0 +1,1 @@
+"""Training algorithms. A strategy yields phases and does a train step."""

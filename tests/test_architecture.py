@@ -1,0 +1,189 @@
+"""The architecture as a test: layers, cycles, hidden imports, side effects, file length.
+
+Python does not forbid import cycles, so this test does. It needs nothing but the standard library.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "infrastructure"
+MAX_LINES = 400
+
+# Low to high. A module imports from lines above its own and from its own folder.
+# Folders on one line are siblings: they never import each other.
+LAYERS: list[set[str]] = [
+    {"core"},
+    {"config"},
+    {"monitoring", "optimization", "backup", "quantum"},
+    {"training"},
+    {"evaluation", "testing"},
+    {"deployment"},
+    {"cli", "__main__"},
+]
+
+# The same rule one level down, inside infrastructure/training.
+TRAINING_LAYERS: list[set[str]] = [
+    {"state"},
+    {"data"},
+    {"models"},
+    {"model_adapters", "strategies", "extensions", "checkpoints", "metrics", "error_handlers"},
+    {"loop", "observers"},
+    {"enhanced_trainer"},
+    {"unsloth_trainer"},
+    {"trainer_factory"},
+    {"context"},
+]
+
+# Heavy packages are imported inside the functions that need them: `temper --help` answers in
+# under a second, and unsloth must be imported before transformers.
+LAZY_PACKAGES = {"transformers", "trl", "peft", "unsloth", "bitsandbytes", "datasets"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(p): p for p in sorted((ROOT / PACKAGE).rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+def targets(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The project modules that one import statement reaches."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    else:
+        assert node.level == 0, f"relative import on line {node.lineno}: imports are absolute here"
+        joined = [f"{node.module}.{alias.name}" for alias in node.names]
+        names = [name if name in MODULES else str(node.module) for name in joined]
+    return [name for name in names if name in MODULES]
+
+
+def imports(name: str) -> set[str]:
+    nodes = (n for n in ast.walk(TREES[name]) if isinstance(n, ast.Import | ast.ImportFrom))
+    return {target for node in nodes for target in targets(node)} - {name}
+
+
+def rank(module: str, layers: list[set[str]], depth: int) -> tuple[int, str] | None:
+    parts = module.split(".")
+    folder = parts[depth] if len(parts) > depth else None
+    for level, folders in enumerate(layers):
+        if folder in folders:
+            return level, str(folder)
+    return None
+
+
+def broken(layers: list[set[str]], depth: int, inside: str) -> Iterator[str]:
+    for name in MODULES:
+        here = rank(name, layers, depth) if name.startswith(inside) else None
+        for target in sorted(imports(name)) if here else []:
+            there = rank(target, layers, depth) if target.startswith(inside) else None
+            if here and there and there[1] != here[1] and there[0] >= here[0]:
+                yield f"{name} (layer {here[0]}) imports {target} (layer {there[0]})"
+
+
+LEVELS = [(1, LAYERS, PACKAGE), (2, TRAINING_LAYERS, f"{PACKAGE}.training")]
+
+
+@pytest.mark.parametrize(("depth", "layers", "inside"), LEVELS)
+def test_every_folder_has_a_layer(depth: int, layers: list[set[str]], inside: str) -> None:
+    named = set().union(*layers)
+    found = {
+        m.split(".")[depth] for m in MODULES if m.startswith(inside + ".") and m.count(".") >= depth
+    }
+    assert found <= named, f"give these a layer: {sorted(found - named)}"
+
+
+@pytest.mark.parametrize(("depth", "layers", "inside"), LEVELS)
+def test_imports_point_downwards(depth: int, layers: list[set[str]], inside: str) -> None:
+    assert list(broken(layers, depth, inside)) == []
+
+
+def test_no_import_cycles() -> None:
+    graph = {name: imports(name) for name in MODULES}
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(name: str) -> None:
+        assert name not in path, "import cycle: " + " -> ".join([*path[path.index(name) :], name])
+        if name in done:
+            return
+        path.append(name)
+        for target in sorted(graph[name]):
+            visit(target)
+        path.pop()
+        done.add(name)
+
+    for name in graph:
+        visit(name)
+
+
+def nodes_inside_functions() -> Iterator[tuple[str, ast.Import | ast.ImportFrom]]:
+    for name, tree in TREES.items():
+        for scope in ast.walk(tree):
+            if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+                for node in ast.walk(scope):
+                    if isinstance(node, ast.Import | ast.ImportFrom):
+                        yield name, node
+
+
+def test_no_project_import_hidden_in_a_function() -> None:
+    hidden = [f"{name}:{node.lineno}" for name, node in nodes_inside_functions() if targets(node)]
+    assert hidden == []
+
+
+def test_heavy_packages_are_imported_inside_functions() -> None:
+    eager = []
+    for name, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.Import):
+                roots = {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                roots = {str(node.module).split(".")[0]}
+            else:
+                continue
+            if roots & LAZY_PACKAGES:
+                eager.append(f"{name}:{node.lineno}")
+    assert eager == []
+
+
+def test_the_quantum_layer_and_config_know_no_torch() -> None:
+    light = [n for n in MODULES if n.startswith((f"{PACKAGE}.quantum", f"{PACKAGE}.config"))]
+    using = [
+        name
+        for name in light
+        for node in ast.walk(TREES[name])
+        if (isinstance(node, ast.Import) and any(a.name.startswith("torch") for a in node.names))
+        or (isinstance(node, ast.ImportFrom) and str(node.module).startswith("torch"))
+    ]
+    assert using == []
+
+
+def test_files_stay_readable() -> None:
+    folders = [ROOT / PACKAGE, ROOT / "colab", ROOT / "benchmarks"]
+    files = [p for folder in folders if folder.exists() for p in folder.rglob("*.py")]
+    long = {str(p): n for p in files if (n := len(p.read_text().splitlines())) > MAX_LINES}
+    assert long == {}
+
+
+def test_importing_everything_has_no_side_effect() -> None:
+    """No signal handler, no logging set-up, no CUDA initialisation, no heavy package."""
+    probe = f"""
+import importlib, logging, signal, sys
+before = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)], list(logging.root.handlers)
+for name in {sorted(n for n in MODULES if not n.endswith("__main__"))!r}:
+    importlib.import_module(name)
+after = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)], list(logging.root.handlers)
+assert before == after, (before, after)
+heavy = {LAZY_PACKAGES!r} & set(sys.modules)
+assert not heavy, heavy
+torch = sys.modules.get("torch")
+assert torch is None or not torch.cuda.is_initialized()
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", probe], cwd=ROOT, check=True)
