@@ -1,4 +1,4 @@
-"""The project's exceptions. Wrong user input is a `ValueError`; these are what else can go wrong."""
+"""The project's exceptions. Wrong user input is a `ValueError`; these are the rest."""
 
 
 class TemperError(Exception):

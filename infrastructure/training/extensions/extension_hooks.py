@@ -2,7 +2,7 @@
 
 A hook has one method for each event it cares about, named as the event. Extensions run first, in
 their order, and may change the state; observers run after every extension and may not. A misspelt
-event fails when the class is defined. Adding an event takes one line here and one `fire` in the loop.
+event fails when the class is defined.
 """
 
 from collections.abc import Iterable
