@@ -29,7 +29,7 @@ LAYERS: list[set[str]] = [
 
 # The same rule one level down, inside infrastructure/training.
 TRAINING_LAYERS: list[set[str]] = [
-    {"state"},
+    {"state", "precision"},
     {"data"},
     {"models"},
     {"model_adapters", "strategies", "extensions", "checkpoints", "metrics", "error_handlers"},

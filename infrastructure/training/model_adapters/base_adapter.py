@@ -1,0 +1,114 @@
+"""The contract between the loop and a model: how to feed it and how to read its loss.
+
+An adapter knows one kind of model. It returns losses as sums over supervised items, so that the
+strategy can divide by the items of the whole optimizer batch, however it was split.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.training_config import TrainingConfig
+
+Batch = dict[str, Any]
+
+
+@dataclass
+class LossOutput:
+    """A differentiable sum of losses (scalar tensor) over `num_items` supervised items."""
+
+    loss_sum: torch.Tensor
+    num_items: int
+
+
+class DataSource(Protocol):
+    """Where examples come from. The order is a pure function of (seed, epoch)."""
+
+    @property
+    def num_examples(self) -> int:
+        """Training examples in one epoch."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that decides which examples there are."""
+
+    def train_batches(
+        self, epoch: int, start_example: int, batch_size: int
+    ) -> Iterator[Sequence[Any]]:
+        """Batches of one epoch from `start_example` on; the last one may be short."""
+
+    def evaluation_batches(self, batch_size: int) -> Iterator[Sequence[Any]]:
+        """Batches of the held-out examples, always the same."""
+
+
+class ModelAdapter(ABC):
+    """How to talk to one kind of model.
+
+    Life: constructed with its configuration, `initialize_model()` once, then for every micro-batch
+    `prepare_batch` and `compute_loss`. Implementing the four abstract methods is enough.
+
+    Attributes:
+        model: the model, once initialised.
+        tokenizer: its tokenizer, or None for models that read no text.
+        tokenizer_texts: gives the training texts, for a model whose tokenizer is made from them.
+    """
+
+    def __init__(
+        self, model_config: ModelConfig, training_config: TrainingConfig, device: torch.device
+    ) -> None:
+        self.model_config = model_config
+        self.training_config = training_config
+        self.device = torch.device(device)
+        self.model: torch.nn.Module | None = None
+        self.tokenizer: Any = None
+        self.tokenizer_texts: Callable[[], Iterable[str]] | None = None
+        self.max_length: int | None = None
+
+    @abstractmethod
+    def initialize_model(self) -> torch.nn.Module:
+        """Build or load the model, move it to the device, remember it as `self.model`."""
+
+    @abstractmethod
+    def prepare_batch(self, examples: Sequence[Any]) -> Batch:
+        """Turn examples into tensors on the device."""
+
+    @abstractmethod
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
+        """Sum of the losses of one prepared batch."""
+
+    @abstractmethod
+    def count_items(self, examples: Sequence[Any]) -> int:
+        """Supervised items in `examples`, known before any forward pass."""
+
+    @abstractmethod
+    def count_tokens(self, examples: Sequence[Any]) -> int:
+        """Real (never padding) tokens or other units of work in `examples`, for throughput."""
+
+    def create_data_source(self, data_config: Any, cache_config: Any, seed: int) -> DataSource:
+        """The model's own source of examples; only for models that do not read data files.
+
+        Raises:
+            ValueError: this model reads data files.
+        """
+        raise ValueError(f"{type(self).__name__} reads training data from files: give a data path")
+
+    def describe(self) -> dict[str, Any]:
+        """What the model is, for run.json: name, parameters, backend."""
+        return {"name": self.model_config.name}
+
+    def notes(self) -> list[str]:
+        """Sentences that a user should read before the training starts."""
+        return []
+
+    def save(self, directory: Path) -> None:
+        """Write the trained model in the layout that its library reads.
+
+        Raises:
+            NotImplementedError: this kind of model cannot be saved on its own.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no file layout of its own")

@@ -1,0 +1,77 @@
+"""Which number format the arithmetic runs in, by what the device can do.
+
+Weights stay in their own format; autocast chooses the format of each operation.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A number format on a device: `name` is "fp32", "bf16" or "fp16"."""
+
+    name: str
+    device_type: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.name]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context that forward passes and loss computation run in."""
+        if self.name == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device_type, dtype=self.dtype)
+
+    def create_scaler(self) -> torch.amp.GradScaler | None:
+        """A gradient scaler for fp16, whose small gradients would vanish; else None."""
+        return torch.amp.GradScaler(self.device_type) if self.name == "fp16" else None
+
+
+def choose_precision(mixed_precision: bool | str, device: torch.device) -> Precision:
+    """The format for `mixed_precision`: a format's name, False (fp32), or True: by the device.
+
+    True means bf16 on GPUs of compute capability 8 and above and on CPUs with bf16 instructions,
+    fp16 with a gradient scaler on older GPUs, and fp32 elsewhere, where bf16 would be emulated
+    and slower.
+
+    Raises:
+        ValueError: fp16 was asked for on a CPU.
+    """
+    if mixed_precision is False:
+        return Precision("fp32", device.type)
+    if mixed_precision is not True:
+        if mixed_precision == "fp16" and device.type == "cpu":
+            raise ValueError(
+                "mixed_precision='fp16' needs a GPU; on this CPU use mixed_precision=true or 'fp32'"
+            )
+        return Precision(str(mixed_precision), device.type)
+    if device.type == "cuda":
+        native = torch.cuda.get_device_capability(device) >= (8, 0)
+        return Precision("bf16" if native else "fp16", device.type)
+    return Precision("bf16" if cpu_has_bf16() else "fp32", device.type)
+
+
+def cpu_has_bf16() -> bool:
+    """Whether this CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is the first GPU, or the CPU where there is none.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: PyTorch sees no GPU here; use device=auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r}: there are only {torch.cuda.device_count()} GPUs here")
+    return device
