@@ -5,7 +5,7 @@ strategy can divide by the items of the whole optimizer batch, however it was sp
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,7 +39,7 @@ class DataSource(Protocol):
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
-    ) -> Iterator[Sequence[Any]]:
+    ) -> Generator[Sequence[Any], None, None]:
         """Batches of one epoch from `start_example` on; the last one may be short."""
 
     def evaluation_batches(self, batch_size: int) -> Iterator[Sequence[Any]]:

@@ -1,0 +1,164 @@
+"""Everything that decides how a training goes on, as named tensors and JSON values.
+
+No pickle: tensors go to safetensors, the rest to JSON. Taken between two optimizer steps.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from infrastructure.core.errors import CheckpointError
+from infrastructure.training.checkpoints.random_state import capture_random, restore_random
+from infrastructure.training.extensions.extension_hooks import HookRunner
+from infrastructure.training.state import Position, TrainingState
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Snapshot:
+    """`tensors` by group ("model", "optimizer", "random") and JSON `values`."""
+
+    tensors: dict[str, Tensors]
+    values: dict[str, Any]
+
+
+@dataclass
+class Participants:
+    """The objects of a training that have a state of their own."""
+
+    model: torch.nn.Module
+    trained_names: frozenset[str]
+    optimizer: torch.optim.Optimizer
+    scheduler: LambdaLR | None
+    scaler: torch.amp.GradScaler | None
+    hooks: HookRunner
+    device: torch.device
+
+
+def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
+    """The whole state, sharing memory with the living tensors: write it before training on."""
+    optimizer_tensors, optimizer_values = split_optimizer(parts.optimizer.state_dict())
+    tensors = {
+        "model": model_tensors(parts.model, parts.trained_names),
+        "optimizer": optimizer_tensors,
+        "random": capture_random(parts.device),
+    }
+    values = {
+        "position": asdict(state.position),
+        "step": state.step,
+        "num_examples": state.num_examples,
+        "num_tokens": state.num_tokens,
+        "micro_batch_size": state.micro_batch_size,
+        "evaluation": {name: _finite_or_none(v) for name, v in state.evaluation.items()},
+        "best_evaluation_loss": _finite_or_none(state.best_evaluation_loss),
+        "loss": _finite_or_none(state.loss),
+        "optimizer": optimizer_values,
+        "scheduler": parts.scheduler.state_dict() if parts.scheduler else None,
+        "scaler": parts.scaler.state_dict() if parts.scaler else None,
+        "hooks": parts.hooks.state_dict(),
+    }
+    return Snapshot(tensors, values)
+
+
+def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participants) -> None:
+    """Put everything back where `take_snapshot` found it.
+
+    Raises:
+        CheckpointError: the snapshot is of another model, optimizer or precision.
+    """
+    values = snapshot.values
+    load_model_tensors(parts.model, parts.trained_names, snapshot.tensors["model"])
+    merged = merge_optimizer(snapshot.tensors["optimizer"], values["optimizer"])
+    try:
+        parts.optimizer.load_state_dict(merged)
+    except ValueError as error:
+        raise CheckpointError(f"the checkpoint's optimizer is another one: {error}") from error
+    _restore_one("learning-rate schedule", parts.scheduler, values["scheduler"])
+    _restore_one("gradient scaler", parts.scaler, values["scaler"])
+    state.position = Position(**values["position"])
+    state.step = values["step"]
+    state.num_examples = values["num_examples"]
+    state.num_tokens = values["num_tokens"]
+    state.micro_batch_size = values["micro_batch_size"]
+    state.evaluation = {n: _or(v, float("nan")) for n, v in values["evaluation"].items()}
+    state.best_evaluation_loss = _or(values["best_evaluation_loss"], float("inf"))
+    state.loss = _or(values["loss"], float("nan"))
+    parts.hooks.load_state_dict(values["hooks"])
+    restore_random(snapshot.tensors["random"], parts.device)
+
+
+def _restore_one(what: str, living: Any, saved: dict[str, Any] | None) -> None:
+    if (living is None) != (saved is None):
+        has, had = ("none", "one") if living is None else ("one", "none")
+        raise CheckpointError(f"{what}: this run has {has}, the checkpoint {had}")
+    if living is not None and saved is not None:
+        living.load_state_dict(saved)
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def model_tensors(model: torch.nn.Module, trained_names: frozenset[str]) -> Tensors:
+    """The parameters that train and all persistent buffers, by name; tied ones once."""
+    parameters = {n: p.detach() for n, p in model.named_parameters() if n in trained_names}
+    persistent = model.state_dict(keep_vars=True)
+    buffers = {n: b.detach() for n, b in model.named_buffers() if n in persistent}
+    return {**parameters, **buffers}
+
+
+@torch.no_grad()
+def load_model_tensors(
+    model: torch.nn.Module, trained_names: frozenset[str], tensors: Tensors
+) -> None:
+    """Copy `tensors` into the model in place.
+
+    Raises:
+        CheckpointError: names or shapes are not the model's.
+    """
+    living = model_tensors(model, trained_names)
+    missing, unexpected = living.keys() - tensors.keys(), tensors.keys() - living.keys()
+    if missing or unexpected:
+        raise CheckpointError(
+            f"the checkpoint is of another model: {len(missing)} tensors missing"
+            f" (e.g. {min(missing, default='-')}), {len(unexpected)} unknown"
+            f" (e.g. {min(unexpected, default='-')})"
+        )
+    for name, tensor in living.items():
+        if tensor.shape != tensors[name].shape:
+            raise CheckpointError(
+                f"the checkpoint is of another model: {name} has shape"
+                f" {tuple(tensors[name].shape)}, the model's has {tuple(tensor.shape)}"
+            )
+        tensor.copy_(tensors[name])
+
+
+def split_optimizer(state_dict: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """An optimizer's state as flat tensors `index.key`, and what is not a tensor."""
+    tensors: Tensors = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, entries in state_dict["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{index}.{key}"] = value
+            else:
+                scalars.setdefault(str(index), {})[key] = value
+    return tensors, {"scalars": scalars, "param_groups": state_dict["param_groups"]}
+
+
+def merge_optimizer(tensors: Tensors, values: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `split_optimizer`."""
+    state: dict[int, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = tensor
+    for index, entries in values["scalars"].items():
+        state.setdefault(int(index), {}).update(entries)
+    return {"state": state, "param_groups": values["param_groups"]}

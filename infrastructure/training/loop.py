@@ -1,0 +1,293 @@
+"""The training loop: the only loop, and the only caller of `fire`.
+
+It walks phases, epochs and batches from any position, accumulates micro-batches, evaluates and
+saves when due, and turns running out of memory into a smaller micro-batch. It knows neither files
+nor models: what it needs is given to it. Everything that can be saved is saved between two
+optimizer steps; a window that fails half-way is done again from its recorded random state.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.training.checkpoints.random_state import capture_random, restore_random
+from infrastructure.training.error_handlers import Recovery, choose_recovery
+from infrastructure.training.extensions.extension_hooks import Event, HookRunner
+from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.state import Phase, TrainingState
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+
+@dataclass
+class LogWindow:
+    """Sums since the last metrics record; tensors stay on the device until they are read."""
+
+    loss_sum: torch.Tensor | float = 0.0
+    num_items: int = 0
+    num_tokens: int = 0
+    num_steps: int = 0
+    grad_norm: torch.Tensor | float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass
+class TrainingLoop:
+    """Everything a training needs, and `run`.
+
+    Attributes:
+        evaluate: gives the held-out numbers, at least `eval_loss`; None when nothing is held out.
+        save: writes a checkpoint of the given state and returns where it is.
+        num_epochs: epochs of the whole training.
+    """
+
+    config: TrainingConfig
+    adapter: ModelAdapter
+    strategy: TrainingStrategy
+    data: DataSource
+    hooks: HookRunner
+    optimizer: torch.optim.Optimizer
+    scheduler: LambdaLR | None
+    scaler: torch.amp.GradScaler | None
+    phases: list[Phase]
+    num_epochs: int
+    batch_size: int
+    total_steps: int
+    evaluate: Callable[[], dict[str, float]] | None = None
+    save: Callable[[TrainingState], Any] | None = None
+    log: LogWindow = field(default_factory=LogWindow)
+    window_random: dict[str, torch.Tensor] | None = None
+
+    def run(self, state: TrainingState) -> TrainingState:
+        """Train from `state.position` to the end, or until something asks to stop.
+
+        Raises:
+            TrainingDivergedError: the loss is no longer finite.
+            BaseException: whatever went wrong, after the ERROR and TRAIN_END events.
+        """
+        try:
+            self.fire(Event.TRAIN_START, state)
+            while state.position.phase < len(self.phases) and not self._is_over(state):
+                self._run_phase(state)
+        except BaseException as error:
+            state.error = error
+            self._rescue(state, error)
+            self.fire(Event.ERROR, state)
+            raise
+        finally:
+            self.fire(Event.TRAIN_END, state)
+        return state
+
+    def fire(self, event: Event, state: TrainingState) -> None:
+        self.hooks.fire(event, state)
+
+    def _rescue(self, state: TrainingState, error: BaseException) -> None:
+        """Save the steps done so far, if the weights are still those of the last finished step.
+
+        Not after a CUDA fault (the device cannot be read any more) nor after divergence.
+        """
+        intact = self.window_random is not None and state.step > 0
+        readable = not isinstance(error, torch.AcceleratorError | TrainingDivergedError)
+        if self.save is None or not intact or not readable:
+            return
+        self.optimizer.zero_grad(set_to_none=True)
+        restore_random(self.window_random or {}, self.adapter.device)
+        try:
+            state.checkpoint = self.save(state)
+        except Exception as failure:
+            error.add_note(f"saving a last checkpoint failed too: {failure}")
+
+    def _is_over(self, state: TrainingState) -> bool:
+        return state.stop_reason is not None or state.step >= self.total_steps
+
+    def _run_phase(self, state: TrainingState) -> None:
+        """One phase, from the middle of it when resumed; PHASE_START fires then too."""
+        index = state.position.phase
+        state.phase = self.phases[index]
+        select_trainable(state.model, state.phase, self.optimizer)
+        self.fire(Event.PHASE_START, state)
+        while state.position.phase == index and not self._is_over(state):
+            self._run_epoch(state)
+
+    def _run_epoch(self, state: TrainingState) -> None:
+        epoch, phase = state.position.epoch, state.position.phase
+        self.fire(Event.EPOCH_START, state)
+        batches = self.data.train_batches(epoch, state.position.example, self.batch_size)
+        with closing(batches):  # a source may prepare batches in a thread
+            started = time.perf_counter()
+            for examples in batches:
+                self._step(state, examples)
+                state.position.example += len(examples)
+                self.log.seconds += time.perf_counter() - started
+                self._finish_step(state)
+                started = time.perf_counter()
+                if self._is_over(state) or state.position.epoch != epoch:
+                    break
+        if state.position.epoch == epoch and state.position.phase == phase:
+            self._refuse_short_epoch(state)
+
+    def _refuse_short_epoch(self, state: TrainingState) -> None:
+        """A source that ends before its own `num_examples` would make this loop endless."""
+        if not self._is_over(state):
+            raise RuntimeError(
+                f"the data source ended at example {state.position.example} of epoch"
+                f" {state.position.epoch}, before its {self.data.num_examples} examples"
+            )
+
+    def _step(self, state: TrainingState, examples: Sequence[Any]) -> None:
+        """One optimizer step on one batch, again in smaller pieces if memory runs out."""
+        state.batch = examples
+        self.window_random = capture_random(self.adapter.device)
+        self.fire(Event.STEP_START, state)
+        total_items = max(1, self.adapter.count_items(examples))
+        while True:
+            try:
+                window = self._accumulate(state, examples, total_items)
+                break
+            except Exception as error:
+                recovery = choose_recovery(error, state.micro_batch_size, len(examples))
+                if recovery is not Recovery.SMALLER_MICRO_BATCH:
+                    raise
+            state.micro_batch_size = max(1, min(state.micro_batch_size, len(examples)) // 2)
+            self.optimizer.zero_grad(set_to_none=True)
+            restore_random(self.window_random, self.adapter.device)
+        self._update(state, window, self.adapter.count_tokens(examples))
+
+    def _accumulate(
+        self, state: TrainingState, examples: Sequence[Any], total_items: int
+    ) -> LogWindow:
+        window = LogWindow()
+        for micro in split(examples, state.micro_batch_size):
+            batch = {**self.adapter.prepare_batch(micro), "total_items": total_items}
+            state.output = self.strategy.train_step(
+                state.model, batch, self.optimizer, self.scaler, self.scheduler, False
+            )
+            window.loss_sum = window.loss_sum + state.output.loss_sum
+            window.num_items += state.output.num_items
+            self.fire(Event.AFTER_LOSS, state)
+        return window
+
+    def _update(self, state: TrainingState, window: LogWindow, num_tokens: int) -> None:
+        self.strategy.unscale_gradients(self.optimizer, self.scaler)
+        self.fire(Event.AFTER_BACKWARD, state)
+        self.window_random = None  # from here on the weights are those of neither step
+        log = self.log
+        log.grad_norm = self.strategy.update_parameters(
+            state.model, self.optimizer, self.scaler, self.scheduler
+        )
+        log.loss_sum = log.loss_sum + window.loss_sum
+        log.num_items += window.num_items
+        log.num_tokens += num_tokens
+        log.num_steps += 1
+        state.num_tokens += num_tokens
+        state.num_examples += len(state.batch)
+        state.step += 1
+
+    def _finish_step(self, state: TrainingState) -> None:
+        """Everything between two steps. Saving comes last, so that it holds what hooks did."""
+        epoch_ended = state.position.example >= self.data.num_examples
+        phase_ended = epoch_ended and self._phase_ends_with(state.position.epoch)
+        will_save = self._save_is_due(state, epoch_ended)
+        if will_save or epoch_ended or state.every(self.config.log_frequency) or state.step == 1:
+            self._read_log(state)
+        else:
+            state.metrics = {}
+        self.fire(Event.STEP_END, state)
+        if epoch_ended:
+            state.position.epoch += 1
+            state.position.example = 0
+        if self.evaluate is not None and self._evaluation_is_due(state, epoch_ended):
+            state.evaluation = self.evaluate()
+            self.fire(Event.EVAL_END, state)
+        if epoch_ended:
+            self.fire(Event.EPOCH_END, state)
+        if phase_ended:
+            self.fire(Event.PHASE_END, state)
+            state.position.phase += 1
+        if self.save is not None and (will_save or state.stop_reason is not None):
+            state.checkpoint = self.save(state)
+            self.fire(Event.CHECKPOINT_SAVED, state)
+
+    def _phase_ends_with(self, epoch: int) -> bool:
+        return epoch + 1 in phase_ends(self.phases)
+
+    def _evaluation_is_due(self, state: TrainingState, epoch_ended: bool) -> bool:
+        interval = self.config.validation_interval
+        by_epoch = epoch_ended and bool(interval) and state.position.epoch % interval == 0
+        by_step = state.every(self.config.validation_frequency)
+        return by_epoch or by_step or state.step == self.total_steps
+
+    def _save_is_due(self, state: TrainingState, epoch_ended: bool) -> bool:
+        interval = self.config.checkpoint_interval
+        by_epoch = epoch_ended and bool(interval) and (state.position.epoch + 1) % interval == 0
+        by_step = state.every(self.config.checkpoint_frequency)
+        return by_epoch or by_step or state.step == self.total_steps
+
+    def _read_log(self, state: TrainingState) -> None:
+        """Read the sums from the device into `state.metrics`; NaN stays NaN.
+
+        Raises:
+            TrainingDivergedError: the loss is not finite (fp16 overflow is the scaler's business
+                and shows in the gradient norm, not in the loss).
+        """
+        log, self.log = self.log, LogWindow()
+        state.loss = float(log.loss_sum) / max(1, log.num_items)
+        state.metrics = {
+            "loss": state.loss,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "grad_norm": float(log.grad_norm),
+            "tokens": float(state.num_tokens),
+            "seconds": log.seconds,
+            "tokens_per_second": log.num_tokens / max(log.seconds, 1e-9),
+            "memory_bytes": float(memory_in_use_bytes(self.adapter.device)),
+        }
+        weights_poisoned = self.scaler is None and not math.isfinite(float(log.grad_norm))
+        if not math.isfinite(state.loss) or weights_poisoned:
+            raise TrainingDivergedError(
+                f"step {state.step}: loss {state.loss}, gradient norm {float(log.grad_norm)}."
+                " Nothing was saved since; go on from the last checkpoint with a lower"
+                " learning_rate or a lower max_grad_norm"
+            )
+
+
+def split(examples: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Consecutive pieces of at most `size` examples."""
+    for start in range(0, len(examples), size):
+        yield examples[start : start + size]
+
+
+def phase_ends(phases: Sequence[Phase]) -> set[int]:
+    """The numbers of epochs after which a phase is over."""
+    ends: set[int] = set()
+    done = 0
+    for phase in phases:
+        done += phase.num_epochs
+        ends.add(done)
+    return ends
+
+
+def select_trainable(
+    model: torch.nn.Module, phase: Phase, optimizer: torch.optim.Optimizer
+) -> None:
+    """Let exactly the phase's parameters collect gradients, among those the optimizer knows."""
+    if phase.parameters is None:
+        return
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in known:
+            parameter.requires_grad_(name in phase.parameters)
+
+
+def memory_in_use_bytes(device: torch.device) -> int:
+    """Peak memory of this process: on the GPU since the start, else the resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with open("/proc/self/statm") as file:  # noqa: PTH123 - no path arithmetic, read every step
+        return int(file.read().split()[1]) * 4096

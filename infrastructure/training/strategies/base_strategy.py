@@ -1,0 +1,177 @@
+"""The contract of a training algorithm: which phases, which optimizer, how one micro-batch trains.
+
+A new algorithm implements `train_step` and, where it trains different parameters at different
+times, `phases`. It never imports an adapter: the trainer gives it `compute_loss`.
+"""
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.core.lookup import look_up
+from infrastructure.core.optional import require
+from infrastructure.training.precision import Precision
+from infrastructure.training.state import Phase, StepOutput
+
+
+class HasLossSum(Protocol):
+    loss_sum: torch.Tensor
+    num_items: int
+
+
+LossFunction = Callable[[torch.nn.Module, dict[str, Any]], HasLossSum]
+ParameterGroups = list[dict[str, Any]]
+
+
+class TrainingStrategy(ABC):
+    """Base of all training algorithms.
+
+    Attributes:
+        config: the training section of the configuration.
+        compute_loss: `(model, batch) -> (loss_sum, num_items)`, given by the trainer.
+        precision: the number format of the forward pass, given by the trainer.
+    """
+
+    def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
+        self.config = config
+        self.logger = logger or logging.getLogger(__name__)
+        self.compute_loss: LossFunction | None = None
+        self.precision = Precision("fp32", "cpu")
+
+    @abstractmethod
+    def train_step(
+        self,
+        model: torch.nn.Module,
+        batch: dict[str, Any],
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        scheduler: LambdaLR | None,
+        update_gradients: bool = True,
+    ) -> StepOutput:
+        """Forward and backward of one micro-batch; with `update_gradients` the optimizer steps too.
+
+        `batch["total_items"]`, where given, is the number of supervised items in the whole
+        optimizer batch: the loss is divided by it, so that splitting a batch changes nothing.
+        The loop always passes `update_gradients=False` and calls `unscale_gradients` and
+        `update_parameters` itself, so that hooks see the final gradients in between.
+        """
+
+    def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
+        """The stretches of the training, in order; their epochs add up to `num_epochs`."""
+        return [Phase(num_epochs=num_epochs)]
+
+    def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
+        """Optimizer groups: matrices with weight decay; vectors (norms, biases) without."""
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        return decay_groups(named, learning_rate, self.config.weight_decay)
+
+    def create_optimizer(
+        self, model: torch.nn.Module, learning_rate: float
+    ) -> torch.optim.Optimizer:
+        """The optimizer named by the configuration over `parameter_groups`.
+
+        Raises:
+            ValueError: nothing in the model can be trained.
+        """
+        groups = [g for g in self.parameter_groups(model, learning_rate) if g["params"]]
+        if not groups:
+            raise ValueError("no parameter of the model can be trained; give model.lora_config")
+        build = look_up("optimizer", self.config.optimizer, OPTIMIZERS)
+        return build(groups, learning_rate, (self.config.adam_beta1, self.config.adam_beta2))
+
+    def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
+        """Learning rate as a pure function of the step: linear warm-up, then the schedule."""
+        shape = look_up("scheduler", self.config.scheduler_type, SCHEDULES)
+        warmup_steps = min(self.config.warmup_steps, total_steps // 2)
+
+        def factor(step: int) -> float:
+            if step < warmup_steps:
+                return (step + 1) / (warmup_steps + 1)
+            return shape(min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps)))
+
+        return LambdaLR(optimizer, factor)
+
+    def unscale_gradients(
+        self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
+    ) -> None:
+        """Make the accumulated gradients the true ones (fp16 keeps them scaled until now)."""
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+
+    def update_parameters(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        scheduler: LambdaLR | None,
+    ) -> torch.Tensor:
+        """Clip, step, advance the schedule, forget the gradients.
+
+        Returns:
+            The gradients' norm before clipping, a scalar tensor (reading it synchronises).
+        """
+        with_gradient = [p for p in model.parameters() if p.grad is not None]
+        max_norm = self.config.max_grad_norm or math.inf
+        grad_norm = torch.nn.utils.clip_grad_norm_(with_gradient, max_norm, foreach=True)
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        return grad_norm.detach()
+
+
+def decay_groups(
+    named: Iterable[tuple[str, torch.nn.Parameter]], learning_rate: float, weight_decay: float
+) -> ParameterGroups:
+    """Two groups of one learning rate: matrices decay, vectors and scalars do not."""
+    parameters = [parameter for _, parameter in named]
+    matrices = [p for p in parameters if p.ndim >= 2]
+    vectors = [p for p in parameters if p.ndim < 2]
+    return [
+        {"params": matrices, "lr": learning_rate, "weight_decay": weight_decay},
+        {"params": vectors, "lr": learning_rate, "weight_decay": 0.0},
+    ]
+
+
+def _adamw(
+    groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
+) -> torch.optim.Optimizer:
+    # fused: one pass over the parameters instead of a dozen; exists for CPU and CUDA
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
+
+
+def _adamw_8bit(
+    groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
+) -> torch.optim.Optimizer:
+    bitsandbytes = require("bitsandbytes", "optimizer adamw_8bit")
+    return bitsandbytes.optim.AdamW8bit(groups, lr=learning_rate, betas=betas)
+
+
+def _sgd(
+    groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
+) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=learning_rate)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "adamw_8bit": _adamw_8bit,
+    "sgd": _sgd,
+}
+
+# Each maps the share of the way done (0 to 1, warm-up left out) to a factor of the learning rate.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "linear": lambda done: 1.0 - done,
+    "constant": lambda done: 1.0,
+}

@@ -1,0 +1,57 @@
+"""Fine-tuning a trained model: layer-wise learning rates and gradual unfreezing.
+
+Which parameters exist to be trained (all, LoRA, QLoRA) was decided when the model was loaded; this
+strategy decides how fast and when each of them trains. Method: Howard & Ruder 2018 (ULMFiT).
+"""
+
+import torch
+
+from infrastructure.training.models.lora import layer_of
+from infrastructure.training.state import Phase
+from infrastructure.training.strategies.base_strategy import ParameterGroups, decay_groups
+from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
+
+
+class FinetuningStrategy(StandardTrainingStrategy):
+    """The standard step, with a learning rate and a starting epoch for each layer.
+
+    `layerwise_lr_decay` d: the layer k below the top learns at d**k of the learning rate.
+    `unfreeze_interval` n: training starts with the top layer alone, and every n epochs the next
+    one below joins; the last phase trains them all for the epochs that are left.
+    """
+
+    def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
+        decay = self.config.layerwise_lr_decay
+        if decay is None or decay == 1.0:
+            return super().parameter_groups(model, learning_rate)
+        groups = []
+        for below_top, layer in enumerate(trainable_layers(model)):
+            rate = learning_rate * decay**below_top
+            groups += decay_groups(layer, rate, self.config.weight_decay)
+        return groups
+
+    def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
+        interval = self.config.unfreeze_interval
+        if not interval:
+            return super().phases(model, num_epochs)
+        layers = trainable_layers(model)
+        num_phases = min(len(layers), -(-num_epochs // interval))
+        names: set[str] = set()
+        phases = []
+        for index in range(num_phases):
+            names |= {name for name, _ in layers[index]}
+            is_last = index == num_phases - 1
+            epochs = num_epochs - interval * (num_phases - 1) if is_last else interval
+            phases.append(Phase(f"top {index + 1} layers", epochs, frozenset(names)))
+        return phases
+
+
+def trainable_layers(
+    model: torch.nn.Module,
+) -> list[list[tuple[str, torch.nn.Parameter]]]:
+    """The trainable parameters by layer, the layer nearest to the output first."""
+    by_layer: dict[int, list[tuple[str, torch.nn.Parameter]]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            by_layer.setdefault(layer_of(name), []).append((name, parameter))
+    return [by_layer[layer] for layer in sorted(by_layer, reverse=True)]
