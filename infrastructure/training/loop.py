@@ -277,12 +277,10 @@ def select_trainable(
     model: torch.nn.Module, phase: Phase, optimizer: torch.optim.Optimizer
 ) -> None:
     """Let exactly the phase's parameters collect gradients, among those the optimizer knows."""
-    if phase.parameters is None:
-        return
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         if id(parameter) in known:
-            parameter.requires_grad_(name in phase.parameters)
+            parameter.requires_grad_(phase.parameters is None or name in phase.parameters)
 
 
 def memory_in_use_bytes(device: torch.device) -> int:

@@ -26,7 +26,7 @@ class Phase:
     Attributes:
         name: shown to people.
         num_epochs: passes over the data in this phase.
-        parameters: names of the parameters that train; None leaves `requires_grad` as it is.
+        parameters: names of the parameters that train; None: all that the optimizer knows.
     """
 
     name: str = "train"

@@ -11,7 +11,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def capture_random(device: torch.device) -> Tensors:
-    """The states of Python's, NumPy's and torch's generators, those of all GPUs if `device` is one."""
+    """The states of Python's, NumPy's and torch's generators; on a GPU those of all GPUs too."""
     version, words, gauss = random.getstate()
     if version != PYTHON_STATE_VERSION:
         raise RuntimeError(f"unknown state version {version} of Python's random module")

@@ -1,0 +1,138 @@
+"""The run directory: its name, its files, and finding one again.
+
+runs/<run_id>/run.json · metrics.jsonl · checkpoints/ · final/ · report.html · summary.json
+"""
+
+import json
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.files import write_json
+from infrastructure.core.lookup import unknown_name
+from infrastructure.training.checkpoints.checkpoint_manager import NAME, step_of
+
+RUN_FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The paths of one run."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / RUN_FILE
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        return self.path / "final"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
+
+    def read_run(self) -> dict[str, Any]:
+        """The contents of run.json.
+
+        Raises:
+            ValueError: it is missing or damaged.
+        """
+        try:
+            return dict(json.loads(self.run_file.read_text()))
+        except FileNotFoundError as error:
+            raise ValueError(f"{self.path} is no run: it has no {RUN_FILE}") from error
+        except ValueError as error:
+            raise ValueError(f"{self.run_file} is not readable JSON: {error}") from error
+
+
+def create_run_directory(output_dir: Path, name: str) -> RunDirectory:
+    """A new, empty run directory whose id says when it began and what it trains.
+
+    Raises:
+        ValueError: `output_dir` cannot be written to.
+    """
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
+    started = time.strftime("%Y%m%d-%H%M%S")
+    path = output_dir / f"{started}-{readable[-40:]}-{secrets.token_hex(2)}"
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(
+            f"output_dir {output_dir} cannot be written to ({error.strerror}); choose another with"
+            " --output"
+        ) from error
+    return RunDirectory(path)
+
+
+def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | None]:
+    """The run, and the checkpoint in it, that a person named.
+
+    Args:
+        name: None (the newest run), `RUN`, `RUN@step`, or a path to a run or to a checkpoint.
+
+    Raises:
+        ValueError: there is no such run or checkpoint; says which there are.
+    """
+    if name is None:
+        return _newest_run(output_dir), None
+    path = Path(name)
+    if NAME.fullmatch(path.name) and path.is_dir():
+        return RunDirectory(path.resolve().parent.parent), path.resolve()
+    if (path / RUN_FILE).is_file():
+        return RunDirectory(path.resolve()), None
+    run_name, at, step = name.partition("@")
+    run = _run_called(run_name, output_dir)
+    return run, _checkpoint_at(run, step) if at else None
+
+
+def _runs(output_dir: Path) -> list[Path]:
+    if not output_dir.is_dir():
+        return []
+    return sorted(path.parent for path in output_dir.glob(f"*/{RUN_FILE}"))
+
+
+def _newest_run(output_dir: Path) -> RunDirectory:
+    runs = _runs(output_dir)
+    if not runs:
+        raise ValueError(f"no run in {output_dir}; start one with: temper train DATA")
+    return RunDirectory(runs[-1].resolve())
+
+
+def _run_called(name: str, output_dir: Path) -> RunDirectory:
+    by_name = {path.name: path for path in _runs(output_dir)}
+    path = Path(name)
+    if (path / RUN_FILE).is_file():
+        return RunDirectory(path.resolve())
+    if name not in by_name:
+        raise ValueError(f"in {output_dir}: {unknown_name('run or checkpoint', name, by_name)}")
+    return RunDirectory(by_name[name].resolve())
+
+
+def _checkpoint_at(run: RunDirectory, step: str) -> Path:
+    found = {str(step_of(p)): p for p in run.checkpoints.glob("step-*") if NAME.fullmatch(p.name)}
+    if step not in found:
+        steps = ", ".join(sorted(found, key=int)) or "none"
+        raise ValueError(f"run {run.run_id} has no checkpoint at step {step!r}; it has: {steps}")
+    return found[step]
+
+
+def write_run(run: RunDirectory, contents: dict[str, Any]) -> None:
+    """Write run.json atomically."""
+    write_json(run.run_file, contents)

@@ -1,0 +1,269 @@
+"""The loop: order of events, accumulation, exact resume, out of memory, divergence."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
+)
+from infrastructure.training.checkpoints.snapshot import (
+    Participants,
+    restore_snapshot,
+    take_snapshot,
+)
+from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner, Observer
+from infrastructure.training.loop import TrainingLoop, split
+from infrastructure.training.state import Phase, TrainingState
+from infrastructure.training.strategies import get_training_strategy
+from tests.training.toy import ToyAdapter, ToyModel, ToySource
+
+
+class Recorder(Observer):
+    """Writes every event down, and the loss of every step."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.losses: list[float] = []
+
+    def step_end(self, state: TrainingState) -> None:
+        self.events.append("step_end")
+        self.losses.append(state.loss)
+
+
+def _note(event: str) -> Any:
+    return lambda self, state: self.events.append(event)
+
+
+for _event in Event:
+    if _event is not Event.STEP_END:
+        setattr(Recorder, _event.value, _note(_event.value))
+
+
+class Training:
+    """A toy training that can be saved, killed and gone on with."""
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        hooks: Sequence[Hook] = (),
+        phases: Sequence[Phase] | None = None,
+        dropout: float = 0.2,
+        num_examples: int = 20,
+        **settings: Any,
+    ) -> None:
+        values = {
+            "batch_size": 2,
+            "gradient_accumulation": 3,
+            "num_epochs": 3,
+            "learning_rate": 0.01,
+            "warmup_steps": 2,
+            "log_frequency": 1,
+        }
+        self.config = TrainingConfig(**{**values, **settings})
+        self.recorder = Recorder()
+        self.adapter = ToyAdapter(self.config, ToyModel(dropout=dropout))
+        self.source = ToySource(num_examples)
+        strategy = get_training_strategy("standard", self.config)
+        strategy.compute_loss = self.adapter.compute_loss
+        model = self.adapter.initialize_model()
+        torch.manual_seed(1)
+        optimizer = strategy.create_optimizer(model, self.config.learning_rate)
+        batch_size = self.config.batch_size * self.config.gradient_accumulation
+        num_epochs = self.config.num_epochs
+        total = self.config.max_steps or num_epochs * -(-num_examples // batch_size)
+        self.state = TrainingState(model, optimizer, micro_batch_size=self.config.batch_size)
+        self.state.total_steps = total
+        runner = HookRunner([*hooks, self.recorder])
+        self.loop = TrainingLoop(
+            config=self.config,
+            adapter=self.adapter,
+            strategy=strategy,
+            data=self.source,
+            hooks=runner,
+            optimizer=optimizer,
+            scheduler=strategy.create_scheduler(optimizer, total),
+            scaler=None,
+            phases=list(phases or strategy.phases(model, num_epochs)),
+            num_epochs=num_epochs,
+            batch_size=batch_size,
+            total_steps=total,
+            evaluate=lambda: {"eval_loss": 1.0},
+        )
+        trained = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
+        self.parts = Participants(
+            model, trained, optimizer, self.loop.scheduler, None, runner, self.adapter.device
+        )
+        if directory is not None:
+            self.checkpoints = CheckpointManager(directory, keep=99)
+            self.loop.save = lambda state: self.checkpoints.save(take_snapshot(state, self.parts))
+
+    def run(self) -> "Training":
+        self.loop.run(self.state)
+        return self
+
+    def resume(self, checkpoint: Path) -> "Training":
+        torch.manual_seed(999)  # whatever state the new process is in must not matter
+        restore_snapshot(load_checkpoint(checkpoint), self.state, self.parts)
+        return self.run()
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in self.state.model.parameters()])
+
+
+def test_the_events_of_one_epoch_come_in_their_order(tmp_path: Path) -> None:
+    training = Training(tmp_path, num_epochs=1, num_examples=9, checkpoint_interval=1).run()
+    step = ["step_start", *["after_loss"] * 3, "after_backward", "step_end"]
+    short = ["step_start", *["after_loss"] * 2, "after_backward", "step_end"]
+    assert training.recorder.events == [
+        *["train_start", "phase_start", "epoch_start"],
+        *step,
+        *short,
+        *["eval_end", "epoch_end", "phase_end", "checkpoint_saved", "train_end"],
+    ]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 6, 8, 11])
+def test_resuming_anywhere_gives_the_same_bits(tmp_path: Path, step: int) -> None:
+    """Dropout on, accumulation 3, a short last batch, mid-epoch and at epoch ends."""
+    whole = Training(tmp_path, checkpoint_frequency=1).run()
+    assert len(whole.recorder.losses) == 12
+    again = Training(tmp_path / "again", checkpoint_frequency=1)
+    again.resume(tmp_path / f"step-{step:08d}")
+    assert again.recorder.losses == whole.recorder.losses[step:]
+    assert torch.equal(again.weights, whole.weights)
+    assert again.source.seen == whole.source.seen[consumed_examples(step) :]
+
+
+def consumed_examples(step: int) -> int:
+    epochs, steps = divmod(step, 4)
+    return epochs * 20 + min(steps * 6, 20)
+
+
+@pytest.mark.parametrize("left_out", ["torch", "optimizer", "scheduler", "position"])
+def test_a_checkpoint_without_a_part_would_be_noticed(tmp_path: Path, left_out: str) -> None:
+    """The test above can fail: each missing part changes the result."""
+    whole = Training(tmp_path, checkpoint_frequency=1).run()
+    saved = load_checkpoint(tmp_path / "step-00000005")
+    again = Training()
+    fresh = take_snapshot(again.state, again.parts)
+    if left_out == "torch":
+        saved.tensors["random"]["torch"] = fresh.tensors["random"]["torch"]
+    elif left_out == "optimizer":
+        saved.tensors["optimizer"] = {}
+    elif left_out == "scheduler":
+        saved.values["scheduler"] = fresh.values["scheduler"]
+    else:
+        saved.values["position"] = fresh.values["position"]
+    restore_snapshot(saved, again.state, again.parts)
+    assert not torch.equal(again.run().weights, whole.weights)
+
+
+def test_how_a_batch_is_split_does_not_matter() -> None:
+    settings: dict[str, Any] = {"dropout": 0.0, "num_epochs": 1, "num_examples": 24}
+    whole = Training(batch_size=8, gradient_accumulation=1, **settings).run()
+    pieces = Training(batch_size=1, gradient_accumulation=8, **settings).run()
+    assert torch.allclose(whole.weights, pieces.weights, rtol=0, atol=1e-6)
+    assert whole.recorder.losses == pytest.approx(pieces.recorder.losses, abs=1e-6)
+
+
+def test_running_out_of_memory_shrinks_the_micro_batch_and_nothing_else() -> None:
+    settings: dict[str, Any] = {"dropout": 0.0, "batch_size": 6, "gradient_accumulation": 1}
+    usual = Training(**settings).run()
+    tight = Training(**settings)
+    tight.adapter.fail_above = 2
+    tight.run()
+    assert tight.state.micro_batch_size == 1
+    assert tight.state.step == usual.state.step
+    assert torch.allclose(tight.weights, usual.weights, rtol=0, atol=1e-6)
+
+
+def test_one_example_that_does_not_fit_is_an_error() -> None:
+    training = Training(batch_size=1)
+    training.adapter.fail_above = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        training.run()
+    assert training.recorder.events[-2:] == ["error", "train_end"]
+    assert isinstance(training.state.error, torch.OutOfMemoryError)
+
+
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path: Path) -> None:
+    training = Training(tmp_path, checkpoint_frequency=1)
+    training.adapter.poison_example = 7
+    with pytest.raises(TrainingDivergedError, match="loss nan"):
+        training.run()
+    for checkpoint in training.checkpoints.checkpoints():
+        weights = load_checkpoint(checkpoint).tensors["model"]
+        assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+class StopAt(Observer):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            state.stop("enough")
+
+
+def test_a_stop_saves_and_can_be_gone_on_from(tmp_path: Path) -> None:
+    whole = Training().run()
+    stopped = Training(tmp_path, hooks=[StopAt(5)]).run()
+    assert stopped.state.step == 5
+    assert stopped.state.stop_reason == "enough"
+    again = Training().resume(stopped.checkpoints.newest())
+    assert torch.equal(again.weights, whole.weights)
+
+
+class FailAt(Observer):
+    """Fails inside the accumulation window of one step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_loss(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            raise OSError("the disk went away")
+
+
+def test_an_error_inside_a_window_saves_the_steps_before_it(tmp_path: Path) -> None:
+    whole = Training().run()
+    failed = Training(tmp_path, hooks=[FailAt(5)])
+    with pytest.raises(OSError, match="disk went away"):
+        failed.run()
+    again = Training().resume(failed.checkpoints.newest())
+    assert again.recorder.losses == whole.recorder.losses[5:]
+    assert torch.equal(again.weights, whole.weights)
+
+
+def test_phases_train_their_own_parameters() -> None:
+    phases = [Phase("head", 1, frozenset({"head.weight", "head.bias"})), Phase("rest", 1)]
+    training = Training(num_epochs=2, phases=phases)
+    before = training.state.model.inner.weight.detach().clone()
+    changed: list[bool] = []
+
+    class Watch(Observer):
+        def phase_end(self, state: TrainingState) -> None:
+            changed.append(not torch.equal(before, state.model.inner.weight))
+
+    training.loop.hooks.hooks.append(Watch())
+    training.run()
+    assert changed == [False, True]
+
+
+def test_max_steps_ends_the_training() -> None:
+    training = Training(max_steps=5).run()
+    assert training.state.step == 5
+    assert training.recorder.events.count("train_end") == 1
+
+
+def test_split_keeps_every_example_in_order() -> None:
+    assert list(split(list(range(5)), 2)) == [[0, 1], [2, 3], [4]]
