@@ -1,0 +1,148 @@
+"""Stack-wise training: layers grouped into blocks, stacks and the whole rack.
+
+The fields are flat in the training section; `QLoRA` is a read-only view of those named `qlora_*`.
+Their feature comes with the stack-wise part; until then they load and validate.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge
+from pydantic import Field
+
+from infrastructure.config.section import Section
+from infrastructure.config.values import (
+    Allowed,
+    Count,
+    FromJson,
+    Later,
+    PathText,
+    Positive,
+    Share,
+    ShareBelowOne,
+    SplitCommas,
+)
+
+_LATER = Later("stackwise")
+
+
+@dataclass(frozen=True)
+class QLoRA:
+    """The `qlora_*` fields of a training configuration, read as one thing."""
+
+    enabled: bool
+    rank: int
+    alpha: float
+    dropout: float
+    lr: float | None
+    progressive_enabled: bool
+    strategy: str
+
+
+class ProgressiveConfig(Section):
+    """Progressive training: stacks are built and trained one by one."""
+
+    prefix: ClassVar[str] = "training.progressive"
+
+    target_stacks: Annotated[Count, _LATER] = Field(
+        default=4, description="Stacks of the finished model."
+    )
+    trunk_strategy: Annotated[Literal["frozen", "qlora"], _LATER] = Field(
+        default="frozen", description="What the finished stacks do while the next one trains."
+    )
+    new_stack_precision: Annotated[Literal["full", "bf16", "fp16", "nf_fp8"], _LATER] = Field(
+        default="full", description="Precision in which a new stack trains."
+    )
+
+
+class StackwiseFields(Section):
+    """The fields of stack-wise training; `TrainingConfig` holds them flat."""
+
+    mode: Annotated[Literal["layerwise", "blockwise", "fused"] | None, _LATER] = Field(
+        default=None, description="What trains at a time: a layer, a block of layers, or all fused."
+    )
+    block_size: Annotated[Count, _LATER] = Field(default=4, description="Layers of a block.")
+    end_to_end_scope: Annotated[Literal["stackwise", "rackwise"], _LATER] = Field(
+        default="rackwise",
+        description="End-to-end training: each stack by itself, or the whole rack.",
+    )
+    progressive: ProgressiveConfig = Field(
+        default=ProgressiveConfig(), description="Progressive training."
+    )
+    time_step_masking: Annotated[bool, _LATER] = Field(
+        default=False, description="Mask a share of the tokens that grows with the time step."
+    )
+    num_time_steps: Annotated[Count, _LATER] = Field(
+        default=10, description="Number of time steps."
+    )
+    time_step_bins: Annotated[
+        list[Annotated[int, Ge(0)]] | None,
+        SplitCommas,
+        Allowed('a list of time steps such as "0,1,2"'),
+        _LATER,
+    ] = Field(default=None, description="Time steps that are used; none: all.")
+    time_step_mask_fractions: Annotated[
+        dict[Annotated[int, Ge(0)], Share] | None,
+        FromJson,
+        Allowed('a mapping from time step to a share from 0 to 1, such as {"0": 0.15}'),
+        _LATER,
+    ] = Field(
+        default=None, description="Share of masked tokens at some time steps; linear between."
+    )
+    store_all_time_steps: Annotated[bool, _LATER] = Field(
+        default=False, description="Keep the cached activations of every time step."
+    )
+    time_step_cache_size: Annotated[Count, _LATER] = Field(
+        default=1, description="Time steps whose activations are cached at once."
+    )
+    quantization_enabled: Annotated[bool, _LATER] = Field(
+        default=False, description="Store finished stacks quantised."
+    )
+    quantization_type: Annotated[Literal["nf_fp8", "fp16", "fp32"], _LATER] = Field(
+        default="nf_fp8", description="How finished stacks are stored."
+    )
+    backbone_quantized: Annotated[bool, _LATER] = Field(
+        default=False, description="Keep the backbone quantised while training."
+    )
+    adapters_full_precision: Annotated[bool, _LATER] = Field(
+        default=True, description="Keep QLoRA matrices in full precision."
+    )
+    qlora_enabled: Annotated[bool, _LATER] = Field(
+        default=False, description="Train QLoRA matrices on finished stacks."
+    )
+    qlora_rank: Annotated[Count, _LATER] = Field(
+        default=16, description="Rank of the QLoRA matrices."
+    )
+    qlora_alpha: Annotated[Positive, _LATER] = Field(default=32, description="QLoRA scaling.")
+    qlora_dropout: Annotated[ShareBelowOne, _LATER] = Field(
+        default=0.0, description="Dropout before the QLoRA matrices."
+    )
+    qlora_lr: Annotated[Positive | None, _LATER] = Field(
+        default=None, description="Learning rate of the QLoRA matrices; none: the training's."
+    )
+    qlora_progressive_enabled: Annotated[bool, _LATER] = Field(
+        default=False, description="Add QLoRA matrices to the trunk with each new stack."
+    )
+    qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _LATER] = Field(
+        default="simplified", description="How QLoRA ranks are chosen over the stacks."
+    )
+    cache_mode: Annotated[Literal["stack", "rack"], _LATER] = Field(
+        default="stack",
+        description="Which activations are cached: the last frozen stack's, or all.",
+    )
+    cache_dir: Annotated[PathText | None, _LATER] = Field(
+        default=None, description="Where cached activations lie; none: in the run directory."
+    )
+    save_stacks: Annotated[bool, _LATER] = Field(
+        default=True, description="Save each finished stack."
+    )
+    save_rack: Annotated[bool, _LATER] = Field(
+        default=False, description="Save the whole rack besides its stacks."
+    )
+
+    @property
+    def qlora(self) -> QLoRA:
+        """The flat `qlora_*` fields as one frozen view."""
+        return QLoRA(
+            **{name: getattr(self, f"qlora_{name}") for name in QLoRA.__dataclass_fields__}
+        )

@@ -1,0 +1,154 @@
+"""How the model is trained. Intervals count epochs, frequencies count optimizer steps."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
+
+from infrastructure.config.stackwise_config import StackwiseFields
+from infrastructure.config.values import (
+    Allowed,
+    Auto,
+    Count,
+    CountOrZero,
+    Later,
+    Names,
+    NotNegative,
+    Positive,
+    Share,
+    ShareBelowOne,
+    SplitCommas,
+)
+
+# One thing in two units: of each pair, giving one switches the other off.
+EPOCHS_OR_STEPS = {
+    "checkpoint_interval": "checkpoint_frequency",
+    "validation_interval": "validation_frequency",
+}
+
+
+class TrainingConfig(StackwiseFields):
+    """What the loop and the training strategies need to know."""
+
+    prefix: ClassVar[str] = "training"
+
+    strategy: Annotated[str, Later("stackwise", ("progressive", "end_to_end"))] = Field(
+        default="auto",
+        description="Training algorithm: auto, standard, finetune, or a registered name.",
+    )
+    num_epochs: Count | Auto = Field(default="auto", description="Passes over the training data.")
+    max_steps: Count | None = Field(
+        default=None, description="End after this many optimizer steps; none: after num_epochs."
+    )
+    batch_size: Annotated[Count | Auto, Later("C", ("auto",))] = Field(
+        default=32, description="Examples in one forward pass."
+    )
+    gradient_accumulation: Count = Field(
+        default=1, description="Forward passes whose gradients make one optimizer step."
+    )
+    learning_rate: Annotated[float, Gt(0), Le(10)] | Auto = Field(
+        default="auto",
+        description="Peak learning rate; auto: 1e-3 from scratch, 2e-4 LoRA, 2e-5 all weights.",
+    )
+    weight_decay: Share = Field(
+        default=0.01, description="Decoupled weight decay of matrices; none on biases and norms."
+    )
+    warmup_steps: CountOrZero = Field(
+        default=20,
+        description="Optimizer steps in which the learning rate rises from 0 to its peak.",
+    )
+    scheduler_type: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="How the learning rate goes on after the warm-up."
+    )
+    max_grad_norm: Positive | None = Field(
+        default=1.0, description="Clip gradients to this norm; none: no clipping."
+    )
+    optimizer: Literal["adamw", "adamw_8bit", "sgd"] = Field(
+        default="adamw", description="Optimizer; adamw_8bit needs bitsandbytes."
+    )
+    adam_beta1: ShareBelowOne = Field(
+        default=0.9, description="Decay of AdamW's mean of gradients."
+    )
+    adam_beta2: ShareBelowOne = Field(
+        default=0.999, description="Decay of AdamW's mean of squares."
+    )
+    mixed_precision: bool | Literal["bf16", "fp16", "fp32"] = Field(
+        default=True,
+        description="Precision of the forward pass; true: the best that the device has.",
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Recompute activations in backward: less memory, more time."
+    )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] | None = Field(
+        default=None, description="Compile the model with torch.compile in this mode; none: do not."
+    )
+    memory_efficient_attention: bool | None = Field(
+        default=None,
+        description="True: SDPA attention, false: eager; none: as model.attention says.",
+    )
+    seed: Annotated[int, Ge(0), Lt(1 << 32)] = Field(
+        default=0, description="Seed of everything random: order of data, dropout, new weights."
+    )
+    checkpoint_interval: Count | None = Field(
+        default=1, description="Epochs between two checkpoints; none: only at the end."
+    )
+    checkpoint_frequency: Count | None = Field(
+        default=None, description="Steps between two checkpoints, instead of checkpoint_interval."
+    )
+    keep_checkpoints: Annotated[
+        int,
+        Ge(2),
+        Allowed("a whole number of at least 2 (the last may be in the process of being saved)"),
+    ] = Field(default=2, description="Checkpoints kept; older ones are removed.")
+    validation_interval: Count | None = Field(
+        default=1, description="Epochs between two evaluations on held-out data; none: at the end."
+    )
+    validation_frequency: Count | None = Field(
+        default=None, description="Steps between two evaluations, instead of validation_interval."
+    )
+    log_frequency: Count = Field(default=10, description="Steps between two lines of metrics.")
+    early_stopping_patience: Count | None = Field(
+        default=None,
+        description="Evaluations without improvement after which to stop; none: never.",
+    )
+    early_stopping_min_delta: NotNegative = Field(
+        default=0.0, description="Fall of the held-out loss that counts as an improvement."
+    )
+    layerwise_lr_decay: Annotated[float, Gt(0), Le(1)] = Field(
+        default=1.0, description="Learning rate of a layer relative to the one above; 1: equal."
+    )
+    unfreeze_interval: Count | None = Field(
+        default=None,
+        description="Epochs after which the next layer from the top trains too; none: off.",
+    )
+    enabled_extensions: Annotated[Names, Later("extensions")] = Field(
+        default=[], description="Extensions by name, in their order."
+    )
+    optimization_frequency: Annotated[Count | None, Later("E")] = Field(
+        default=None, description="Steps between two quantum optimisation steps; none: never."
+    )
+    metrics_sinks: Annotated[
+        list[Literal["console", "jsonl", "csv", "tensorboard"]],
+        SplitCommas,
+        Allowed("a list of console, jsonl, csv, tensorboard"),
+    ] = Field(
+        default=["console", "jsonl", "csv", "tensorboard"],
+        description="Where metrics are written.",
+    )
+
+    def check_together(self) -> None:
+        """Epochs and steps for the same thing: steps alone switch the default interval off."""
+        for epochs, steps in EPOCHS_OR_STEPS.items():
+            if getattr(self, epochs) is None or getattr(self, steps) is None:
+                continue
+            if {epochs, steps} <= self.model_fields_set:
+                raise ValueError(both_units(epochs, steps, self))
+            self.__dict__[epochs] = None
+
+
+def both_units(epochs: str, steps: str, values: Any) -> str:
+    """The sentence for one rhythm that was given in epochs and in steps."""
+    return (
+        f"training.{epochs} ({getattr(values, epochs)} epochs) and training.{steps} "
+        f"({getattr(values, steps)} steps) are two units of the same thing: give one of them"
+    )

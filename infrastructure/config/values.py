@@ -1,0 +1,158 @@
+"""The kinds of values that the configuration knows, and how a text becomes one.
+
+Sizes are decimal ("8GB" is 8 * 10^9 bytes) or binary with an i ("8GiB" is 8 * 2^30 bytes). Does not
+look at the machine: a share such as "90%" becomes bytes where the total is known.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, BeforeValidator
+
+_DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*")
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Says in words what a field takes, for error messages, `--help` and forms."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Later:
+    """Marks a field, or only some of its values, whose feature comes with a later part.
+
+    Attributes:
+        part: key of `infrastructure.config.later.PARTS`.
+        values: the values that wait for that part; empty means every value but the default.
+    """
+
+    part: str
+    values: tuple[Any, ...] = ()
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "8GB", "2 GiB" or "1000" (bytes).
+
+    Raises:
+        ValueError: the text is not a size, or its unit is unknown.
+    """
+    match = _AMOUNT.fullmatch(text)
+    unit = match[2].upper() if match else "?"
+    factor = {"": 1, **_DECIMAL, **_BINARY}.get(unit)
+    if match is None or factor is None:
+        raise ValueError(f'{text!r} is not a size such as "8GB" or "512MiB"')
+    return round(float(match[1]) * factor)
+
+
+def format_size(num_bytes: int) -> str:
+    """The shortest exact spelling: the largest decimal unit that divides `num_bytes`."""
+    for unit, factor in reversed(_DECIMAL.items()):
+        if num_bytes and num_bytes % factor == 0:
+            return f"{num_bytes // factor}{unit}"
+    return f"{num_bytes}B"
+
+
+def amount_bytes(amount: str, total_bytes: int) -> int:
+    """Bytes that a memory amount ("8GB" or "90%") means where `total_bytes` are there in all."""
+    if amount.endswith("%"):
+        return int(total_bytes * float(amount[:-1]) / 100)
+    return parse_size(amount)
+
+
+def _normal_amount(value: Any) -> Any:
+    """One spelling for each amount, so that two spellings of one amount compare equal."""
+    if isinstance(value, int) and value > 0:
+        return format_size(value)
+    if not isinstance(value, str):
+        raise ValueError("not a size")
+    match = _AMOUNT.fullmatch(value)
+    if match and match[2] == "%":
+        if not 0 < float(match[1]) <= 100:
+            raise ValueError("not a share between 0% and 100%")
+        return f"{float(match[1]):g}%"
+    if parse_size(value) <= 0:
+        raise ValueError("not a positive size")
+    return format_size(parse_size(value))
+
+
+def _megabytes(value: Any) -> Any:
+    """A number counts megabytes; a text with a unit is converted to them."""
+    if isinstance(value, str) and not value.strip().isdigit():
+        return parse_size(value) / 10**6
+    return value
+
+
+def _without_percent_sign(value: Any) -> Any:
+    return value.strip().removesuffix("%") if isinstance(value, str) else value
+
+
+def _split_commas(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.strip().startswith("["):
+        return _from_json(value)
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _from_json(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError("not JSON") from error
+
+
+def _expand_home(value: str) -> str:
+    if not value:
+        raise ValueError("empty")
+    return str(Path(value).expanduser()) if value.startswith("~") else value
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+Auto = Literal["auto"]
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+ShareAboveZero = Annotated[float, Gt(0), Le(1)]
+ShareBelowOne = Annotated[float, Ge(0), Lt(1)]
+Percent = Annotated[
+    float,
+    BeforeValidator(_without_percent_sign),
+    Allowed('a percentage from 0 to 100, such as 85 or "85%"'),
+    Ge(0),
+    Le(100),
+]
+MemoryAmount = Annotated[
+    str,
+    BeforeValidator(_normal_amount),
+    Allowed('a size such as "8GB" or a share of what is there such as "90%"'),
+]
+Megabytes = Annotated[
+    int,
+    BeforeValidator(_megabytes),
+    Allowed('a whole number of megabytes or a size such as "10GB"'),
+    Ge(0),
+]
+Names = Annotated[
+    list[str], BeforeValidator(_split_commas), Allowed('a list of names, such as "a,b"')
+]
+PathText = Annotated[str, AfterValidator(_expand_home), Allowed("a path")]
+LogLevel = Annotated[
+    Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)
+]
+SplitCommas = BeforeValidator(_split_commas)
+FromJson = BeforeValidator(_from_json)

@@ -1,0 +1,73 @@
+"""What a field takes and what was given, in words, for error messages and `--help`."""
+
+import json
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from infrastructure.config.values import Allowed
+from infrastructure.core.redact import redact
+
+_MAX_SHOWN = 80
+
+
+def allowed(info: FieldInfo) -> str:
+    """The values that a field takes, such as `a whole number of at least 1 or "auto"`."""
+    return _words(info.annotation, info.metadata)
+
+
+def show(value: Any) -> str:
+    """A value as it may appear in a message: short, one line, secrets masked."""
+    text = redact(plain(value) if isinstance(value, str) is False else json.dumps(value))
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
+
+
+def plain(value: Any) -> str:
+    """A value as people type it: `none`, `true`, `32`, `a,b`."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, list) and all(isinstance(item, str | int) for item in value):
+        return ",".join(map(str, value)) or "[]"
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def metadata_of(info: FieldInfo, kind: type) -> Any:
+    """The first metadata of a class that a field carries, or None."""
+    return next((item for item in info.metadata if isinstance(item, kind)), None)
+
+
+def _words(annotation: Any, metadata: Any = ()) -> str:
+    told = next((item.words for item in metadata if isinstance(item, Allowed)), None)
+    if told and get_origin(annotation) not in (Union, types.UnionType):
+        return told
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        return _words(inner, more)
+    if get_origin(annotation) in (Union, types.UnionType):
+        parts = [_words(part) for part in get_args(annotation) if part is not type(None)]
+        parts = [told] if told else parts
+        return " or ".join([*parts, "none"] if type(None) in get_args(annotation) else parts)
+    if get_origin(annotation) is Literal:
+        return " or ".join(json.dumps(choice) for choice in get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a section"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return names.get(annotation, "a value") + _bounds(metadata)
+
+
+def _bounds(metadata: Any) -> str:
+    parts = []
+    for item in metadata:
+        match item:
+            case Ge(ge=bound):
+                parts.append(f"of at least {bound}")
+            case Gt(gt=bound):
+                parts.append(f"above {bound}")
+            case Le(le=bound):
+                parts.append(f"at most {bound}")
+            case Lt(lt=bound):
+                parts.append(f"below {bound}")
+    return " " + " and ".join(parts) if parts else ""

@@ -1,0 +1,63 @@
+"""Mask secrets in text and in mappings before they reach a log, a file or a screen.
+
+Knows tokens by their shape (Hugging Face, GitHub, OpenAI-like, AWS, Slack, Google), passwords in
+URLs, and values whose key says that they are secret. A secret that looks like a word stays unseen.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MASK = "***"
+_SECRET_KEY = re.compile(
+    r"token|secret|passw|api_?key|access_?key|private_?key|credential|webhook", re.IGNORECASE
+)
+_COUNTED = re.compile(r"(num_|max_|min_)?(\w+_)?tokens(_per_\w+)?$|tokenizer|token_ids?$", re.I)
+_TOKEN = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}"
+    r"|sk-[A-Za-z0-9_-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[A-Z0-9]{12,}|AIza[\w-]{20,}|DEV-[0-9a-f]{20,}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+)
+_URL_USER = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)[^\s/@]+@", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    r"(?P<key>\b[\w-]*(?:token|secret|password|passwd|api_?key|access_?key)[\w-]*)"
+    r"(?P<sign>\s*[=:]\s*)(?P<value>[^\s,;&\"']{6,})",
+    re.IGNORECASE,
+)
+
+
+def is_secret_key(key: str) -> bool:
+    """Whether a key (`HF_TOKEN`, `api_key`) says that its value is secret."""
+    return bool(_SECRET_KEY.search(key)) and not _COUNTED.search(key)
+
+
+def redact(text: str) -> str:
+    """`text` with every token, URL password and `secret=value` masked."""
+    text = _URL_USER.sub(rf"\g<scheme>{MASK}@", text)
+    text = _TOKEN.sub(MASK, text)
+    return _ASSIGNED.sub(_mask_assigned, text)
+
+
+def redact_mapping(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in which secret values are masked, at any depth of mappings and lists."""
+    return {key: MASK if _hide(key, value) else _redact_any(value) for key, value in values.items()}
+
+
+def _hide(key: str, value: Any) -> bool:
+    return isinstance(value, str) and value != "" and is_secret_key(str(key))
+
+
+def _redact_any(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return redact_mapping(value)
+    if isinstance(value, list | tuple):
+        return [_redact_any(item) for item in value]
+    return value
+
+
+def _mask_assigned(match: re.Match[str]) -> str:
+    if not is_secret_key(match["key"]):
+        return match[0]
+    return f"{match['key']}{match['sign']}{MASK}"
