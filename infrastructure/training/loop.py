@@ -45,7 +45,6 @@ class TrainingLoop:
     Attributes:
         evaluate: gives the held-out numbers, at least `eval_loss`; None when nothing is held out.
         save: writes a checkpoint of the given state and returns where it is.
-        num_epochs: epochs of the whole training.
     """
 
     config: TrainingConfig
@@ -57,7 +56,6 @@ class TrainingLoop:
     scheduler: LambdaLR | None
     scaler: torch.amp.GradScaler | None
     phases: list[Phase]
-    num_epochs: int
     batch_size: int
     total_steps: int
     evaluate: Callable[[], dict[str, float]] | None = None

@@ -92,7 +92,6 @@ class Training:
             scheduler=strategy.create_scheduler(optimizer, total),
             scaler=None,
             phases=list(phases or strategy.phases(model, num_epochs)),
-            num_epochs=num_epochs,
             batch_size=batch_size,
             total_steps=total,
             evaluate=lambda: {"eval_loss": 1.0},

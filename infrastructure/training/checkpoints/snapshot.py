@@ -4,17 +4,24 @@ No pickle: tensors go to safetensors, the rest to JSON. Taken between two optimi
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.random_state import capture_random, restore_random
-from infrastructure.training.extensions.extension_hooks import HookRunner
 from infrastructure.training.state import Position, TrainingState
 
 Tensors = dict[str, torch.Tensor]
+
+
+class HasState(Protocol):
+    """Something that remembers JSON values across a restart."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -34,7 +41,7 @@ class Participants:
     optimizer: torch.optim.Optimizer
     scheduler: LambdaLR | None
     scaler: torch.amp.GradScaler | None
-    hooks: HookRunner
+    hooks: HasState
     device: torch.device
 
 

@@ -5,7 +5,7 @@ strategy can divide by the items of the whole optimizer batch, however it was sp
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ class DataSource(Protocol):
     ) -> Generator[Sequence[Any], None, None]:
         """Batches of one epoch from `start_example` on; the last one may be short."""
 
-    def evaluation_batches(self, batch_size: int) -> Iterator[Sequence[Any]]:
+    def evaluation_batches(self, batch_size: int) -> Generator[Sequence[Any], None, None]:
         """Batches of the held-out examples, always the same."""
 
 
@@ -88,6 +88,10 @@ class ModelAdapter(ABC):
     @abstractmethod
     def count_tokens(self, examples: Sequence[Any]) -> int:
         """Real (never padding) tokens or other units of work in `examples`, for throughput."""
+
+    def compute_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
+        """Further held-out numbers of one batch, each a mean over its examples."""
+        return {}
 
     def create_data_source(self, data_config: Any, cache_config: Any, seed: int) -> DataSource:
         """The model's own source of examples; only for models that do not read data files.

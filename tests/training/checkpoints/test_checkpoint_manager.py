@@ -89,7 +89,7 @@ def test_nothing_left_to_resume_from_says_why(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint was saved yet"):
         manager.newest()
     cut(manager.save(snapshot(1)) / "model.safetensors")
-    with pytest.raises(CheckpointError, match="model.safetensors is cut"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is cut"):
         manager.newest()
 
 

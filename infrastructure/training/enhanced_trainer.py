@@ -1,0 +1,247 @@
+"""EnhancedTrainer: puts adapter, data, strategy, hooks and loop together. It trains nothing itself."""
+
+import random
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.resource_config import CacheConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
+)
+from infrastructure.training.checkpoints.random_state import capture_random, restore_random
+from infrastructure.training.checkpoints.snapshot import (
+    Participants,
+    restore_snapshot,
+    take_snapshot,
+)
+from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
+from infrastructure.training.extensions.extension_manager import create_extensions
+from infrastructure.training.loop import TrainingLoop
+from infrastructure.training.model_adapters import get_model_adapter
+from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.precision import Precision, choose_device, choose_precision
+from infrastructure.training.state import TrainingState
+from infrastructure.training.strategies import get_training_strategy
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+
+class EnhancedTrainer:
+    """The coordinator of one training.
+
+    `prepare()` builds everything and may be called on its own; `train()` prepares if needed.
+
+    Args:
+        model_config, training_config, data_config: three sections of the configuration.
+        model_adapter, training_strategy: given, or made from the configuration.
+        device: "auto", "cpu", "cuda" or "cuda:n".
+        cache_config: where prepared data is kept, and how much of it.
+        checkpoint_directory: where checkpoints go; None saves none.
+        hooks: observers and extensions besides `training_config.enabled_extensions`.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        training_config: TrainingConfig,
+        data_config: DataConfig,
+        model_adapter: ModelAdapter | None = None,
+        training_strategy: TrainingStrategy | None = None,
+        *,
+        device: str = "auto",
+        cache_config: CacheConfig | None = None,
+        checkpoint_directory: Path | None = None,
+        hooks: Iterable[Hook] = (),
+    ) -> None:
+        self.model_config = model_config
+        self.training_config = training_config
+        self.data_config = data_config
+        self.cache_config = cache_config or CacheConfig()
+        self.device = choose_device(device)
+        self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
+        self.adapter = model_adapter or get_model_adapter(
+            model_config.adapter_name, model_config, training_config, self.device
+        )
+        self.strategy = training_strategy or get_training_strategy(
+            training_config.strategy_for(model_config), training_config
+        )
+        extensions = create_extensions(training_config.enabled_extensions)
+        self.hooks = HookRunner([*extensions, *hooks])
+        self.checkpoints = (
+            CheckpointManager(checkpoint_directory, training_config.keep_checkpoints)
+            if checkpoint_directory
+            else None
+        )
+        self.model: torch.nn.Module | None = None
+        self.data: DataSource | None = None
+        self.loop: TrainingLoop | None = None
+        self.state: TrainingState | None = None
+        self.participants: Participants | None = None
+
+    def initialize_model(self) -> torch.nn.Module:
+        """Build or load the model; the same seed gives the same weights."""
+        if self.model is None:
+            seed_everything(self.training_config.seed)
+            self.adapter.max_length = self.data_config.max_length
+            if self.adapter.tokenizer_texts is None:
+                self.adapter.tokenizer_texts = lambda: training_texts(self.data_config)
+            self.model = self.adapter.initialize_model()
+        return self.model
+
+    def initialize_data(self) -> DataSource:
+        """Read, check and tokenise the data; needs the model's tokenizer.
+
+        Raises:
+            ValueError, DataError: the data cannot be used; names file, line and remedy.
+        """
+        self.initialize_model()
+        if self.data is None:
+            self.data = self.adapter.create_data_source(
+                self.data_config, self.cache_config, self.training_config.seed
+            )
+            if self.data.num_examples == 0:
+                raise ValueError(f"{self.data_config.path}: no example is left to train on")
+        return self.data
+
+    def prepare(self) -> TrainingLoop:
+        """Build what is missing: model, data, optimizer, schedule, loop. Trains nothing."""
+        if self.loop is None:
+            model, data = self.initialize_model(), self.initialize_data()
+            self.state = TrainingState(model, micro_batch_size=int(self.training_config.batch_size))
+            self.state.optimizer = self._bind_strategy(model)
+            self.loop = self._build_loop(model, data, self.state.optimizer)
+            self.state.total_steps = self.loop.total_steps
+        return self.loop
+
+    def _bind_strategy(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        self.strategy.compute_loss = self.adapter.compute_loss
+        self.strategy.precision = self.precision
+        return self.strategy.create_optimizer(model, self.learning_rate)
+
+    def _build_loop(
+        self, model: torch.nn.Module, data: DataSource, optimizer: torch.optim.Optimizer
+    ) -> TrainingLoop:
+        config = self.training_config
+        batch_size = int(config.batch_size) * config.gradient_accumulation
+        steps_per_epoch = -(-data.num_examples // batch_size)
+        num_epochs = self._num_epochs(steps_per_epoch)
+        total_steps = min(config.max_steps or sys.maxsize, num_epochs * steps_per_epoch)
+        scheduler = self.strategy.create_scheduler(optimizer, total_steps)
+        phases = self.strategy.phases(model, num_epochs)
+        loop = TrainingLoop(
+            config=config,
+            adapter=self.adapter,
+            strategy=self.strategy,
+            data=data,
+            hooks=self.hooks,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=self.precision.create_scaler(),
+            phases=phases,
+            batch_size=batch_size,
+            total_steps=total_steps,
+            evaluate=self.evaluate if holds_out(data) else None,
+            save=self.save_checkpoint if self.checkpoints else None,
+        )
+        self.participants = Participants(
+            model=model,
+            trained_names=frozenset(n for n, p in model.named_parameters() if p.requires_grad),
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=loop.scaler,
+            hooks=self.hooks,
+            device=self.device,
+        )
+        return loop
+
+    def train(self) -> TrainingState:
+        """Train from where the state stands to the end.
+
+        Raises:
+            TrainingDivergedError: the loss is no longer finite.
+            Exception: whatever went wrong; the steps before it are in a checkpoint.
+        """
+        loop = self.prepare()
+        assert self.state is not None
+        self.model.train()  # type: ignore[union-attr]
+        return loop.run(self.state)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Held-out loss per supervised item; leaves the random state as it was."""
+        model, data = self.initialize_model(), self.initialize_data()
+        random_state = capture_random(self.device)
+        was_training = model.training
+        model.eval()
+        loss_sum, num_items, num_examples = 0.0, 0, 0
+        further: dict[str, float] = {}
+        for examples in data.evaluation_batches(int(self.training_config.batch_size)):
+            batch = self.adapter.prepare_batch(examples)
+            with self.precision.autocast():
+                output = self.adapter.compute_loss(model, batch)
+            loss_sum += float(output.loss_sum)
+            num_items += output.num_items
+            num_examples += len(examples)
+            for name, mean in self.adapter.compute_metrics(model, batch).items():
+                further[name] = further.get(name, 0.0) + mean * len(examples)
+        model.train(was_training)
+        restore_random(random_state, self.device)
+        means = {name: total / num_examples for name, total in further.items()}
+        return {"eval_loss": loss_sum / max(1, num_items), **means}
+
+    def train_step(self, batch: Sequence[Any]) -> float:
+        """One optimizer step on a batch of examples outside the loop; returns the mean loss."""
+        self.prepare()
+        assert self.state is not None and self.participants is not None
+        output = self.strategy.train_step(
+            self.initialize_model(),
+            self.adapter.prepare_batch(batch),
+            self.participants.optimizer,
+            self.participants.scaler,
+            self.participants.scheduler,
+        )
+        self.state.step += 1
+        self.state.position.example += len(batch)
+        return float(output.loss_sum) / max(1, output.num_items)
+
+    def save_checkpoint(self, state: TrainingState) -> Path:
+        """Write everything that decides how the training goes on.
+
+        Raises:
+            OSError: the disk refuses; earlier checkpoints are untouched.
+        """
+        if self.checkpoints is None or self.participants is None:
+            raise ValueError("this trainer has no checkpoint_directory to save to")
+        return self.checkpoints.save(take_snapshot(state, self.participants))
+
+    def restore(self, checkpoint: Path) -> None:
+        """Go on from `checkpoint` when `train()` is called.
+
+        Raises:
+            CheckpointError: it is damaged, or of another model or optimizer.
+        """
+        self.prepare()
+        assert self.state is not None and self.participants is not None
+        restore_snapshot(load_checkpoint(checkpoint), self.state, self.participants)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's generators (all devices)."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def holds_out(data: DataSource) -> bool:
+    """Whether there is anything to evaluate on."""
+    with closing(data.evaluation_batches(1)) as batches:
+        return next(batches, None) is not None
