@@ -1,20 +1,33 @@
-"""The root of the configuration: sections, and what concerns the whole run."""
+"""The root of the configuration: sections, what concerns the whole run, and where values came from.
 
+Names of models, strategies, formats and plug-ins are texts here; who looks them up knows them.
+"""
+
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints
 
+from infrastructure.config import later
 from infrastructure.config.data_config import DataConfig
+from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.resolve import attention_for
 from infrastructure.config.resource_config import (
     CacheConfig,
     MemoryConfig,
     MonitorConfig,
     ResourcesConfig,
 )
-from infrastructure.config.section import Section
+from infrastructure.config.schema import schema_of, value_at
+from infrastructure.config.section import ConfigurationError, Section
+from infrastructure.config.spellings import KEYS
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.config.values import Allowed, Later, LogLevel, PathText, Percent
+from infrastructure.core.redact import redact_mapping
+
+DEFAULT_SOURCE = Source(Layer.DEFAULT, "default")
+ASSIGNED_SOURCE = Source(Layer.KEYWORD, "assigned in Python")
 
 
 def _device_list(value: Any) -> Any:
@@ -24,8 +37,23 @@ def _device_list(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
+def _flat(key: str) -> Any:
+    """A property of the root that reads and writes a field of a section."""
+    section, _, name = key.partition(".")
+    return property(
+        lambda self: getattr(getattr(self, section), name),
+        lambda self, value: setattr(getattr(self, section), name, value),
+        doc=f"The same as `{key}`.",
+    )
+
+
 class DeploymentConfig(Section):
-    """Everything that one run is told."""
+    """Everything that one run is told.
+
+    Takes sections (`training=TrainingConfig(...)` or a mapping), the flat names of
+    `infrastructure.config.spellings.KEYS` (`batch_size=4`) and canonical keys. It reads neither
+    files nor the environment; `infrastructure.config.loading.load_config` does.
+    """
 
     model: ModelConfig = Field(
         default=ModelConfig(), description="Which model, and how it is loaded."
@@ -57,23 +85,150 @@ class DeploymentConfig(Section):
     cuda_visible_devices: Annotated[str | None, BeforeValidator(_device_list)] = Field(
         default=None, description='GPUs that this run may see, such as "0"; "" hides all.'
     )
-    enable_gpu_optimization: Annotated[bool, Later("C")] = Field(
+    enable_gpu_optimization: Annotated[
+        bool,
+        Later(
+            "C",
+            instead="training.mixed_precision and training.compile_mode are set by hand",
+        ),
+    ] = Field(
         default=True,
         description="Choose precision, kernels and compiling for the GPU by measurement.",
     )
-    enable_memory_optimization: Annotated[bool, Later("C")] = Field(
-        default=True, description="Hold max_memory_percent by releasing and moving memory."
-    )
-    enable_monitoring: Annotated[bool, Later("C")] = Field(
-        default=True, description="Watch the machine and raise alerts while training."
-    )
-    enable_backups: Annotated[bool, Later("B")] = Field(
+    enable_memory_optimization: Annotated[
+        bool, Later("C", instead="training.gradient_checkpointing and data.streaming save memory")
+    ] = Field(default=True, description="Hold max_memory_percent by releasing and moving memory.")
+    enable_monitoring: Annotated[
+        bool, Later("C", instead="metrics, progress and the report are always written")
+    ] = Field(default=True, description="Watch the machine and raise alerts while training.")
+    enable_backups: Annotated[
+        bool, Later("B", instead="checkpoints lie on this machine's disk only")
+    ] = Field(
         default=True,
         description="Copy checkpoints to a place that this machine's death cannot reach.",
     )
-    enable_testing: Annotated[bool, Later("C")] = Field(
+    enable_testing: Annotated[
+        bool, Later("C", instead="configuration and data are always checked before the training")
+    ] = Field(
         default=True, description="Check model, data and machine in seconds before the training."
     )
     max_memory_percent: Annotated[Percent, Later("C")] = Field(
         default=85.0, description="Main memory above which memory is released, in percent."
     )
+
+    model_name = _flat(KEYS["model_name"])
+    data_path = _flat(KEYS["data_path"])
+    batch_size = _flat(KEYS["batch_size"])
+    learning_rate = _flat(KEYS["learning_rate"])
+    num_epochs = _flat(KEYS["num_epochs"])
+    checkpoint_interval = _flat(KEYS["checkpoint_interval"])
+    validation_interval = _flat(KEYS["validation_interval"])
+    enable_mixed_precision = _flat(KEYS["enable_mixed_precision"])
+
+    _settings: dict[str, Setting] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, /, **keywords: Any) -> None:
+        schema = schema_of(type(self))
+        settings = merge([list(flatten(keywords, schema, _keyword_source))], schema)
+        self._fill(nested(settings, schema))
+        self._settings = settings
+
+    @classmethod
+    def from_layers(cls, layers: list[list[Setting]]) -> "DeploymentConfig":
+        """The configuration that layers of settings make, lowest first.
+
+        Raises:
+            ConfigurationError: unknown keys, wrong values or disagreement, with their places.
+        """
+        schema = schema_of(cls)
+        settings = merge(layers, schema)
+        config = cls(**nested(settings, schema))
+        config._settings = settings
+        return config
+
+    def value(self, key: str) -> Any:
+        """The value of a canonical key; false for an absent section such as model.lora_config."""
+        return value_at(self, key)
+
+    def source(self, key: str) -> Source:
+        """Where the value of a canonical key was set."""
+        setting = self._settings.get(key)
+        if setting is not None and setting.value == self.value(key):
+            return setting.source
+        return DEFAULT_SOURCE if self._is_default(key) else ASSIGNED_SOURCE
+
+    def sources(self) -> dict[str, Source]:
+        """Where each value was set, by canonical key; inside an absent section nothing is."""
+        return {key: self.source(key) for key in self.present_keys()}
+
+    def present_keys(self) -> list[str]:
+        """The canonical keys that have a value: all but those inside an absent section."""
+        fields = schema_of(type(self)).fields
+        absent = tuple(f"{k}." for k, s in fields.items() if s.is_switch and not self.value(k))
+        return [key for key in fields if not key.startswith(absent)]
+
+    def check_supported(self) -> None:
+        """Check what only matters when a run starts: features there, sections that fit together.
+
+        Raises:
+            ConfigurationError: a sentence for each setting that cannot be carried out.
+        """
+        problems = [*later.unsupported(self, self.source), *self._misfits()]
+        if problems:
+            raise ConfigurationError("; ".join(problems))
+
+    def notes(self) -> list[str]:
+        """What to tell when a run starts: settings that were given and have no effect yet."""
+        return list(later.notes(self, self.source))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values and their sources as JSON values, secrets masked; for `run.json`."""
+        sources = {
+            key: {"layer": source.layer.value, "place": source.place}
+            for key, source in self.sources().items()
+            if source.layer is not Layer.DEFAULT
+        }
+        return redact_mapping({"values": self.model_dump(mode="json"), "sources": sources})
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "DeploymentConfig":
+        """The configuration that `to_dict` wrote, with the sources it had.
+
+        Raises:
+            ConfigurationError: unknown keys or wrong values.
+        """
+        config = cls(**saved["values"])
+        config._settings = {
+            key: Setting(key, config.value(key), Source(Layer(told["layer"]), told["place"]))
+            for key, told in saved["sources"].items()
+        }
+        return config
+
+    def _is_default(self, key: str) -> bool:
+        spec = schema_of(type(self)).fields[key]
+        default = spec.default is not None if spec.is_switch else spec.default
+        return bool(self.value(key) == default)
+
+    def _misfits(self) -> list[str]:
+        problems = []
+        try:
+            attention_for(self.model, self.training)
+        except ValueError as error:
+            problems.append(str(error))
+        if "," in (self.cuda_visible_devices or ""):
+            place = self.source("cuda_visible_devices").place
+            problems.append(
+                f"cuda_visible_devices = {self.cuda_visible_devices} ({place}) names several GPUs, "
+                f"and training on more than one comes with {later.PARTS['C']}; name one"
+            )
+        longest = self.model.embedded.max_positions
+        if self.model.name == "embedded" and self.data.max_length > longest:
+            problems.append(
+                f"data.max_length {self.data.max_length} is more than the embedded model can see: "
+                f"raise model.embedded.max_positions ({longest}) or lower data.max_length"
+            )
+        return problems
+
+
+def _keyword_source(path: str) -> Source:
+    return Source(Layer.KEYWORD, f"keyword {path}")

@@ -72,12 +72,12 @@ class Section(BaseModel):
     @classmethod
     def _plain_value(cls, value: Any, info: ValidationInfo) -> Any:
         """ "none" is None where None may stand; a truth value is never taken for a number."""
-        kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+        types = kinds(cls.model_fields[str(info.field_name)].annotation)
         if isinstance(value, str):
             value = value.strip()
-            if value.lower() in ("none", "null") and type(None) in kinds:
+            if value.lower() in ("none", "null") and type(None) in types:
                 return None
-        if isinstance(value, bool) and bool not in kinds and kinds & {int, float}:
+        if isinstance(value, bool) and bool not in types and types & {int, float}:
             raise ValueError("a truth value is no number")
         return value
 
@@ -136,11 +136,11 @@ def unknown_field(section: type[Section], name: str) -> str:
     return f"unknown key {name!r} in {section.__name__}{hint}"
 
 
-def _kinds(annotation: Any) -> set[Any]:
+def kinds(annotation: Any) -> set[Any]:
     """The plain types inside an annotation, however deep in unions and `Annotated`."""
     arguments = getattr(annotation, "__args__", None)
     if arguments is None:
         return {annotation}
     if hasattr(annotation, "__metadata__"):
-        return _kinds(annotation.__origin__)
-    return {kind for argument in arguments for kind in _kinds(argument)}
+        return kinds(annotation.__origin__)
+    return {kind for argument in arguments for kind in kinds(argument)}

@@ -12,7 +12,11 @@ MASK = "***"
 _SECRET_KEY = re.compile(
     r"token|secret|passw|api_?key|access_?key|private_?key|credential|webhook", re.IGNORECASE
 )
-_COUNTED = re.compile(r"(num_|max_|min_)?(\w+_)?tokens(_per_\w+)?$|tokenizer|token_ids?$", re.I)
+# Words of language models that are no secrets: bos_token, num_tokens, tokenizer, token_type_ids.
+_HARMLESS_KEY = re.compile(
+    r"(bos|eos|pad|unk|mask|sep|cls|special|image)_token|tokens\b|tokens_|tokeniz|token_(id|type)",
+    re.IGNORECASE,
+)
 _TOKEN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}"
     r"|sk-[A-Za-z0-9_-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[A-Z0-9]{12,}|AIza[\w-]{20,}|DEV-[0-9a-f]{20,}"
@@ -28,14 +32,17 @@ _ASSIGNED = re.compile(
 
 def is_secret_key(key: str) -> bool:
     """Whether a key (`HF_TOKEN`, `api_key`) says that its value is secret."""
-    return bool(_SECRET_KEY.search(key)) and not _COUNTED.search(key)
+    return bool(_SECRET_KEY.search(key)) and not _HARMLESS_KEY.search(key)
 
 
 def redact(text: str) -> str:
-    """`text` with every token, URL password and `secret=value` masked."""
-    text = _URL_USER.sub(rf"\g<scheme>{MASK}@", text)
-    text = _TOKEN.sub(MASK, text)
-    return _ASSIGNED.sub(_mask_assigned, text)
+    """`text` with every token, URL password and `secret=value` masked; for logs and messages."""
+    return _ASSIGNED.sub(_mask_assigned, redact_shapes(text))
+
+
+def redact_shapes(text: str) -> str:
+    """`text` with what looks like a token or a URL password masked, and nothing else touched."""
+    return _TOKEN.sub(MASK, _URL_USER.sub(rf"\g<scheme>{MASK}@", text))
 
 
 def redact_mapping(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +56,7 @@ def _hide(key: str, value: Any) -> bool:
 
 def _redact_any(value: Any) -> Any:
     if isinstance(value, str):
-        return redact(value)
+        return redact_shapes(value)
     if isinstance(value, Mapping):
         return redact_mapping(value)
     if isinstance(value, list | tuple):

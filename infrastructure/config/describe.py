@@ -1,0 +1,22 @@
+"""Show the configuration: every value with where it came from."""
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.words import plain
+from infrastructure.core.redact import redact
+
+
+def describe(config: DeploymentConfig) -> str:
+    """One line for each key, `key = value   (where it came from)`, secrets masked."""
+    rows = [
+        (f"{key} = {_shown(config, key)}", f"({source.place})")
+        for key, source in config.sources().items()
+    ]
+    width = min(max(len(left) for left, _ in rows), 60)
+    return "\n".join(redact(f"{left:<{width}}   {right}") for left, right in rows)
+
+
+def _shown(config: DeploymentConfig, key: str) -> str:
+    value = config.value(key)
+    if isinstance(value, str) and (not value or value != value.strip() or "\n" in value):
+        return repr(value)
+    return plain(value)

@@ -1,0 +1,151 @@
+"""A command-line flag for every field of the configuration.
+
+One rule names them: a field of the root, `model`, `data` or `training` has its own name
+(`--batch-size`); any other field has the name of its section before it (`--cache-disk-size`,
+`--lora-r`); a leading `enable_` is dropped (`--backups`). `NAMES` lists the exceptions. Booleans
+are switched by `--x` and `--no-x`; every other flag takes a value.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.later import PARTS, later_of
+from infrastructure.config.layers import Layer, Setting, Source, flatten
+from infrastructure.config.schema import FieldSpec, Schema, schema_of
+from infrastructure.config.section import ConfigurationError, kinds
+from infrastructure.config.stackwise_config import StackwiseFields
+from infrastructure.config.words import allowed, plain
+from infrastructure.core.lookup import unknown_name
+
+# Names too general to stand alone, and the names that the specifications give.
+NAMES: dict[str, tuple[str, ...]] = {
+    "model.name": ("--model", "--model-name"),
+    "model.adapter": ("--model-adapter",),
+    "model.lora_config": ("--lora",),
+    "data.path": ("--data-path",),
+    "data.eval_path": ("--eval-data",),
+    "data.format": ("--data-format",),
+    "data.shape": ("--data-shape",),
+    "training.num_epochs": ("--epochs", "--num-epochs"),
+    "training.cache_mode": ("--stack-cache-mode",),
+    "training.cache_dir": ("--stack-cache-dir",),
+    "output_dir": ("--output", "--output-dir"),
+}
+_OWN_NAME = {"", "model", "data", "training"}
+_DEST = "config_flags"
+
+
+def flag_names(key: str) -> tuple[str, ...]:
+    """The flags of a canonical key; for a boolean the one that switches it on."""
+    if key in NAMES:
+        return NAMES[key]
+    section, _, name = key.rpartition(".")
+    inner = section.rpartition(".")[2].removesuffix("_config")
+    own = name.removeprefix("enable_") if section in _OWN_NAME else f"{inner}_{name}"
+    return ("--" + own.replace("_", "-"),)
+
+
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    """Add `--config` and a flag for every field, in one group for each section.
+
+    Abbreviated flags are switched off on this parser: a flag has the names that help shows.
+    """
+    parser.allow_abbrev = False
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file with settings (default: .config/training_config.yaml where it exists)",
+    )
+    groups: dict[str, Any] = {}
+    for spec in schema_of(DeploymentConfig).fields.values():
+        section = spec.key.rpartition(".")[0] or "run"
+        if spec.name in StackwiseFields.model_fields:
+            section = "training, stack-wise"
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        _add_flag(groups[section], spec)
+
+
+def flags_given(namespace: argparse.Namespace) -> dict[str, Any]:
+    """What was typed, by flag; empty where nothing was."""
+    return dict(getattr(namespace, _DEST, {}))
+
+
+def flag_settings(flags: Mapping[str, Any], schema: Schema) -> list[Setting]:
+    """The settings that flags (`--batch-size`) or canonical keys (`data.path`) give.
+
+    Raises:
+        ConfigurationError: there is no such flag.
+    """
+    keys = {flag: key for key in schema.fields for flag in _all_flags(schema.fields[key])}
+    settings: list[Setting] = []
+    for given, value in flags.items():
+        if given.startswith("--") and given not in keys:
+            raise ConfigurationError(unknown_name("flag", given, keys))
+        source = Source(Layer.FLAG, given if given.startswith("--") else f"argument {given}")
+        settings += flatten({keys.get(given, given): value}, schema, lambda _, s=source: s)  # type: ignore[misc]
+    return settings
+
+
+class _Remember(argparse.Action):
+    """Keep the value under the flag that was typed, so that its place can be told."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        flag = str(option_string)
+        is_off = self.nargs == 0 and flag.startswith("--no-")
+        value = not is_off if self.nargs == 0 else values
+        setattr(namespace, _DEST, {**getattr(namespace, _DEST, {}), flag: value})
+
+
+def _is_truth(spec: FieldSpec) -> bool:
+    return spec.is_switch or kinds(spec.info.annotation) <= {bool, type(None)}
+
+
+def _all_flags(spec: FieldSpec) -> list[str]:
+    flags = list(flag_names(spec.key))
+    off = ["--no-" + flag.removeprefix("--") for flag in flags]
+    return flags + off if _is_truth(spec) else flags
+
+
+def _add_flag(group: Any, spec: FieldSpec) -> None:
+    takes = {"nargs": 0} if _is_truth(spec) else {"metavar": _metavar(spec)}
+    group.add_argument(
+        *_all_flags(spec),
+        action=_Remember,
+        dest=_DEST,
+        default=argparse.SUPPRESS,
+        help=help_text(spec).replace("%", "%%"),
+        **takes,
+    )
+
+
+def _choices(spec: FieldSpec) -> list[str]:
+    """The values of a field that takes nothing but a few words."""
+    words = allowed(spec.info).replace('"', "").split(" or ")
+    is_few = '"' in allowed(spec.info) and not any(" " in word for word in words)
+    return words if is_few else []
+
+
+def _metavar(spec: FieldSpec) -> str:
+    if _choices(spec):
+        return "{" + ",".join(_choices(spec)) + "}"
+    types = kinds(spec.info.annotation)
+    return "N" if int in types else "X" if float in types else "TEXT"
+
+
+def help_text(spec: FieldSpec) -> str:
+    """Description, what it takes, default, and the part that brings it where it is not there."""
+    default = "off" if spec.is_switch and spec.default is None else plain(spec.default)
+    numeric = kinds(spec.info.annotation) & {int, float}
+    takes = f" Takes {allowed(spec.info)}." if numeric and not _is_truth(spec) else ""
+    later = later_of(spec)
+    waits = f" Not yet: {PARTS[later.part]}." if later and not later.values else ""
+    return f"{spec.description}{takes}{waits} (default: {default})"

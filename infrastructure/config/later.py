@@ -1,0 +1,65 @@
+"""What the configuration knows already and the training cannot do yet.
+
+A setting that waits for a later part loads and validates, so that every file can be written now;
+`unsupported` refuses it when a run starts, and `notes` tells what has no effect yet.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from infrastructure.config.layers import Layer, Source
+from infrastructure.config.schema import FieldSpec, schema_of, value_at
+from infrastructure.config.section import Section
+from infrastructure.config.values import Later
+from infrastructure.config.words import metadata_of, show
+
+PARTS = {
+    "B": "part B (backup and recovery)",
+    "C": "part C (monitoring and fitting the machine)",
+    "E": "part E (the quantum step)",
+    "stackwise": "the part on stack-wise training",
+    "adapters": "the part on dialogue and multimodal models",
+    "extensions": "part E (quantum) and the part on dialogue and multimodal models",
+}
+
+SourceOf = Callable[[str], Source]
+
+
+def later_of(spec: FieldSpec) -> Later | None:
+    """The mark of a field whose feature comes later."""
+    mark: Later | None = metadata_of(spec.info, Later)
+    return mark
+
+
+def unsupported(config: Section, source_of: SourceOf) -> Iterator[str]:
+    """A sentence for each setting that this version cannot carry out."""
+    for spec, later, value in _waiting(config):
+        if later.instead is None and _waits(spec, later, value):
+            yield (
+                f"{spec.key} = {show(value)} ({source_of(spec.key).place}) is not there yet: "
+                f"it comes with {PARTS[later.part]}; leave it out until then"
+            )
+
+
+def notes(config: Section, source_of: SourceOf) -> Iterator[str]:
+    """A sentence for each setting that somebody gave and that has no effect yet."""
+    for spec, later, value in _waiting(config):
+        given = source_of(spec.key).layer is not Layer.DEFAULT
+        if not given or later.values or _waits(spec, later, value):
+            continue
+        instead = f"; {later.instead}" if later.instead else ""
+        yield (
+            f"{spec.key} = {show(value)} ({source_of(spec.key).place}) has no effect yet: "
+            f"it comes with {PARTS[later.part]}{instead}"
+        )
+
+
+def _waiting(config: Section) -> Iterator[tuple[FieldSpec, Later, Any]]:
+    for spec in schema_of(type(config)).fields.values():
+        later = later_of(spec)
+        if later is not None:
+            yield spec, later, value_at(config, spec.key)
+
+
+def _waits(spec: FieldSpec, later: Later, value: Any) -> bool:
+    return value in later.values if later.values else value != spec.default

@@ -1,0 +1,60 @@
+"""Load the configuration: defaults < YAML file < environment < command line < keywords."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.environment import read_environment
+from infrastructure.config.flags import flag_settings
+from infrastructure.config.layers import Layer, Setting, Source, flatten
+from infrastructure.config.schema import Schema, schema_of
+from infrastructure.config.yaml_file import read_yaml
+
+DEFAULT_YAML = Path(".config/training_config.yaml")
+
+
+def load_config(
+    yaml_path: Path | str | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    keywords: Mapping[str, Any] | None = None,
+) -> DeploymentConfig:
+    """The configuration from all layers, lowest first; it knows where each value came from.
+
+    Args:
+        yaml_path: configuration file; None: `.config/training_config.yaml` where it exists.
+        environment: environment variables; None: this process's.
+        flags: what `flags.flags_given` returned; canonical keys are taken too.
+        keywords: as for `DeploymentConfig(...)`.
+
+    Raises:
+        ConfigurationError: a sentence for each thing that is wrong, with its place.
+    """
+    schema = schema_of(DeploymentConfig)
+    environment = os.environ if environment is None else environment
+    return DeploymentConfig.from_layers(
+        [
+            _file_settings(yaml_path, schema),
+            read_environment(environment, schema),
+            flag_settings(flags or {}, schema),
+            list(flatten(keywords or {}, schema, _source(Layer.KEYWORD, "keyword {}"))),
+        ]
+    )
+
+
+def _file_settings(yaml_path: Path | str | None, schema: Schema) -> list[Setting]:
+    if yaml_path is None and not DEFAULT_YAML.exists():
+        return []
+    path = DEFAULT_YAML if yaml_path is None else Path(yaml_path).expanduser()
+    values, lines = read_yaml(path)
+
+    def source(where: str) -> Source:
+        return Source(Layer.FILE, f"{path}:{lines[where]}: {where}")
+
+    return list(flatten(values, schema, source))
+
+
+def _source(layer: Layer, place: str) -> Callable[[str], Source]:
+    return lambda path: Source(layer, place.format(path))

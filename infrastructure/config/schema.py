@@ -1,0 +1,97 @@
+"""Every field of the configuration by its canonical key, found by walking the sections."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from infrastructure.config.section import Section, kinds
+from infrastructure.config.spellings import KEYS
+from infrastructure.core.lookup import nearest
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One setting.
+
+    Attributes:
+        key: canonical key, such as "training.batch_size".
+        section: the class that holds the field.
+        is_switch: the field is a whole section that may be absent (`model.lora_config`).
+    """
+
+    key: str
+    section: type[Section]
+    info: FieldInfo
+    is_switch: bool
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition(".")[2]
+
+    @property
+    def default(self) -> Any:
+        return self.info.get_default(call_default_factory=True)
+
+    @property
+    def description(self) -> str:
+        return str(self.info.description)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """All fields and all sections of a root section, by key."""
+
+    fields: dict[str, FieldSpec]
+    sections: dict[str, type[Section]]
+
+    def unknown_key(self, key: str) -> str:
+        """The sentence for a key that there is not; the same last name elsewhere comes first."""
+        leaf = key.rpartition(".")[2]
+        same = [known for known in self.fields if known.rpartition(".")[2] == leaf]
+        names = {known.rpartition(".")[2]: known for known in self.fields}
+        close = nearest(key, [*self.fields, *KEYS]) or names.get(nearest(leaf, names) or "")
+        meant = same[0] if same else close
+        hint = f"did you mean {meant!r}?" if meant else "`temper config` lists all keys"
+        return f"unknown key {key!r}; {hint}"
+
+
+@cache
+def schema_of(root: type[Section]) -> Schema:
+    """The schema of a root section; built once."""
+    schema = Schema({}, {})
+    for spec, section in _walk(root, ""):
+        if section is not None:
+            schema.sections[spec.key] = section
+        if section is None or spec.is_switch:
+            schema.fields[spec.key] = spec
+    return schema
+
+
+def value_at(config: Section, key: str) -> Any:
+    """The value of a canonical key; a switch is true or false; None inside an absent section."""
+    value: Any = config
+    for name in key.split("."):
+        value = None if value is None else getattr(value, name)
+    if isinstance(value, Section) or key in _switches(type(config)):
+        return value is not None
+    return value
+
+
+def _switches(root: type[Section]) -> set[str]:
+    return {key for key, spec in schema_of(root).fields.items() if spec.is_switch}
+
+
+def _walk(section: type[Section], prefix: str) -> Iterator[tuple[FieldSpec, type[Section] | None]]:
+    own_first = sorted(section.model_fields, key=lambda name: name not in section.__annotations__)
+    for name in own_first:
+        info = section.model_fields[name]
+        types = kinds(info.annotation)
+        inner = next((t for t in types if isinstance(t, type) and issubclass(t, Section)), None)
+        is_switch = inner is not None and type(None) in types
+        spec = FieldSpec(f"{prefix}{name}", section, info, is_switch)
+        yield spec, inner
+        if inner is not None:
+            yield from _walk(inner, f"{spec.key}.")
