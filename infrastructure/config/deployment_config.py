@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints
 from infrastructure.config import later
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
+from infrastructure.config.misfits import misfits, several_gpus
 from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resolve import attention_for
 from infrastructure.config.resource_config import (
     CacheConfig,
     MemoryConfig,
@@ -173,7 +173,11 @@ class DeploymentConfig(Section):
         Raises:
             ConfigurationError: a sentence for each setting that cannot be carried out.
         """
-        problems = [*later.unsupported(self, self.source), *self._misfits()]
+        problems = [
+            *later.unsupported(self, self.source),
+            *misfits(self.model, self.data, self.training),
+            *several_gpus(self.cuda_visible_devices),
+        ]
         if problems:
             raise ConfigurationError("; ".join(problems))
 
@@ -208,26 +212,6 @@ class DeploymentConfig(Section):
         spec = schema_of(type(self)).fields[key]
         default = spec.default is not None if spec.is_switch else spec.default
         return bool(self.value(key) == default)
-
-    def _misfits(self) -> list[str]:
-        problems = []
-        try:
-            attention_for(self.model, self.training)
-        except ValueError as error:
-            problems.append(str(error))
-        if "," in (self.cuda_visible_devices or ""):
-            place = self.source("cuda_visible_devices").place
-            problems.append(
-                f"cuda_visible_devices = {self.cuda_visible_devices} ({place}) names several GPUs, "
-                f"and training on more than one comes with {later.PARTS['C']}; name one"
-            )
-        longest = self.model.embedded.max_positions
-        if self.model.name == "embedded" and self.data.max_length > longest:
-            problems.append(
-                f"data.max_length {self.data.max_length} is more than the embedded model can see: "
-                f"raise model.embedded.max_positions ({longest}) or lower data.max_length"
-            )
-        return problems
 
 
 def _keyword_source(path: str) -> Source:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
+from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.stackwise_config import StackwiseFields
 from infrastructure.config.values import (
     Allowed,
@@ -34,7 +35,7 @@ class TrainingConfig(StackwiseFields):
 
     strategy: Annotated[str, Later("stackwise", ("progressive", "end_to_end"))] = Field(
         default="auto",
-        description="Training algorithm: auto, standard, finetune, or a registered name.",
+        description="Training algorithm: auto, standard, finetune or a registered name.",
     )
     num_epochs: Count | Auto = Field(default="auto", description="Passes over the training data.")
     max_steps: Count | None = Field(
@@ -135,6 +136,13 @@ class TrainingConfig(StackwiseFields):
         default=["console", "jsonl", "csv", "tensorboard"],
         description="Where metrics are written.",
     )
+
+    def strategy_for(self, model: ModelConfig) -> str:
+        """The strategy's name; "auto" is fine-tuning where something asks for what it adds."""
+        if self.strategy != "auto":
+            return self.strategy
+        finetunes = model.lora_config or self.layerwise_lr_decay < 1 or self.unfreeze_interval
+        return "finetune" if finetunes else "standard"
 
     def check_together(self) -> None:
         """Epochs and steps for the same thing: steps alone switch the default interval off."""
