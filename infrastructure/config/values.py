@@ -70,19 +70,21 @@ def amount_bytes(amount: str, total_bytes: int) -> int:
 
 
 def _normal_amount(value: Any) -> Any:
-    """One spelling for each amount, so that two spellings of one amount compare equal."""
-    if isinstance(value, int) and value > 0:
-        return format_size(value)
-    if not isinstance(value, str):
+    """One spelling for each amount, so that two spellings of one amount compare equal.
+
+    Less than a megabyte is a forgotten unit ("90" for "90%"), never an amount that somebody wants.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError("not a size")
-    match = _AMOUNT.fullmatch(value)
+    match = _AMOUNT.fullmatch(str(value))
     if match and match[2] == "%":
         if not 0 < float(match[1]) <= 100:
             raise ValueError("not a share between 0% and 100%")
         return f"{float(match[1]):g}%"
-    if parse_size(value) <= 0:
-        raise ValueError("not a positive size")
-    return format_size(parse_size(value))
+    num_bytes = parse_size(str(value))
+    if num_bytes < _DECIMAL["MB"]:
+        raise ValueError("less than a megabyte")
+    return format_size(num_bytes)
 
 
 def _megabytes(value: Any) -> Any:
@@ -141,7 +143,7 @@ Percent = Annotated[
 MemoryAmount = Annotated[
     str,
     BeforeValidator(_normal_amount),
-    Allowed('a size such as "8GB" or a share of what is there such as "90%"'),
+    Allowed('a size of at least 1MB such as "8GB", a share of what is there such as "90%"'),
 ]
 Megabytes = Annotated[
     int,

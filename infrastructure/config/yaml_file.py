@@ -50,19 +50,18 @@ def read_yaml(path: Path) -> tuple[dict[Any, Any], dict[str, int]]:
     Raises:
         ConfigurationError: no such file, not YAML, no mapping, a key twice; with file and line.
     """
-    loader = _Loader(_text(path))
     lines: dict[str, int] = {}
+    text = _text(path)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
-        if node is None:
+        if node is None or node.tag == "tag:yaml.org,2002:null":
             return {}, lines
         if not isinstance(node, yaml.MappingNode):
             raise ConfigurationError(f"{path}:{_line(node)}: `key: value` lines are needed here")
         return _mapping(node, loader, path, "", lines, ()), lines
     except yaml.YAMLError as error:
         raise ConfigurationError(_sentence(path, error)) from None
-    finally:
-        loader.dispose()
 
 
 def _text(path: Path) -> str:

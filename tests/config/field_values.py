@@ -1,0 +1,47 @@
+"""A value other than the default for every field of the configuration, and its text."""
+
+import json
+from typing import Any
+
+from infrastructure.config.schema import FieldSpec
+from infrastructure.config.section import kinds
+
+# Where the next number or another choice would not fit the field.
+SPECIAL: dict[str, Any] = {
+    "device": "cpu",
+    "data.memory_limit": "90%",
+    "training.mixed_precision": "bf16",
+    "training.time_step_bins": [0, 5],
+    "training.time_step_mask_fractions": {0: 0.15, 9: 0.9},
+    "training.enabled_extensions": ["memory", "quantum"],
+    "training.metrics_sinks": ["csv", "jsonl"],
+    "model.lora_config.target_modules": ["q_proj", "v_proj"],
+    "model.embedded.num_heads": 2,
+    "model.embedded.num_kv_heads": 3,
+    "model.embedded.hidden_size": 96,
+}
+
+
+def other_value(spec: FieldSpec) -> Any:
+    """A value that the field takes and that is not its default."""
+    if spec.key in SPECIAL:
+        return SPECIAL[spec.key]
+    if spec.is_switch:
+        return True
+    types = kinds(spec.info.annotation)
+    choices = [v for v in types if isinstance(v, str) and v != spec.default]
+    if bool in types:
+        return not spec.default
+    if choices and int not in types and float not in types:
+        return sorted(choices)[0]
+    if int in types:
+        return spec.default + 1 if isinstance(spec.default, int) else 7
+    if float in types:
+        return 0.25
+    return "40GB" if "size" in spec.name or "memory" in spec.name else "something"
+
+
+def as_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return json.dumps(value) if isinstance(value, bool | dict) else str(value)

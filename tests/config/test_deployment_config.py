@@ -1,0 +1,137 @@
+import json
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.loading import load_config
+from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.training_config import TrainingConfig
+
+
+def test_defaults_can_be_carried_out() -> None:
+    config = DeploymentConfig()
+    config.check_supported()
+    assert config.notes() == []
+    assert {source.place for source in config.sources().values()} == {"default"}
+
+
+def test_sections_as_keywords_and_as_mappings_are_the_same() -> None:
+    by_section = DeploymentConfig(
+        training=TrainingConfig(batch_size=4), model=ModelConfig(lora_config=LoraConfig(r=8))
+    )
+    by_mapping = DeploymentConfig(training={"batch_size": 4}, model={"lora_config": {"r": 8}})
+    by_key = DeploymentConfig(**{"training.batch_size": 4, "model.lora_config.r": 8})
+    assert by_section.model_dump() == by_mapping.model_dump() == by_key.model_dump()
+    assert by_key.model.lora_config == LoraConfig(r=8)
+
+
+def test_two_configurations_share_nothing() -> None:
+    changed = DeploymentConfig()
+    changed.training.metrics_sinks.append("jsonl")
+    changed.model.embedded.num_layers = 1
+    assert DeploymentConfig().training.metrics_sinks != changed.training.metrics_sinks
+    assert DeploymentConfig().model.embedded.num_layers != 1
+
+
+def test_flat_names_can_be_assigned_and_are_checked() -> None:
+    config = DeploymentConfig()
+    config.batch_size = 64
+    assert config.training.batch_size == 64
+    assert config.source("training.batch_size").place == "assigned in Python"
+    with pytest.raises(ValueError, match=r"training.batch_size must be a whole number of at least"):
+        config.batch_size = 0
+    assert config.batch_size == 64
+
+
+def test_an_unknown_attribute_suggests_the_nearest() -> None:
+    with pytest.raises(ValueError, match="'outputdir' in DeploymentConfig; did you mean 'output_"):
+        DeploymentConfig().outputdir = "x"
+
+
+@pytest.mark.parametrize(
+    ("keyword", "meant"),
+    [
+        ("batchsize", "batch_size"),
+        ("max_steps", "training.max_steps"),
+        ("training.learning_rat", "training.learning_rate"),
+        ("trainig.seed", "training.seed"),
+        ("dropout", "model.lora_config.dropout"),
+        ("log_levle", "log_level"),
+    ],
+)
+def test_an_unknown_keyword_suggests_the_nearest(keyword: str, meant: str) -> None:
+    with pytest.raises(ValueError, match="unknown key") as raised:
+        DeploymentConfig(**{keyword: 1})
+    assert f"'{meant}'" in str(raised.value)
+
+
+def test_several_wrong_values_give_a_sentence_each() -> None:
+    with pytest.raises(ValueError, match="must be") as raised:
+        DeploymentConfig(batch_size=0, log_level="loud", training={"seed": -1})
+    sentences = str(raised.value).split("; ")
+    assert [sentence.split(" must be")[0] for sentence in sentences] == [
+        "training.batch_size",
+        "log_level",
+        "training.seed",
+    ]
+    assert "\n" not in str(raised.value)
+
+
+def test_a_section_needs_keys() -> None:
+    with pytest.raises(ValueError, match='model is a section with keys of its own, not "phi-4"'):
+        DeploymentConfig(model="phi-4")
+
+
+def test_null_sections_are_empty() -> None:
+    assert DeploymentConfig(model=None, training=None).to_dict() == DeploymentConfig().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("given", "held"), [(0, "0"), ([0, 1], "0,1"), ("0", "0"), ("", ""), (None, None)]
+)
+def test_device_lists(given: object, held: str | None) -> None:
+    assert DeploymentConfig(cuda_visible_devices=given).cuda_visible_devices == held
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:11"])
+def test_devices(device: str) -> None:
+    assert DeploymentConfig(device=device).device == device
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cpu:0", "mps", 0])
+def test_wrong_devices(device: object) -> None:
+    with pytest.raises(ValueError, match='device must be "auto", "cpu", "cuda" or a GPU such as'):
+        DeploymentConfig(device=device)
+
+
+def test_round_trip_through_json_keeps_values_and_sources() -> None:
+    config = load_config(
+        environment={"BATCH_SIZE": "8", "TEMPER_TRAINING__CHECKPOINT_FREQUENCY": "50"},
+        flags={"--lora-r": "4", "--seed": "3"},
+        keywords={"training": {"time_step_mask_fractions": {0: 0.15, 9: 0.9}}, "run_name": "a"},
+    )
+    saved = json.loads(json.dumps(config.to_dict()))
+    restored = DeploymentConfig.from_dict(saved)
+    assert restored.model_dump() == config.model_dump()
+    assert restored.sources() == config.sources()
+    assert restored.to_dict() == config.to_dict()
+    assert restored.training.time_step_mask_fractions == {0: 0.15, 9: 0.9}
+
+
+def test_round_trip_tells_what_was_assigned() -> None:
+    config = DeploymentConfig(batch_size=4)
+    config.training.seed = 9
+    restored = DeploymentConfig.from_dict(config.to_dict())
+    assert restored.source("training.seed").place == "assigned in Python"
+    assert restored.source("training.batch_size").place == "keyword batch_size"
+
+
+def test_a_password_in_a_path_does_not_reach_the_record() -> None:
+    config = DeploymentConfig(data_path="https://me:letmein99@example.org/rows.jsonl")
+    assert "letmein99" not in json.dumps(config.to_dict())
+    assert "letmein99" in str(config.data.path)
+
+
+def test_several_gpus_wait_for_a_later_part() -> None:
+    with pytest.raises(ValueError, match="cuda_visible_devices = 0,1 names several GPUs"):
+        DeploymentConfig(cuda_visible_devices="0,1").check_supported()

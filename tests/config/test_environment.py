@@ -1,0 +1,98 @@
+"""Every field has a variable; the loop over all fields is the test of that."""
+
+from typing import Literal, get_args, get_origin
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.environment import DISABLING, VARIABLES, variable_of
+from infrastructure.config.loading import load_config
+from infrastructure.config.schema import schema_of
+from tests.config.field_values import as_text, other_value
+
+FIELDS = schema_of(DeploymentConfig).fields
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_every_field_has_a_variable(key: str) -> None:
+    value = other_value(FIELDS[key])
+    assert value != FIELDS[key].default
+    variable = variable_of(key)
+    config = load_config(environment={variable: as_text(value)})
+    assert config.value(key) == value
+    assert config.source(key).place == f"environment {variable}"
+
+
+@pytest.mark.parametrize(("variable", "key"), VARIABLES.items())
+def test_the_plain_variables(variable: str, key: str) -> None:
+    value = other_value(FIELDS[key])
+    config = load_config(environment={variable: as_text(value)})
+    assert config.value(key) == value
+    assert config.source(key).place == f"environment {variable}"
+
+
+@pytest.mark.parametrize("text", ["true", "True", "1", "yes", "YES"])
+@pytest.mark.parametrize("variable", DISABLING)
+def test_disabling(variable: str, text: str) -> None:
+    config = load_config(environment={variable: text})
+    assert config.value(DISABLING[variable]) in (False, "cpu")
+
+
+@pytest.mark.parametrize("text", ["false", "0", "no"])
+@pytest.mark.parametrize("variable", DISABLING)
+def test_not_disabling(variable: str, text: str) -> None:
+    config = load_config(environment={variable: text})
+    assert config.value(DISABLING[variable]) in (True, "auto")
+
+
+def test_disabling_needs_a_truth_value() -> None:
+    with pytest.raises(ValueError, match='DISABLE_GPU must be true or false, not "maybe"'):
+        load_config(environment={"DISABLE_GPU": "maybe"})
+
+
+@pytest.mark.parametrize("text", ["true", "1", "yes", "false", "0", "no"])
+def test_truth_values_of_fields(text: str) -> None:
+    config = load_config(environment={"TEMPER_DATA__PACKING": text})
+    assert config.data.packing is (text in ("true", "1", "yes"))
+
+
+def test_other_spellings_have_variables_too() -> None:
+    assert load_config(environment={"TEMPER_DATA__BATCH_SIZE": "3"}).batch_size == 3
+    assert load_config(environment={"TEMPER_MODEL_NAME": "x"}).model_name == "x"
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("TEMPER_TRAINING__BATCHSIZE", "TEMPER_TRAINING__BATCH_SIZE"),
+        ("TEMPER_TRAINING_BATCH_SIZE", "TEMPER_TRAINING__BATCH_SIZE"),
+        ("TEMPER_LOGLEVEL", "TEMPER_LOG_LEVEL"),
+    ],
+)
+def test_an_unknown_variable_suggests_the_nearest(variable: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"{variable}; did you mean {meant}"):
+        load_config(environment={variable: "1"})
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    environment = {"TEMPER_CI": "1", "PATH": "/bin", "HF_TOKEN": "x", "BATCH_SIZE": "", "CI": "1"}
+    assert load_config(environment=environment).to_dict() == DeploymentConfig().to_dict()
+
+
+def test_empty_means_not_set_but_for_visible_devices() -> None:
+    environment = {"TEMPER_RUN_NAME": "", "CUDA_VISIBLE_DEVICES": ""}
+    config = load_config(environment=environment)
+    assert (config.run_name, config.cuda_visible_devices) == (None, "")
+
+
+def test_none_where_none_may_stand() -> None:
+    config = load_config(environment={"TEMPER_TRAINING__MAX_GRAD_NORM": "none"})
+    assert config.training.max_grad_norm is None
+    with pytest.raises(ValueError, match=r"training.seed must be"):
+        load_config(environment={"TEMPER_TRAINING__SEED": "none"})
+
+
+def test_every_choice_field_is_covered_by_another_choice() -> None:
+    for spec in FIELDS.values():
+        if get_origin(spec.info.annotation) is Literal:
+            assert other_value(spec) in get_args(spec.info.annotation)

@@ -1,0 +1,102 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.config.loading import load_config
+from infrastructure.config.yaml_file import read_yaml
+
+
+def read(tmp_path: Path, text: str | bytes) -> tuple[dict[Any, Any], dict[str, int]]:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2e-4", 2e-4),
+        ("4e-5", 4e-5),
+        ("5.0e-5", 5e-5),
+        ("1E3", 1000.0),
+        (".5", 0.5),
+        ("3.", 3.0),
+        ("-1.5", -1.5),
+        ("32", 32),
+        ("010", 10),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("-7", -7),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("no", "no"),
+        ("off", "off"),
+        ("1:30", "1:30"),
+        ("1_000", "1_000"),
+        ("2026-11-20", "2026-11-20"),
+        ("0,1", "0,1"),
+        ("4bit", "4bit"),
+        ("90%", "90%"),
+        ("'32'", "32"),
+        ("[a, 1]", ["a", 1]),
+        ("{0: 0.15, 5: 0.5}", {0: 0.15, 5: 0.5}),
+    ],
+)
+def test_scalars_are_what_everybody_reads(text: str, value: object, tmp_path: Path) -> None:
+    values, _ = read(tmp_path, f"key: {text}\n")
+    assert values == {"key": value}
+    assert type(values["key"]) is type(value)
+
+
+def test_lines_of_nested_keys(tmp_path: Path) -> None:
+    _, lines = read(tmp_path, "# first\na:\n  b: 1\n\n  c: {d: 2}\n")
+    assert lines == {"a": 2, "a.b": 3, "a.c": 5, "a.c.d": 5}
+
+
+def test_anchors_are_followed(tmp_path: Path) -> None:
+    values, _ = read(tmp_path, "a: &x {b: 1}\nc: *x\n")
+    assert values == {"a": {"b": 1}, "c": {"b": 1}}
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n"])
+def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
+    assert read(tmp_path, text) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "a.yaml:3: a stands here and in line 1: remove one of them"),
+        ("t:\n  a: 1\n  a: 1\n", "a.yaml:3: t.a stands here and in line 2"),
+        ("- a\n- b\n", "a.yaml:1: `key: value` lines are needed here"),
+        ("just words\n", "a.yaml:1: `key: value` lines are needed here"),
+        ("a: [1,\nb: 2\n", "a.yaml:3: not valid YAML"),
+        ("a: 1\n\tb: 2\n", "a.yaml:2: not valid YAML"),
+        ("a: 'x\n", "not valid YAML"),
+        ("a: !!python/object/apply:os.system [ls]\n", "a.yaml:1: not valid YAML: could not"),
+        ("a: &x\n  b: *x\n", "an anchor that contains itself"),
+        ("a: *nowhere\n", "a.yaml:1: not valid YAML: found undefined alias"),
+        ("? [a, b]\n: 1\n", "cannot be a key"),
+        ("a: 1\n---\nb: 2\n", "a.yaml:2: not valid YAML: but found another document"),
+        (b"a: \xff\xfe\n", "is not UTF-8 text (byte 3): save it as UTF-8"),
+        ("a: \x00\n", "not valid YAML"),
+    ],
+)
+def test_a_broken_file_is_one_sentence_with_its_place(
+    text: str | bytes, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"a.yaml") as raised:
+        read(tmp_path, text)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no configuration file .*nowhere.yaml"):
+        load_config(tmp_path / "nowhere.yaml", environment={})
+    with pytest.raises(ValueError, match=r"cannot read .*: Is a directory"):
+        load_config(tmp_path, environment={})

@@ -1,0 +1,94 @@
+import pytest
+
+from infrastructure.core.redact import is_secret_key, redact, redact_mapping, redact_shapes
+
+TOKENS = [
+    "hf_AbCdEfGhIjKlMnOp",
+    "ghp_0123456789abcdef",
+    "github_pat_11AAAA_bbbbbbbb",
+    "glpat-abcdefgh12345678",
+    "sk-proj-abcdef1234567890",
+    "xoxb-1234567890-abc",
+    "AKIAIOSFODNN7EXAMPLE",
+    "AIzaSyA1234567890abcdefghij",
+    "DEV-0123456789abcdef0123",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0123.c2ln",
+]
+
+
+@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize("around", ["{}", "Bearer {}", "https://x.org/?a={}&b=1", "['{}']"])
+def test_tokens_are_masked_wherever_they_stand(token: str, around: str) -> None:
+    text = around.format(token)
+    assert token not in redact(text)
+    assert "***" in redact(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("https://me:secret@host/x", "https://***@host/x"),
+        ("postgres://u:p@db:5432/x", "postgres://***@db:5432/x"),
+        ("HF_TOKEN=abcdefgh next", "HF_TOKEN=*** next"),
+        ("api_key: abcdefgh", "api_key: ***"),
+        ("password = hunter22", "password = ***"),
+    ],
+)
+def test_passwords(text: str, masked: str) -> None:
+    assert redact(text) == masked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "training.batch_size = 32 (environment BATCH_SIZE)",
+        "tokens=123456 tokens_per_second: 1381.5",
+        "bos_token = messages[0]",
+        "me@example.org",
+        "https://host/path@v1",
+        "hf_hub",
+        "a risk-free task-based desk-sized disk",
+        "tokenizer: some/tokenizer",
+    ],
+)
+def test_ordinary_text_is_left_alone(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    "key", ["HF_TOKEN", "api_key", "DB_PASSWORD", "client_secret", "AWS_SECRET_ACCESS_KEY", "token"]
+)
+def test_secret_keys(key: str) -> None:
+    assert is_secret_key(key)
+
+
+@pytest.mark.parametrize(
+    "key", ["num_tokens", "tokens", "tokenizer", "pad_token_id", "bos_token", "max_tokens", "key"]
+)
+def test_keys_that_are_no_secrets(key: str) -> None:
+    assert not is_secret_key(key)
+
+
+def test_mappings_at_any_depth() -> None:
+    given = {
+        "HF_TOKEN": "abc",
+        "tokens": 5,
+        "inner": {"password": "x", "path": "https://u:p@h/x"},
+        "list": ["hf_AbCdEfGhIjKl", 1, {"secret": "y"}],
+        "template": "{% set bos_token = messages[0] %}",
+        "empty_token": "",
+    }
+    masked = redact_mapping(given)
+    assert masked == {
+        "HF_TOKEN": "***",
+        "tokens": 5,
+        "inner": {"password": "***", "path": "https://***@h/x"},
+        "list": ["***", 1, {"secret": "***"}],
+        "template": given["template"],
+        "empty_token": "",
+    }
+    assert given["HF_TOKEN"] == "abc"
+
+
+def test_shapes_alone_leave_assignments() -> None:
+    assert redact_shapes("token = something") == "token = something"
