@@ -1,0 +1,124 @@
+"""The style sheet of `report.html`: system fonts, light and dark, narrow and wide, print."""
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --paper: #f6f7f9; --card: #ffffff; --ink: #1a2028; --soft: #5b6673; --line: #e1e5ea;
+  --grid: #eceff3; --main: #2463c4; --faint: #2463c43d; --mark: #c65d0e; --bad: #c0322b;
+  --bad-soft: #c0322b1f; --good: #1b7f4b; --warn: #96660a; --code: #f1f3f6;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --paper: #12161b; --card: #1a2027; --ink: #e4e9ef; --soft: #98a4b2; --line: #2c353f;
+    --grid: #252d36; --main: #7aaaf5; --faint: #7aaaf53d; --mark: #f0a05a; --bad: #f2827b;
+    --bad-soft: #f2827b2e; --good: #62c793; --warn: #e3b45c; --code: #222a33;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0; background: var(--paper); color: var(--ink);
+  font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
+}
+main { max-width: 1080px; margin: 0 auto; padding: 40px 24px 64px; }
+header { margin-bottom: 28px; }
+.over { color: var(--soft); font-size: 13px; letter-spacing: .04em; text-transform: uppercase; }
+h1 { font-size: 28px; line-height: 1.2; font-weight: 650; margin: 4px 0 8px;
+     overflow-wrap: anywhere; }
+h2 { font-size: 18px; font-weight: 650; margin: 0 0 14px; }
+h3 { font-size: 14px; font-weight: 600; margin: 0 0 6px; display: flex; gap: 12px;
+     justify-content: space-between; align-items: baseline; }
+h3 .now { color: var(--soft); font-weight: 450; font-variant-numeric: tabular-nums;
+          white-space: nowrap; }
+p { margin: 0 0 8px; overflow-wrap: anywhere; }
+.lead { font-size: 16px; max-width: 75ch; margin-bottom: 2px; }
+.status { display: inline-block; padding: 1px 11px; border-radius: 99px; font-size: 13px;
+          font-weight: 600; vertical-align: 5px; margin-left: 12px; border: 1px solid; }
+.finished { color: var(--good); } .failed { color: var(--bad); }
+.stopped { color: var(--warn); } .running { color: var(--main); }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+          padding: 22px 24px; margin: 0 0 18px; }
+.tiles { display: flex; flex-wrap: wrap; padding: 0; overflow: hidden; }
+.tile { flex: 1 0 auto; padding: 16px 22px; margin: 0 -1px -1px 0;
+        border: 0 solid var(--line); border-width: 0 1px 1px 0; }
+.tile .name { color: var(--soft); font-size: 13px; }
+.tile .value { font-size: 21px; font-weight: 620; font-variant-numeric: tabular-nums;
+               white-space: nowrap; }
+.tile .from { color: var(--soft); font-weight: 450; font-size: 16px; }
+.notice { border-left: 4px solid var(--bad); }
+ul { margin: 0 0 14px; padding-left: 20px; }
+.scroll { overflow-x: auto; margin-bottom: 14px; } .scroll:last-child { margin-bottom: 0; }
+table { border-collapse: collapse; width: 100%; font-size: 14px;
+        font-variant-numeric: tabular-nums; }
+th { text-align: left; color: var(--soft); font-weight: 550; font-size: 13px; white-space: nowrap; }
+th, td { padding: 6px 16px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+tr:last-child td { border-bottom: 0; }
+td { overflow-wrap: break-word; }
+table.facts td, table.stack td { overflow-wrap: anywhere; }
+th:last-child, td:last-child { padding-right: 0; }
+table.numbers th:not(:first-child), table.numbers td:not(:first-child) {
+  text-align: right; white-space: nowrap; }
+table.numbers { width: auto; min-width: min(100%, 520px); }
+table.numbers td:first-child { padding-right: 40px; }
+tr.total td { font-weight: 620; }
+tr.part td:first-child { padding-left: 18px; }
+table.facts td:first-child { color: var(--soft); width: 34%; min-width: 120px; }
+table.config td:first-child { min-width: 240px; }
+table.config td:nth-child(2) { min-width: 90px; font-family: var(--mono); font-size: 13px; }
+table.config td:last-child { color: var(--soft); min-width: 110px; }
+:root { --mono: ui-monospace, "SF Mono", "Cascadia Mono", Menlo, "DejaVu Sans Mono", monospace; }
+code, pre { font-family: var(--mono); font-size: 13px; }
+pre { background: var(--code); border-radius: 7px; padding: 10px 14px; margin: 4px 0 14px;
+      white-space: pre-wrap; overflow-wrap: anywhere; max-height: 320px; overflow-y: auto; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr));
+           gap: 8px 36px; }
+.columns > * { min-width: 0; }
+.columns.three { grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr));
+                 gap: 0 20px; }
+figure { margin: 0 0 16px; }
+figcaption { font-size: 13px; color: var(--soft); }
+.chart { display: block; width: 100%; height: auto; }
+.chart text { fill: var(--soft); font: 11px system-ui, sans-serif;
+              font-variant-numeric: tabular-nums; }
+.chart .grid { stroke: var(--grid); } .chart .axis { stroke: var(--soft); stroke-opacity: .5; }
+.chart polyline { fill: none; stroke-linejoin: round; stroke-linecap: round; }
+.chart .main { stroke: var(--main); stroke-width: 1.8; }
+.chart .raw { stroke: var(--faint); stroke-width: 1; }
+.chart .envelope { fill: var(--faint); stroke: var(--faint); stroke-width: .6; }
+.chart .mark-line { stroke: var(--mark); stroke-width: 1.4; stroke-opacity: .75; }
+.chart .mark { fill: var(--mark); stroke: var(--card); stroke-width: 1.2; }
+.chart .alone { fill: var(--main); }
+.chart .gap { fill: var(--bad-soft); stroke: var(--bad); stroke-opacity: .5; stroke-width: .8; }
+.narrow { display: none; }
+@media (max-width: 640px) {
+  main { padding: 24px 14px 40px; } section { padding: 16px; }
+  section.tiles { padding: 0; }
+  .tile { padding: 12px 14px; } .tile .value { font-size: 18px; } h1 { font-size: 23px; }
+  .status { margin-left: 0; } h1 { display: flex; flex-wrap: wrap; gap: 8px; }
+  table.numbers th, table.numbers td { padding-right: 10px; }
+  table.change th:last-child, table.change td:last-child { display: none; }
+  table.change th:nth-child(3), table.change td:nth-child(3) { padding-right: 0; }
+  table.stack thead { display: none; }
+  table.stack tr, table.stack td { display: block; border: 0; padding: 0; }
+  table.stack td:first-child { font-weight: 550; min-width: 0; }
+  table.stack tr { border-bottom: 1px solid var(--line); padding: 7px 0; }
+  table.stack tr:last-child { border: 0; }
+  .chart text { font-size: 13px; }
+  .wide { display: none; } .narrow { display: block; }
+}
+.key { display: inline-block; margin-right: 16px; white-space: nowrap; }
+.key::before { content: ""; display: inline-block; width: 14px; height: 3px; border-radius: 2px;
+               margin-right: 6px; vertical-align: 3px; background: var(--main); }
+.key.band::before { height: 10px; vertical-align: 0; background: var(--faint); }
+.key.held-out::before { background: var(--mark); }
+.key.none::before { display: none; }
+.bad { color: var(--bad); } .good { color: var(--good); } .soft { color: var(--soft); }
+details { margin-top: 14px; }
+summary { cursor: pointer; color: var(--soft); font-size: 14px; }
+details[open] > summary { margin-bottom: 10px; }
+.preview { background: var(--code); border-radius: 7px; padding: 12px 14px; max-height: 420px;
+           overflow: auto; overflow-wrap: anywhere; font-size: 13px; }
+.preview mark, .preview .supervised { background: var(--faint); color: inherit;
+                                      border-radius: 3px; }
+footer { color: var(--soft); font-size: 13px; text-align: center; margin-top: 28px; }
+@media print { body { background: none; } section { break-inside: avoid; } }
+"""
