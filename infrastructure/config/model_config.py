@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from infrastructure.config.section import Section
+from infrastructure.config.section import ConfigurationError, Section
 from infrastructure.config.values import Allowed, Count, Later, PathText, Positive, ShareBelowOne
 
 
@@ -51,12 +51,12 @@ class EmbeddedModelConfig(Section):
 
     def check_together(self) -> None:
         if self.hidden_size % (2 * self.num_heads):
-            raise ValueError(
+            raise ConfigurationError(
                 f"model.embedded.hidden_size {self.hidden_size} must be an even multiple of "
                 f"model.embedded.num_heads {self.num_heads} (rotary positions turn pairs)"
             )
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
+            raise ConfigurationError(
                 f"model.embedded.num_heads {self.num_heads} must be a multiple of "
                 f"model.embedded.num_kv_heads {self.num_kv_heads}"
             )

@@ -44,14 +44,14 @@ class Section(BaseModel):
             raise ConfigurationError(sentences(type(self), error, {name: value})) from None
         try:
             self.check_together()
-        except ValueError:
+        except ConfigurationError:
             self.__dict__[name] = before
             if not was_set:
                 self.model_fields_set.discard(name)
             raise
 
     def check_together(self) -> None:
-        """Check fields against each other. Runs after every change; raises `ValueError`."""
+        """Check fields against each other, after every change; raises `ConfigurationError`."""
 
     @classmethod
     def check_value(cls, name: str, value: Any) -> Any:

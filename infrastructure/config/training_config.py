@@ -6,6 +6,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.section import ConfigurationError
 from infrastructure.config.stackwise_config import StackwiseFields
 from infrastructure.config.values import (
     Allowed,
@@ -150,7 +151,7 @@ class TrainingConfig(StackwiseFields):
             if getattr(self, epochs) is None or getattr(self, steps) is None:
                 continue
             if {epochs, steps} <= self.model_fields_set:
-                raise ValueError(both_units(epochs, steps, self))
+                raise ConfigurationError(both_units(epochs, steps, self))
             self.__dict__[epochs] = None
 
 

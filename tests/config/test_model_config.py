@@ -33,6 +33,11 @@ def test_shapes_that_cannot_be_built(shape: dict[str, int], sentence: str) -> No
     assert sentence in str(raised.value)
 
 
+def test_a_shape_that_cannot_be_built_inside_its_section() -> None:
+    with pytest.raises(ValueError, match="hidden_size 100 must be an even multiple"):
+        ModelConfig(embedded={"hidden_size": 100})
+
+
 def test_a_shape_that_differs_in_several_fields() -> None:
     shape = EmbeddedModelConfig(hidden_size=32, num_heads=4, num_kv_heads=4)
     with pytest.raises(ValueError, match="an even multiple"):

@@ -1,7 +1,10 @@
 import time
 
+import pytest
+
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
+from infrastructure.config.section import ConfigurationError
 from infrastructure.config.spellings import KEYS, PREFIXES, canonical
 
 
@@ -38,6 +41,54 @@ def test_defaults_pass_their_own_checks() -> None:
     for spec in schema_of(DeploymentConfig).fields.values():
         if not spec.is_switch:
             assert spec.section.check_value(spec.name, spec.default) == spec.default
+
+
+WEIRD = [
+    "",
+    " ",
+    "none",
+    "x" * 200,
+    "hf_AbCdEfGhIjKlMnOp",
+    "1e999",
+    "\x00",
+    0,
+    -1,
+    10**30,
+    1e308,
+    float("nan"),
+    float("-inf"),
+    True,
+    None,
+    [],
+    [None],
+    [[1]],
+    {},
+    {"a": {"b": None}},
+    {1: 2},
+    (1, 2),
+    b"bytes",
+    object(),
+    {1, 2},
+]
+
+
+@pytest.mark.parametrize("value", WEIRD, ids=lambda value: repr(value)[:20])
+def test_whatever_is_given_is_taken_or_refused_in_a_sentence(value: object) -> None:
+    schema = schema_of(DeploymentConfig)
+    for key in [*schema.fields, *schema.sections, *KEYS]:
+        sentence = refusal(key, value)
+        assert "\n" not in sentence
+        assert len(sentence) < 400
+        assert "hf_A" not in sentence
+
+
+def refusal(key: str, value: object) -> str:
+    """What the configuration says to a value; empty where it takes it. Other errors pass."""
+    try:
+        DeploymentConfig(**{key: value})
+    except ConfigurationError as error:
+        return str(error)
+    return ""
 
 
 def test_loading_is_fast() -> None:

@@ -1,0 +1,63 @@
+"""infrastructure/config/README.md says what the code does: every key, flag, default, spelling."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import infrastructure
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.environment import DISABLING, OTHER_VARIABLES, VARIABLES
+from infrastructure.config.flags import flag_names
+from infrastructure.config.later import later_of
+from infrastructure.config.schema import schema_of
+from infrastructure.config.spellings import KEYS, PREFIXES
+from infrastructure.config.words import plain
+
+README = Path(infrastructure.__file__).parent / "config/README.md"
+FIELDS = schema_of(DeploymentConfig).fields
+
+
+def rows(title: str) -> list[list[str]]:
+    """The cells of the table under a heading, without its head."""
+    section = README.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+KEY_ROWS = {row[0].strip("` "): row for row in rows("All keys")}
+
+
+def test_every_key_is_listed_once_and_no_other() -> None:
+    listed = [row[0].strip("` ") for row in rows("All keys")]
+    assert listed == list(FIELDS)
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_a_row_is_true(key: str) -> None:
+    _, flags, default, what, shown_by = KEY_ROWS[key]
+    spec = FIELDS[key]
+    assert flags.replace("`", "").split() == list(flag_names(key))
+    assert default.strip("`") == ("off" if spec.is_switch else plain(spec.default))
+    assert what == spec.description
+    later = later_of(spec)
+    assert ("not yet" in shown_by) == (later is not None)
+    assert shown_by.startswith("not yet: ") == (later is not None and not later.values)
+    assert ("](" in shown_by) != shown_by.startswith("not yet: ")
+
+
+def test_every_named_test_exists() -> None:
+    linked = {path for row in KEY_ROWS.values() for path in re.findall(r"\]\(([^)]+)\)", row[4])}
+    missing = sorted(path for path in linked if not (README.parent / path).is_file())
+    assert missing == []
+
+
+def test_every_spelling_is_listed() -> None:
+    listed = {row[0].strip("`"): row[1].strip("`") for row in rows("Other spellings")}
+    prefixes = {f"{prefix}*": f"{meant}*" for prefix, meant in PREFIXES.items()}
+    assert listed == KEYS | prefixes
+
+
+def test_every_variable_is_listed() -> None:
+    listed = [row[0].strip("`") for row in rows("Environment")]
+    assert sorted(listed) == sorted([*VARIABLES, *DISABLING, *OTHER_VARIABLES])
