@@ -1,0 +1,164 @@
+"""The loss of an output head at picked positions, without ever holding all their logits.
+
+The head works through the hidden states in chunks. For a plain linear head the gradient is
+computed with the loss, chunk by chunk, and the logits are gone at once.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+# Logits held at a time, and never fewer rows than keep a matrix product efficient. On a CPU 16 MB,
+# which the allocator reuses (larger blocks go back to the system, and come back as page faults).
+CPU_CHUNK_LOGITS = 1 << 22
+GPU_CHUNK_LOGITS = 1 << 25
+MIN_CHUNK_ROWS = 256
+
+
+def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Sum over (N, V) logits and (N,) targets, in fp32 whatever autocast says."""
+    with torch.autocast(logits.device.type, enabled=False):
+        return F.cross_entropy(logits.float(), targets, reduction="sum")
+
+
+def head_loss(head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy sum of `head(hidden)`, a chunk of logits at a time.
+
+    Heads that are more than a weight (LoRA, quantised, offloaded) are called, and called again in
+    the backward pass; for a plain one `LinearCrossEntropy` saves the second time.
+    """
+    if is_plain_linear(head):
+        return linear_cross_entropy_sum(hidden, head.weight, targets)  # type: ignore[arg-type]
+    weight: Any = head.weight
+    num_rows = chunk_rows(getattr(head, "out_features", weight.shape[0]), hidden.device)
+    losses = [hidden.new_zeros((), dtype=torch.float32)]
+    for part, part_targets in zip(hidden.split(num_rows), targets.split(num_rows), strict=True):
+        losses.append(
+            checkpoint(
+                lambda h, t: cross_entropy_sum(head(h), t), part, part_targets, use_reentrant=False
+            )
+        )
+    return torch.stack(losses).sum()
+
+
+def is_plain_linear(head: torch.nn.Module) -> bool:
+    """Exactly `hidden @ weight.T`: no bias, adapter, quantisation, sharding or hook."""
+    return (
+        type(head) is torch.nn.Linear
+        and head.bias is None
+        and type(head.weight) is torch.nn.Parameter
+        and head.weight.is_floating_point()
+        and not head._forward_hooks
+        and not head._forward_pre_hooks
+        and "forward" not in vars(head)
+    )
+
+
+def chunk_rows(vocab_size: int, device: torch.device) -> int:
+    """Rows of logits that are held at a time."""
+    num_logits = CPU_CHUNK_LOGITS if device.type == "cpu" else GPU_CHUNK_LOGITS
+    return max(MIN_CHUNK_ROWS, num_logits // vocab_size)
+
+
+def linear_cross_entropy_sum(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Cross-entropy sum of `hidden @ weight.T`, without ever holding all logits.
+
+    Products run in autocast's format where it is on; log-sum-exp and the sums are fp32.
+
+    Args:
+        hidden: (N, H).
+        weight: (V, H).
+        targets: (N,) int64.
+    """
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        compute_dtype = torch.get_autocast_dtype(kind)
+    else:
+        compute_dtype = torch.promote_types(hidden.dtype, weight.dtype)
+    with torch.autocast(kind, enabled=False):
+        return LinearCrossEntropy.apply(
+            hidden, weight, targets, compute_dtype, torch.is_grad_enabled()
+        )
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """Loss and gradients in one pass over the chunks, after Hsu et al. 2024 (arXiv 2410.10989).
+
+    The gradient of a sum does not depend on what follows but for a factor, so it is computed in
+    the forward pass and scaled in the backward pass. torch's own `linear_cross_entropy` does the
+    same at the same speed, but sums bf16 losses in bf16 and is not in the torch of Colab.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        compute_dtype: torch.dtype,
+        with_gradients: bool,
+    ) -> torch.Tensor:
+        wants_hidden, wants_weight = (with_gradients and n for n in ctx.needs_input_grad[:2])
+        compute_weight = weight.to(compute_dtype)
+        num_rows = chunk_rows(weight.shape[0], weight.device)
+        buffer = hidden.new_empty(min(num_rows, len(hidden)), len(weight), dtype=torch.float32)
+        loss = hidden.new_zeros((), dtype=torch.float32)
+        hidden_gradient = torch.empty_like(hidden) if wants_hidden else None
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        for start in range(0, len(hidden), num_rows):
+            rows = slice(start, start + num_rows)
+            part = hidden[rows].to(compute_dtype)
+            part_targets = targets[rows].unsqueeze(1)
+            log_probs = chunk_log_probs(part, compute_weight, buffer[: len(part)])
+            loss -= log_probs.gather(1, part_targets).sum()
+            if not (wants_hidden or wants_weight):
+                continue
+            error = logit_gradient(log_probs, part_targets).to(compute_dtype)
+            if hidden_gradient is not None:
+                hidden_gradient[rows] = error @ compute_weight
+            if weight_gradient is not None:
+                add_product(weight_gradient, error, part)
+        if weight_gradient is not None:
+            weight_gradient = weight_gradient.to(weight.dtype)
+        ctx.gradients = [hidden_gradient, weight_gradient]
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the loss was already taken backwards, and its gradients are gone")
+        gradients, ctx.gradients = ctx.gradients, None
+        scaled = [None if g is None else g.mul_(grad_output) for g in gradients]
+        return (*scaled, None, None, None)
+
+
+def chunk_log_probs(
+    hidden: torch.Tensor, weight: torch.Tensor, buffer: torch.Tensor
+) -> torch.Tensor:
+    """Log-probabilities (n, V) of one chunk in fp32; `buffer` takes the logits."""
+    if hidden.dtype == torch.float32:
+        torch.mm(hidden, weight.t(), out=buffer)
+    else:
+        buffer.copy_(hidden @ weight.t())
+    return torch.log_softmax(buffer, dim=-1)
+
+
+def logit_gradient(log_probs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Softmax minus one-hot, in the memory of `log_probs`."""
+    probabilities = log_probs.exp_()
+    minus_one = probabilities.new_full(targets.shape, -1.0)
+    return probabilities.scatter_add_(1, targets, minus_one)
+
+
+def add_product(total: torch.Tensor, error: torch.Tensor, hidden: torch.Tensor) -> None:
+    """`total += error.T @ hidden`; the total is fp32 also when the factors are not."""
+    if error.dtype == torch.float32:
+        total.addmm_(error.t(), hidden)
+    else:
+        total += error.t() @ hidden

@@ -1,0 +1,122 @@
+"""What a model's forward is given, and what is read from its answer.
+
+One place for the differences between models: which arguments a forward takes, where a wrapped
+model keeps the real one, in which shape logits come back, and a model's state while it is probed.
+"""
+
+import inspect
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from infrastructure.core.errors import TemperError
+
+IGNORED_LABEL = -100
+# What a model may raise when a probe asks of it what it was not made for.
+PROBE_ERRORS = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TemperError,
+    TypeError,
+    ValueError,
+)
+
+
+def inner_model(model: torch.nn.Module) -> torch.nn.Module:
+    """The model itself, without the PEFT and `torch.compile` wrappers around it."""
+    inner: Any = model
+    while hasattr(inner, "_orig_mod") or hasattr(inner, "get_base_model"):
+        inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.get_base_model()
+    return inner
+
+
+def accepted_arguments(
+    model: torch.nn.Module, arguments: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and keyword arguments for `model(...)`, as far as its forward takes them.
+
+    A forward that calls its first parameter otherwise than `input_ids` gets the ids in that place.
+    `use_cache=False` is added where it is known: a cache during training costs memory, and turns
+    off the isolation of packed rows in transformers.
+    """
+    names, takes_any = forward_parameters(model)
+    offered = {k: v for k, v in arguments.items() if takes_any or k in names}
+    if "use_cache" in names:
+        offered["use_cache"] = False
+    if "input_ids" in names or takes_any:
+        return [], offered
+    return [arguments["input_ids"]], offered
+
+
+def forward_parameters(model: torch.nn.Module) -> tuple[set[str], bool]:
+    """The names of the forward's parameters, and whether it takes any others (`**kwargs`)."""
+    parameters = inspect.signature(inner_model(model).forward).parameters.values()
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = {parameter.name for parameter in parameters if parameter.kind in named}
+    return names, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def call_model(model: torch.nn.Module, arguments: Mapping[str, Any]) -> Any:
+    """`model(...)` with those of the `arguments` that its forward takes."""
+    positional, keywords = accepted_arguments(model, arguments)
+    return model(*positional, **keywords)
+
+
+def logits_of(output: Any) -> torch.Tensor:
+    """The logits (B, L, V) in a model's output: a tensor, a tuple, a dict or an output object.
+
+    Raises:
+        ValueError: there are none; a loss alone cannot be summed over tokens.
+    """
+    if isinstance(output, torch.Tensor):
+        found: Any = output
+    elif isinstance(output, Mapping) or hasattr(output, "logits"):
+        found = output["logits"] if isinstance(output, Mapping) else output.logits
+    else:
+        candidates: Iterable[Any] = output if isinstance(output, tuple) else ()
+        found = next((t for t in candidates if isinstance(t, torch.Tensor) and t.ndim == 3), None)
+    if not isinstance(found, torch.Tensor) or found.ndim != 3:
+        raise ValueError(
+            "the model's forward gives no logits of shape (batch, length, vocabulary);"
+            " return them as a tensor, as the first of a tuple, or under 'logits'"
+        )
+    return found
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Generator[None, None, None]:
+    """Evaluation mode, so that no dropout draws random numbers; each module's own mode returns."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest absolute difference, in units of the largest expected magnitude (fp32)."""
+    if actual.shape != expected.shape:
+        return float("inf")
+    if expected.numel() == 0:
+        return 0.0
+    scale = expected.float().abs().max().clamp_min(torch.finfo(torch.float32).tiny)
+    return float((actual.float() - expected.float()).abs().max() / scale)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """What two orders of the same arithmetic may differ by, relative to the largest value."""
+    return 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2
+
+
+def compute_dtype(model: torch.nn.Module) -> torch.dtype:
+    """The format that the model computes in: autocast's, or that of its weights."""
+    parameter = next(p for p in model.parameters() if p.is_floating_point())
+    kind = parameter.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parameter.dtype

@@ -1,0 +1,301 @@
+"""Isolated attention for packed rows: several examples in one row, none sees another.
+
+A packed row (1, T) is several examples end to end. The attention here runs each of them by
+itself, so its cost is the sum of the squares of the lengths and no (T, T) mask is ever built: on
+a GPU in one variable-length kernel where there is one, else by one causal call per example.
+
+Where each example ends travels in the place of the attention mask: a small integer tensor of four
+dimensions, which transformers hands to every layer as it is (also when a layer is recomputed under
+gradient checkpointing). With an ordinary mask or none, the attention is exactly transformers'
+`sdpa`, so evaluation on padded rows and generation need no switching back.
+
+Limits: causal self-attention of models on transformers' attention interface, set to `sdpa`.
+Score caps, position biases and attention sinks are refused. Whether all this is right for a
+model at hand is not assumed but measured: see `packing_check.py`.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from infrastructure.core.errors import TemperError
+from infrastructure.training.models.model_inputs import forward_parameters, inner_model
+
+ATTENTION_NAME = "temper_packed"
+UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "head_mask")
+
+
+class PackingUnsupportedError(TemperError):
+    """A model asks of its attention something that cannot be done on packed rows."""
+
+
+def segment_mask(cu_seq_lens: torch.Tensor, max_length: int) -> torch.Tensor:
+    """Example boundaries in the shape of an attention mask, for `packed_attention`.
+
+    Args:
+        cu_seq_lens: cumulative lengths from 0 to T, (B+1,) int32.
+        max_length: length of the longest example, in tokens. It is kept as a size, so that
+            nobody has to read it back from the device.
+
+    Returns:
+        (1, 1, max_length, B+1) int32, without memory of its own.
+    """
+    return cu_seq_lens.to(torch.int32).view(1, 1, 1, -1).expand(1, 1, max_length, -1)
+
+
+def is_segment_mask(attention_mask: torch.Tensor | None) -> bool:
+    """Whether this is what `segment_mask` made, not a mask of zeros and ones."""
+    return attention_mask is not None and attention_mask.dtype == torch.int32
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention inside each example of a packed row; `sdpa` for any other mask.
+
+    Args:
+        query: (1, H, T, D); key and value may have fewer heads (grouped-query attention).
+        attention_mask: from `segment_mask`, or an ordinary one.
+
+    Returns:
+        (1, T, H, D), and no attention weights.
+
+    Raises:
+        PackingUnsupportedError: the model needs more than causal, windowed attention.
+    """
+    if attention_mask is None or not is_segment_mask(attention_mask):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
+        )
+    max_length = attention_mask.shape[2]
+    window = sliding_window(module, max_length, kwargs)
+    refuse_unsupported(module, query, key, is_causal, kwargs)
+    boundaries = attention_mask[0, 0, 0]
+    if has_varlen_kernel(query, value, dropout):
+        return varlen(query, key, value, boundaries, max_length, scaling, window), None
+    lengths = boundaries.diff().tolist()
+    return by_segment(query, key, value, lengths, dropout, scaling, window), None
+
+
+def refuse_unsupported(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    is_causal: bool | None,
+    arguments: Mapping[str, Any],
+) -> None:
+    """Raise `PackingUnsupportedError` for everything that `by_segment` would leave out."""
+    asked = [name for name in UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
+    if asked:
+        raise PackingUnsupportedError(f"packed attention cannot do {', '.join(asked)}")
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    if not causal or arguments.get("output_attentions"):
+        raise PackingUnsupportedError("packed attention is causal and gives no weights")
+    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        raise PackingUnsupportedError("packed attention takes one row and no cache")
+
+
+def sliding_window(
+    module: torch.nn.Module, max_length: int, arguments: Mapping[str, Any]
+) -> int | None:
+    """Tokens that a token may look back on, itself included; None: all of its example.
+
+    Raises:
+        PackingUnsupportedError: the model has windows or chunks, longer examples than these, and
+            does not say which layer has one (other attentions read it from the mask).
+    """
+    if "sliding_window" in arguments:
+        window = arguments["sliding_window"]
+        return window if window is not None and window < max_length else None
+    config = getattr(module, "config", None)
+    for name in ("sliding_window", "attention_chunk_size"):
+        limit = getattr(config, name, None)
+        if isinstance(limit, int) and limit < max_length:
+            raise PackingUnsupportedError(
+                f"an example of {max_length} tokens is longer than the model's {name} of {limit},"
+                " and its layers do not say which of them it is for"
+            )
+    return None
+
+
+def by_segment(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: list[int],
+    dropout: float,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """One causal call per example. `split` and one `cat`: a slice's backward costs a whole row."""
+    parts = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    outputs = [
+        F.scaled_dot_product_attention(
+            part_query,
+            part_key,
+            part_value,
+            attn_mask=window_mask(part_query, window),
+            dropout_p=dropout,
+            is_causal=window is None or part_query.shape[2] <= window,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        ).transpose(1, 2)
+        for part_query, part_key, part_value in parts
+    ]
+    return torch.cat(outputs, dim=1)
+
+
+def window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
+    """True where a token may look: at itself and the `window - 1` tokens before it."""
+    length = query.shape[2]
+    if window is None or length <= window:
+        return None
+    ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
+    return ones.tril().triu(1 - window)
+
+
+@cache
+def varlen_kernel() -> Callable[..., Any] | None:
+    """torch's variable-length attention, if this torch has it with windows and grouped heads."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    parameters = inspect.signature(varlen_attn).parameters
+    return varlen_attn if {"window_size", "enable_gqa", "scale"} <= set(parameters) else None
+
+
+def has_varlen_kernel(query: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
+    """Whether the variable-length kernel can take these: half precision, Ampere or newer."""
+    return (
+        query.is_cuda
+        and dropout == 0.0
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and query.shape[-1] == value.shape[-1] <= 256
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+        and varlen_kernel() is not None
+    )
+
+
+def varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    boundaries: torch.Tensor,
+    max_length: int,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """All examples in one kernel; the layout of the kernel is (T, H, D)."""
+    kernel = varlen_kernel()
+    assert kernel is not None
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    boundaries = boundaries.contiguous()
+    output = kernel(
+        query,
+        key,
+        value,
+        boundaries,
+        boundaries,
+        max_length,
+        max_length,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output.unsqueeze(0)
+
+
+def register_packed_attention() -> None:
+    """Make the attention known to transformers under `ATTENTION_NAME`, with sdpa's masks.
+
+    `torch.compile` leaves it out: the lengths differ from batch to batch, and it would compile a
+    new graph for each.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(packed_attention))
+    AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+
+
+def use_packed_attention(model: torch.nn.Module) -> bool:
+    """Let the model attend through `packed_attention` from now on.
+
+    Returns:
+        Whether it does. False, and nothing changed, for a model that is not on transformers'
+        attention interface, that has towers besides the text one, or whose user chose another
+        attention than `sdpa`.
+    """
+    inner: Any = inner_model(model)
+    current = attention_implementation(model)
+    if current == ATTENTION_NAME:
+        return True
+    if current != "sdpa" or not inner._can_set_attn_implementation() or inner.config.sub_configs:
+        return False
+    register_packed_attention()
+    inner.set_attn_implementation(ATTENTION_NAME)
+    return attention_implementation(model) == ATTENTION_NAME
+
+
+def use_plain_attention(model: torch.nn.Module) -> None:
+    """Undo `use_packed_attention`."""
+    if attention_implementation(model) == ATTENTION_NAME:
+        inner: Any = inner_model(model)
+        inner.set_attn_implementation("sdpa")
+
+
+def attention_implementation(model: torch.nn.Module) -> str | None:
+    """transformers' name for the attention that the model runs, or None for other models."""
+    config = getattr(inner_model(model), "config", None)
+    return getattr(config, "_attn_implementation", None)
+
+
+def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """How this model has to be told where the examples of a packed row end.
+
+    Args:
+        batch: has `position_ids` (1, T), restarting at 0, `cu_seq_lens` (B+1,), `max_length`.
+
+    Returns:
+        `position_ids`, and for `packed_attention` the segment mask, for flash attention the
+        boundaries. Other attentions find the restarts themselves, if no mask is given.
+
+    Raises:
+        ValueError: the model's forward takes no position ids, so it cannot tell where one ends.
+    """
+    names, takes_any = forward_parameters(model)
+    if "position_ids" not in names and not takes_any:
+        raise ValueError("the model's forward takes no position_ids: set packing=false")
+    arguments: dict[str, Any] = {"position_ids": batch["position_ids"]}
+    boundaries, max_length = batch["cu_seq_lens"], batch["max_length"]
+    implementation = attention_implementation(model) or ""
+    if implementation == ATTENTION_NAME:
+        arguments["attention_mask"] = segment_mask(boundaries, max_length)
+    elif "flash" in implementation:
+        arguments |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
+        arguments |= {"max_length_q": max_length, "max_length_k": max_length}
+    return arguments
+
+
+def model_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What `model(...)` is called with for a padded or a packed batch; never the labels."""
+    arguments = {"input_ids": batch["input_ids"]}
+    if "cu_seq_lens" in batch:
+        return arguments | packed_arguments(model, batch)
+    passed_on = ("attention_mask", "position_ids", "token_type_ids")
+    return arguments | {name: batch[name] for name in passed_on if name in batch}

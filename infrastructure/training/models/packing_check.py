@@ -1,0 +1,182 @@
+"""Is packing right for this very model? Measured, never assumed.
+
+Two short rows go through the model twice, packed and each by itself; logits and gradients must
+agree, and changing the first row must leave the second one's logits as they are. A model that
+leaks from one example into the next trains without complaint and learns the wrong thing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from infrastructure.training.models.model_inputs import (
+    PROBE_ERRORS,
+    call_model,
+    compute_dtype,
+    evaluating,
+    inner_model,
+    logits_of,
+    relative_difference,
+    tolerance,
+)
+from infrastructure.training.models.packed_attention import (
+    attention_implementation,
+    model_arguments,
+    use_packed_attention,
+    use_plain_attention,
+)
+
+PROBE_LENGTHS = (7, 9)
+MAX_PROBED_WINDOW = 64
+
+
+@dataclass(frozen=True)
+class PackingCheck:
+    """Whether a model may be given packed rows.
+
+    Attributes:
+        isolated: packed rows give the same logits and gradients as rows by themselves.
+        difference: the largest relative difference between packed and single rows, in logits and
+            in gradients; infinite when the model failed.
+        leak: how much the second row's logits change with the first row, relatively.
+        attention: the attention that the model is left with.
+        reason: one sentence for the user; why packing is off when it is.
+    """
+
+    isolated: bool
+    difference: float
+    leak: float
+    attention: str | None
+    reason: str
+
+
+def prepare_packing(model: torch.nn.Module) -> PackingCheck:
+    """Make the model ready for packed rows, in the fastest way that is measured to be right.
+
+    First `packed_attention`; where that cannot be, the model's own attention, told by position
+    ids that restart at 0. If neither isolates the rows the model is left as it was, and the
+    caller has to pad.
+    """
+    failures = []
+    if use_packed_attention(model):
+        check = check_packing(model)
+        if check.isolated:
+            return check
+        failures.append(check.reason)
+        use_plain_attention(model)
+    check = check_packing(model)
+    if check.isolated:
+        return check
+    failures.append(check.reason)
+    reason = "rows are padded, not packed: " + "; ".join(dict.fromkeys(failures))
+    return replace(check, reason=reason)
+
+
+def check_packing(model: torch.nn.Module) -> PackingCheck:
+    """Measure packing as the model is now; changes nothing."""
+    attention = attention_implementation(model)
+    name = f"{type(inner_model(model)).__name__} with attention {attention!r}"
+    try:
+        difference, leak = packing_difference(model)
+    except PROBE_ERRORS as error:
+        reason = f"{name} cannot read packed rows ({type(error).__name__}: {error})"
+        return PackingCheck(False, float("inf"), float("inf"), attention, reason)
+    dtype = compute_dtype(model)
+    if difference <= tolerance(dtype) and leak <= leak_tolerance(dtype):
+        return PackingCheck(True, difference, leak, attention, f"{name} isolates packed rows")
+    reason = f"{name} lets packed rows see each other (by {max(difference, leak):.2g})"
+    return PackingCheck(False, difference, leak, attention, reason)
+
+
+def packing_difference(model: torch.nn.Module) -> tuple[float, float]:
+    """How far packed rows are from rows by themselves.
+
+    Returns:
+        The larger relative difference of logits and of gradients at the token embeddings; and the
+        relative change of the second row's logits when the first row is another one.
+    """
+    rows = probe_rows(model, seed=0)
+    other_first = probe_rows(model, seed=1)[0]
+    with evaluating(model):
+        logits, gradients = probe(model, pack_rows(rows))
+        other_logits, _ = probe(model, pack_rows([other_first, rows[1]]))
+        alone = [probe(model, {"input_ids": row.unsqueeze(0)}) for row in rows]
+    expected_logits = torch.cat([row_logits for row_logits, _ in alone])
+    expected_gradients = torch.cat([row_gradients for _, row_gradients in alone])
+    difference = max(
+        relative_difference(logits, expected_logits),
+        relative_difference(gradients, expected_gradients),
+    )
+    second = slice(rows[0].numel(), None)
+    return difference, relative_difference(other_logits[second], logits[second])
+
+
+def leak_tolerance(dtype: torch.dtype) -> float:
+    """Much less than `tolerance`: between equal shapes the order of the arithmetic is the same."""
+    return 1e-5 if dtype in (torch.float32, torch.float64) else 2e-3
+
+
+def probe_rows(model: torch.nn.Module, seed: int) -> list[torch.Tensor]:
+    """Two rows of token ids; the first is longer than the model's window, if that is small."""
+    embeddings = token_embeddings(model)
+    config = getattr(inner_model(model), "config", None)
+    window = getattr(config, "sliding_window", None) or 0
+    longer = window if window <= MAX_PROBED_WINDOW else 0
+    lengths = (PROBE_LENGTHS[0] + longer, PROBE_LENGTHS[1])
+    generator = torch.Generator().manual_seed(seed)
+    device = embeddings.weight.device
+    high = embeddings.num_embeddings
+    return [torch.randint(high, (n,), generator=generator).to(device) for n in lengths]
+
+
+def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
+    """The embedding that the token ids go into.
+
+    Raises:
+        ValueError: the model has none, so it is no model of token sequences.
+    """
+    inner: Any = inner_model(model)
+    if hasattr(inner, "get_input_embeddings"):
+        return inner.get_input_embeddings()
+    found = next((m for m in inner.modules() if isinstance(m, torch.nn.Embedding)), None)
+    if found is None:
+        raise ValueError(f"{type(inner).__name__} has no token embedding")
+    return found
+
+
+def pack_rows(rows: list[torch.Tensor]) -> dict[str, Any]:
+    """Rows (n,) end to end in one, with what `model_arguments` reads of a packed batch."""
+    lengths = [row.numel() for row in rows]
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    boundaries = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    device = rows[0].device
+    return {
+        "input_ids": torch.cat(rows).unsqueeze(0),
+        "position_ids": positions.unsqueeze(0).to(device),
+        "cu_seq_lens": boundaries.to(device),
+        "max_length": max(lengths),
+    }
+
+
+def probe(model: torch.nn.Module, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (T, V) and the gradient (T, H) that reaches the token embeddings.
+
+    The gradient is that of a fixed weighting of the logits; no parameter's `.grad` is touched.
+    """
+    seen: list[torch.Tensor] = []
+
+    def cut(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        seen.append(output.detach().requires_grad_())
+        return seen[-1]
+
+    handle = token_embeddings(model).register_forward_hook(cut)
+    try:
+        with torch.enable_grad():
+            logits = logits_of(call_model(model, model_arguments(model, batch)))[0]
+            weights = torch.linspace(-1, 1, logits.shape[-1], device=logits.device)
+            (gradient,) = torch.autograd.grad((logits.float() * weights).sum(), seen[-1:])
+    finally:
+        handle.remove()
+    return logits.detach(), gradient[0]

@@ -1,0 +1,239 @@
+"""The sum of the cross-entropies of a language model's supervised tokens, at the lowest cost.
+
+Most of a batch's logits are never needed, and all of them together are often the largest tensor
+of a training step. So the decoder runs to its last hidden states, those that predict a supervised
+token are picked, and the output head works through them in chunks (`chunked_loss.py`).
+
+That is right only if nothing stands between hidden states, head and logits. Architectures do put
+things there (Gemma 2 caps logits, Cohere and Granite scale them), so `TokenLoss` probes the model
+it is given and takes the model's own logits where the probe fails.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from infrastructure.training.models.chunked_loss import cross_entropy_sum, head_loss
+from infrastructure.training.models.model_inputs import (
+    IGNORED_LABEL,
+    PROBE_ERRORS,
+    call_model,
+    compute_dtype,
+    evaluating,
+    inner_model,
+    logits_of,
+    relative_difference,
+    tolerance,
+)
+from infrastructure.training.models.packed_attention import model_arguments
+
+NUM_PROBE_TOKENS = 8
+
+Loss = Callable[[torch.nn.Module, Mapping[str, Any], torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def supervised_targets(
+    labels: torch.Tensor, cu_seq_lens: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which positions predict a supervised token, and which token.
+
+    Call it before the batch goes to a GPU: there the number of targets would have to be read back.
+
+    Args:
+        labels: (B, L), aligned with the input ids; -100 is not supervised. The first token of a
+            row, and of each example of a packed row, is predicted by nothing and never counts.
+        cu_seq_lens: boundaries of a packed row, (B+1,).
+
+    Returns:
+        Positions in the flattened (B*L,) batch, (N,) int64; target ids, (N,) int64.
+    """
+    following = labels.roll(-1, dims=1)
+    following[:, -1] = IGNORED_LABEL
+    if cu_seq_lens is not None:
+        following[0, cu_seq_lens[1:].long() - 1] = IGNORED_LABEL
+    following = following.flatten()
+    positions = (following != IGNORED_LABEL).nonzero().squeeze(1)
+    return positions, following[positions]
+
+
+class TokenLoss:
+    """How one model's loss is computed: decided by a probe at the first batch, then kept.
+
+    Attributes:
+        method: "hidden states" (the fast way), "kept logits" (the model computes only the logits
+            of supervised positions) or "all logits"; None before the first batch.
+        reason: why the faster methods are not used; empty for the fastest.
+    """
+
+    def __init__(self) -> None:
+        self.method: str | None = None
+        self.reason = ""
+
+    def __call__(
+        self, model: torch.nn.Module, batch: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, int]:
+        """The differentiable sum (scalar, fp32) and the number of supervised tokens.
+
+        Args:
+            batch: `input_ids` and `labels` (B, L), or instead of labels what `supervised_targets`
+                gave, as `target_positions` and `targets`; `attention_mask` for padded rows;
+                `position_ids`, `cu_seq_lens` and `max_length` for a packed one.
+
+        Raises:
+            ValueError: the model's forward gives no logits, so the sum cannot be known.
+        """
+        if "targets" in batch:
+            positions, targets = batch["target_positions"], batch["targets"]
+        else:
+            positions, targets = supervised_targets(batch["labels"], batch.get("cu_seq_lens"))
+        if self.method is None:
+            self.method, self.reason = choose_method(model, batch["input_ids"])
+        arguments = model_arguments(model, batch)
+        return METHODS[self.method](model, arguments, positions, targets), targets.numel()
+
+
+def loss_from_hidden_states(
+    model: torch.nn.Module,
+    arguments: Mapping[str, Any],
+    positions: torch.Tensor,
+    targets: torch.Tensor,
+) -> torch.Tensor:
+    """Decoder, then the head in chunks at `positions` only."""
+    hidden = last_hidden_state(model, arguments).flatten(0, 1)[positions]
+    return head_loss(output_head(model), hidden, targets)
+
+
+def loss_from_kept_logits(
+    model: torch.nn.Module,
+    arguments: Mapping[str, Any],
+    positions: torch.Tensor,
+    targets: torch.Tensor,
+) -> torch.Tensor:
+    """The model's own logits, at the columns where any row has a supervised target."""
+    length = arguments["input_ids"].shape[1]
+    columns, column_of_target = (positions % length).unique(return_inverse=True)
+    logits = logits_of(call_model(model, {**arguments, "logits_to_keep": columns}))
+    return cross_entropy_sum(logits[positions // length, column_of_target], targets)
+
+
+def loss_from_all_logits(
+    model: torch.nn.Module,
+    arguments: Mapping[str, Any],
+    positions: torch.Tensor,
+    targets: torch.Tensor,
+) -> torch.Tensor:
+    """All of the model's own logits; a mixture of experts' balancing loss is added per token."""
+    output = call_model(model, arguments)
+    logits = logits_of(output)
+    if logits.shape[:2] != arguments["input_ids"].shape:
+        raise ValueError(
+            f"the model gives logits of shape {tuple(logits.shape)} for input ids of shape"
+            f" {tuple(arguments['input_ids'].shape)}: they cannot be matched with the labels"
+        )
+    loss = cross_entropy_sum(logits.flatten(0, 1)[positions], targets)
+    balancing_loss = getattr(output, "aux_loss", None)
+    if balancing_loss is None:
+        return loss
+    config: Any = inner_model(model).config
+    return loss + config.router_aux_loss_coef * balancing_loss * targets.numel()
+
+
+METHODS: dict[str, Loss] = {
+    "hidden states": loss_from_hidden_states,
+    "kept logits": loss_from_kept_logits,
+    "all logits": loss_from_all_logits,
+}
+
+
+def backbone(model: torch.nn.Module) -> torch.nn.Module | None:
+    """The part of a transformers model that gives hidden states, or None."""
+    inner = inner_model(model)
+    found = getattr(inner, "base_model", None)
+    return found if isinstance(found, torch.nn.Module) and found is not inner else None
+
+
+def output_head(model: torch.nn.Module) -> Any:
+    """The module that turns hidden states into logits, or None."""
+    inner: Any = inner_model(model)
+    return inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+
+
+def last_hidden_state(model: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.Tensor:
+    """What the decoder gives before the head, (B, L, H)."""
+    decoder = backbone(model)
+    assert decoder is not None
+    return call_model(decoder, arguments)[0]
+
+
+def choose_method(model: torch.nn.Module, input_ids: torch.Tensor) -> tuple[str, str]:
+    """The fastest method that gives this model's own loss, and why no faster one does.
+
+    Args:
+        input_ids: any row of the training, (B, L); a few tokens of it are used.
+
+    Raises:
+        ValueError: the model's forward gives no logits.
+    """
+    arguments = {"input_ids": input_ids[:1, :NUM_PROBE_TOKENS]}
+    positions, targets = supervised_targets(arguments["input_ids"])
+    reasons: list[str] = []
+    with evaluating(model), torch.no_grad():
+        expected = loss_from_all_logits(model, arguments, positions, targets)
+        for method, compute in list(METHODS.items())[:-1]:
+            try:
+                reason = why_not(method, model, arguments)
+                actual = expected if reason else compute(model, arguments, positions, targets)
+            except PROBE_ERRORS as error:
+                reason = f"{type(error).__name__}: {error}"
+            if not reason and relative_difference(actual, expected) > tolerance(
+                compute_dtype(model)
+            ):
+                reason = f"loss {float(actual):.6g} where the model's is {float(expected):.6g}"
+            if not reason:
+                return method, "; ".join(reasons)
+            reasons.append(f"not from {method} ({reason})")
+    return "all logits", "; ".join(reasons)
+
+
+def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
+    """What in the structure of the model forbids a method; empty if nothing does."""
+    output = call_model(model, arguments)
+    if getattr(output, "aux_loss", None) is not None:
+        return "the model adds a balancing loss"
+    if method == "kept logits":
+        last = arguments["input_ids"].new_tensor([arguments["input_ids"].shape[1] - 1])
+        kept = logits_of(call_model(model, {**arguments, "logits_to_keep": last}))
+        return "" if kept.shape[1] == 1 else "its forward keeps all logits"
+    if backbone(model) is None or output_head(model) is None:
+        return "it has no decoder and head that can be told apart"
+    return why_not_head(model, arguments)
+
+
+def why_not_head(model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
+    """Whether something stands between hidden states, head and logits.
+
+    The head's output is replaced by large numbers: they must come out as they are. Comparing
+    losses alone would miss a cap, which does nothing yet to the small logits of a new model.
+    """
+    inputs: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+
+    def replace(head: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        inputs.append(args[0])
+        outputs.append(torch.linspace(-1e3, 1e3, output.numel()).to(output).view_as(output))
+        return outputs[-1]
+
+    handle = output_head(model).register_forward_hook(replace)
+    try:
+        logits = logits_of(call_model(model, arguments))
+    finally:
+        handle.remove()
+    if len(outputs) != 1:
+        return f"its head is called {len(outputs)} times"
+    if not torch.equal(logits.float(), outputs[0].float()):
+        return "it changes what its head gives"
+    hidden = last_hidden_state(model, arguments)
+    if relative_difference(inputs[0], hidden) > tolerance(compute_dtype(model)):
+        return "it changes the hidden states before the head"
+    return ""
