@@ -1,1 +1,1 @@
-"""Where the numbers of a run go: console, JSON lines, CSV, TensorBoard, report page."""
+"""Numbers of a run on their way out: the metrics logger, its sinks, and the progress display."""

@@ -1,0 +1,172 @@
+"""How far the training is: a bar in a terminal, lines in a log, a widget in a notebook.
+
+The bar is tqdm's. Where nothing can be redrawn (a pipe, a file, a dumb terminal, a notebook
+without ipywidgets) a line is printed at every five percent and at least every minute.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from infrastructure.core.optional import is_installed, require
+from infrastructure.monitoring.formatting import format_number
+
+LINE_EVERY_SHARE = 0.05
+LINE_EVERY_SECONDS = 60.0
+RATE_WINDOW_SECONDS = 60.0
+BAR_REFRESH_SECONDS = 0.2
+BAR_FORMAT = "{desc} {percentage:3.0f} % {bar} {n_fmt}/{total_fmt}{postfix}"
+COUNT_FORMAT = "{desc} {n_fmt}{postfix}"
+
+Clock = Callable[[], float]
+
+
+def in_notebook_kernel() -> bool:
+    """Whether this process is a notebook's kernel; a `!command` in a cell is not."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def display_kind(stream: TextIO) -> str:
+    """How `stream` can show progress: `notebook`, `bar` or `lines`."""
+    if in_notebook_kernel():
+        return "notebook" if is_installed("ipywidgets") else "lines"
+    is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return "bar" if is_terminal else "lines"
+
+
+class RecentRate:
+    """Steps per second over the last minute, so that the time left follows what happens now."""
+
+    def __init__(self, step: int, clock: Clock) -> None:
+        self.clock = clock
+        self._seen: deque[tuple[float, int]] = deque([(clock(), step)])
+
+    def update(self, step: int) -> None:
+        now = self.clock()
+        self._seen.append((now, step))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - RATE_WINDOW_SECONDS:
+            self._seen.popleft()
+
+    def seconds_left(self, total_steps: int) -> float | None:
+        """Seconds from the last step to the end; None where it cannot be said yet."""
+        (first_time, first_step), (last_time, last_step) = self._seen[0], self._seen[-1]
+        if not total_steps or last_step <= first_step:
+            return None
+        return (total_steps - last_step) * (last_time - first_time) / (last_step - first_step)
+
+
+class Progress:
+    """Shows step, loss, tokens per second and the time left.
+
+    Args:
+        total_steps: steps of the whole training; 0 where it is not known.
+        step: steps done before, when resumed.
+        stream: where it is shown; standard error by default.
+        kind: `bar`, `lines` or `notebook`; by default what the stream can show.
+        clock: seconds from any start.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        step: int = 0,
+        stream: TextIO | None = None,
+        kind: str | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.total_steps = total_steps
+        self._rate = RecentRate(step, clock)
+        self._numbers: dict[str, str] = {}
+        stream = stream or sys.stderr
+        kind = kind or display_kind(stream)
+        self._display: _Bar | _Lines
+        if kind == "lines":
+            self._display = _Lines(total_steps, step, stream, clock)
+        else:
+            self._display = _Bar(total_steps, step, stream, kind)
+
+    def update(
+        self, step: int, loss: float | None = None, tokens_per_second: float | None = None
+    ) -> None:
+        """Show that `step` steps are done; without a number the last one shown stays.
+
+        Raises:
+            OSError, ValueError: the stream is gone.
+        """
+        self._rate.update(step)
+        if loss is not None:
+            self._numbers["loss"] = f"loss {format_number(loss)}"
+        if tokens_per_second is not None:
+            self._numbers["rate"] = f"{format_number(round(tokens_per_second))} tokens/s"
+        left = self._rate.seconds_left(self.total_steps)
+        if left is not None:
+            self._numbers["left"] = f"{tqdm.format_interval(left)} left"
+        self._display.show(step, " · ".join(self._numbers.values()))
+
+    def close(self) -> None:
+        """Show the last state and leave the cursor on a fresh line."""
+        self._display.close()
+
+
+class _QuietTqdm(tqdm):
+    monitor_interval = 0  # every step updates the bar; no watching thread is needed
+
+
+class _Bar:
+    def __init__(self, total_steps: int, step: int, stream: TextIO, kind: str) -> None:
+        options: dict[str, Any] = {
+            "total": total_steps or None,
+            "initial": step,
+            "desc": "training",
+            "bar_format": BAR_FORMAT if total_steps else COUNT_FORMAT,
+            "miniters": 1,
+            "mininterval": BAR_REFRESH_SECONDS,
+        }
+        if kind == "notebook":
+            self._bar = require("tqdm.notebook", "the progress bar").tqdm(**options)
+        else:
+            self._bar = _QuietTqdm(file=stream, dynamic_ncols=True, **options)
+
+    def show(self, step: int, text: str) -> None:
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(step - self._bar.n)
+
+    def close(self) -> None:
+        self._bar.refresh()
+        self._bar.close()
+
+
+class _Lines:
+    def __init__(self, total_steps: int, step: int, stream: TextIO, clock: Clock) -> None:
+        self._total_steps = total_steps
+        self._stream = stream
+        self._clock = clock
+        self._shown_step = step
+        self._shown_time = clock()
+        self._last: tuple[int, str] = (step, "")
+
+    def show(self, step: int, text: str) -> None:
+        self._last = (step, text)
+        few_percent = self._total_steps * LINE_EVERY_SHARE
+        far = self._total_steps > 0 and step - self._shown_step >= few_percent
+        if far or self._clock() - self._shown_time >= LINE_EVERY_SECONDS:
+            self._print()
+
+    def close(self) -> None:
+        if self._last[0] != self._shown_step:
+            self._print()
+
+    def _print(self) -> None:
+        step, text = self._last
+        share = f"{100 * step / self._total_steps:3.0f} % · " if self._total_steps else ""
+        of_total = f" of {self._total_steps:,}" if self._total_steps else ""
+        self._stream.write(f"training {share}step {step:,}{of_total} · {text}\n")
+        self._stream.flush()
+        self._shown_step, self._shown_time = step, self._clock()

@@ -1,0 +1,295 @@
+"""Where metrics go: console, JSONL, CSV, TensorBoard; and the table of their names.
+
+A sink opens its file at the first record and raises what goes wrong; the logger decides what then.
+A record covers the optimizer steps since the one before it:
+
+| key | means |
+| --- | --- |
+| step, epoch | optimizer steps done; the epoch, from 0, that the step belongs to |
+| loss | mean loss per supervised token of these steps |
+| learning_rate, grad_norm | of the last of them; the norm is before clipping |
+| tokens | tokens trained on since the beginning of the run |
+| seconds, tokens_per_second | of these steps |
+| memory_bytes | peak memory of the process or the device |
+| kind | "evaluation" on records of an evaluation, else absent |
+| eval_loss, eval_… | the numbers of an evaluation |
+"""
+
+import csv
+import io
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from infrastructure.core.lookup import look_up
+from infrastructure.core.optional import require
+from infrastructure.monitoring.formatting import (
+    format_bytes,
+    format_number,
+    format_share,
+    not_finite_name,
+    printable,
+)
+from infrastructure.monitoring.metrics_file import (
+    Record,
+    decode_record,
+    encode_record,
+    spell_numbers,
+)
+from infrastructure.training.metrics.line_file import LineFile
+
+CSV_COLUMNS = ["step", "kind", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm"]
+CSV_COLUMNS += ["tokens", "tokens_per_second", "seconds", "memory_bytes"]
+CONSOLE_INTERVAL_SECONDS = 30.0
+TENSORBOARD_FLUSH_SECONDS = 10
+EVALUATION = "evaluation"
+
+
+class Sink(ABC):
+    """One destination of metrics. Called from one thread, in the order of the steps."""
+
+    name: str
+
+    @abstractmethod
+    def write(self, record: Record) -> None:
+        """Take one record; may raise, and is asked again for the next record."""
+
+    def truncate_after(self, step: int) -> None:  # noqa: B027 - most screens cannot unsay
+        """Forget the records of later steps: the run goes on from `step`."""
+
+    def close(self) -> None:  # noqa: B027 - nothing is open in some sinks
+        """Finish; a later record opens the sink again."""
+
+
+def echo_above_bar(line: str) -> None:
+    """Print `line` at once; a progress bar on the screen is drawn again below it."""
+    tqdm.write(line)
+    sys.stdout.flush()
+
+
+class ConsoleSink(Sink):
+    """One readable line a record: evaluations and NaN always, plain steps not too often."""
+
+    name = "console"
+
+    def __init__(
+        self,
+        echo: Callable[[str], None] | None = None,
+        interval_seconds: float = CONSOLE_INTERVAL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.echo = echo or echo_above_bar
+        self.interval_seconds = interval_seconds
+        self.clock = clock
+        self._next_time = float("-inf")
+
+    def write(self, record: Record) -> None:
+        now = self.clock()
+        if now < self._next_time and not _is_notable(record):
+            return
+        if not _is_notable(record):
+            self._next_time = now + self.interval_seconds
+        self.echo(console_line(record))
+
+
+def _is_notable(record: Record) -> bool:
+    numbers = [value for value in record.values() if isinstance(value, float)]
+    return record.get("kind") == EVALUATION or any(not_finite_name(value) for value in numbers)
+
+
+CONSOLE_PARTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "loss": ("loss {}", format_number),
+    "eval_loss": ("held-out loss {}", format_number),
+    "learning_rate": ("lr {}", lambda value: format_number(value, 3)),
+    "grad_norm": ("grad norm {}", lambda value: format_number(value, 3)),
+    "tokens_per_second": ("{} tokens/s", lambda value: format_number(value, 3)),
+    "memory_bytes": ("{}", format_bytes),
+}
+CONSOLE_SILENT = {"step", "epoch", "kind", "tokens", "seconds"}
+
+
+def console_line(record: Record) -> str:
+    """`step 120 · epoch 1 · loss 2.345 · …`; keys nobody foresaw come last, by their name."""
+    parts = [f"step {record.get('step')}"]
+    parts += [f"epoch {record['epoch']}"] if "epoch" in record else []
+    for key, (text, format_value) in CONSOLE_PARTS.items():
+        if isinstance(record.get(key), int | float):
+            parts.append(text.format(format_value(record[key])))
+    known = CONSOLE_PARTS.keys() | CONSOLE_SILENT
+    parts += [f"{printable(k)} {_format_any(k, v)}" for k, v in record.items() if k not in known]
+    return " · ".join(parts)
+
+
+def _format_any(key: str, value: Any) -> str:
+    if not isinstance(value, int | float):
+        return printable(value)
+    return format_share(value) if "exact_match" in key else format_number(value)
+
+
+class JsonlSink(Sink):
+    """`metrics.jsonl`; see `infrastructure.monitoring.metrics_file` for the format."""
+
+    name = "jsonl"
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineFile(path)
+
+    def write(self, record: Record) -> None:
+        self._lines.append(encode_record(record))
+
+    def truncate_after(self, step: int) -> None:
+        lines = self._lines.read_lines()
+        kept = [line for line in lines if _step_of(line) <= step]
+        if len(kept) < len(lines):
+            self._lines.replace(kept)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return _as_step(decode_record(line).get("step"))
+    except ValueError:
+        return float("-inf")
+
+
+def _as_step(value: Any) -> float:
+    """A line without a readable step belongs before all: it is kept, for people to see."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("-inf")
+
+
+class CsvSink(Sink):
+    """`metrics.csv`: a column for each key; a new key makes a new last column, empty before.
+
+    Absent values are empty, NaN is `NaN`.
+    """
+
+    name = "csv"
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineFile(path)
+        self._columns: list[str] = []
+
+    def write(self, record: Record) -> None:
+        if not self._columns:
+            self._columns = self._read_columns()
+        new = [key for key in record if key not in self._columns]
+        if new:
+            self._rewrite([*self._columns, *new], self._rows())
+        values = spell_numbers([record.get(column) for column in self._columns])
+        self._lines.append(_csv_line(values))
+
+    def truncate_after(self, step: int) -> None:
+        self._columns = self._read_columns()
+        rows = list(self._rows())
+        kept = [row for row in rows if _as_step(row.get("step")) <= step]
+        if len(kept) < len(rows):
+            self._rewrite(self._columns, kept)
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def _read_columns(self) -> list[str]:
+        lines = self._lines.read_lines()
+        if not lines:
+            self._lines.append(_csv_line(CSV_COLUMNS))
+            return list(CSV_COLUMNS)
+        return next(csv.reader([lines[0].decode()]))
+
+    def _rows(self) -> Iterable[dict[str, str]]:
+        return csv.DictReader(line.decode() for line in self._lines.read_lines())
+
+    def _rewrite(self, columns: list[str], rows: Iterable[dict[str, str]]) -> None:
+        lines = [_csv_line([row.get(column) for column in columns]) for row in rows]
+        self._lines.replace([_csv_line(columns), *lines])
+        self._columns = columns
+
+
+def _csv_line(values: Iterable[Any]) -> bytes:
+    text = io.StringIO()
+    cells = [" ".join(v.splitlines()) if isinstance(v, str) else v for v in values]
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+class TensorBoardSink(Sink):
+    """TensorBoard event files in one folder; after a resume the later steps are purged.
+
+    Numbers only. Events are written by a thread, at the latest every ten seconds: the newest may
+    be lost by a kill, `metrics.jsonl` has them.
+
+    Raises:
+        MissingPackageError: tensorboard is not installed; the text has the pip line.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, directory: Path) -> None:
+        require("tensorboard", "the metrics sink 'tensorboard'")
+        self.directory = directory
+        self._writer: Any = None
+        self._purge_step: int | None = None
+
+    def write(self, record: Record) -> None:
+        step = int(record["step"])
+        for key, value in record.items():
+            if key not in ("step", "epoch") and isinstance(value, int | float):
+                self._open().add_scalar(tensorboard_tag(key, record), value, step)
+
+    def truncate_after(self, step: int) -> None:
+        self.close()
+        self._purge_step = step + 1
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _open(self) -> Any:
+        if self._writer is None:
+            tensorboard = require("torch.utils.tensorboard", "the metrics sink 'tensorboard'")
+            self._writer = tensorboard.SummaryWriter(
+                str(self.directory),
+                purge_step=self._purge_step,
+                flush_secs=TENSORBOARD_FLUSH_SECONDS,
+            )
+            self._purge_step = None
+        return self._writer
+
+
+def tensorboard_tag(key: str, record: Record) -> str:
+    """train/loss, train/grad_norm, …; evaluation/loss, … for the numbers of an evaluation."""
+    if record.get("kind") == EVALUATION:
+        return f"evaluation/{key.removeprefix('eval_')}"
+    return f"train/{key}"
+
+
+SINKS: dict[str, Callable[[Path], Sink]] = {
+    "console": lambda run_directory: ConsoleSink(),
+    "jsonl": lambda run_directory: JsonlSink(run_directory / "metrics.jsonl"),
+    "csv": lambda run_directory: CsvSink(run_directory / "metrics.csv"),
+    "tensorboard": lambda run_directory: TensorBoardSink(run_directory / "tensorboard"),
+}
+
+
+def make_sinks(names: Iterable[str], run_directory: Path) -> list[Sink]:
+    """The sinks of these names, writing into `run_directory`.
+
+    Raises:
+        ValueError: a name is unknown (the text suggests the nearest) or given twice.
+        MissingPackageError: a sink needs a package that is not installed.
+    """
+    names = list(names)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"metrics_sinks names {', '.join(twice)} twice; give each sink once")
+    return [look_up("metrics sink", name, SINKS)(run_directory) for name in names]

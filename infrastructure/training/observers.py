@@ -1,0 +1,180 @@
+"""Observers of a training: its numbers, its progress, its report, and when it stops improving.
+
+They turn events into calls of parts that know no training. None of them changes the state; a
+display that fails (a closed terminal, a full disk) is switched off and said so, never fatal.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from infrastructure.monitoring.report import write_report
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.metrics.metrics_logger import MetricsLogger
+from infrastructure.training.metrics.progress import Progress
+from infrastructure.training.metrics.sinks import EVALUATION
+from infrastructure.training.state import TrainingState
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL_SECONDS = 60.0
+REPORT_TIME_SHARE = 0.01
+
+
+class MetricsObserver(Observer):
+    """Hands every logged step and every evaluation to the logger.
+
+    A step is logged when the loop left numbers in `state.metrics`. Records of steps after the one
+    that the training starts from, as a killed process left them, are dropped first.
+    """
+
+    def __init__(self, metrics_logger: MetricsLogger) -> None:
+        self.metrics_logger = metrics_logger
+        self._logged: dict[str, float] | None = None
+
+    def train_start(self, state: TrainingState) -> None:
+        self._logged = state.metrics
+        self.metrics_logger.truncate_after(state.step)
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.metrics:
+            self._log_step(state)
+
+    def eval_end(self, state: TrainingState) -> None:
+        position = {"step": state.step, "epoch": state.position.epoch}
+        self.metrics_logger.log({**position, "kind": EVALUATION, **state.evaluation})
+
+    def error(self, state: TrainingState) -> None:
+        """The step that diverged has numbers, and no STEP_END: they are what people look for."""
+        if state.metrics and state.metrics is not self._logged:
+            self._log_step(state)
+
+    def train_end(self, state: TrainingState) -> None:
+        self.metrics_logger.close()
+
+    def _log_step(self, state: TrainingState) -> None:
+        self._logged = state.metrics
+        position = {"step": state.step, "epoch": state.position.epoch}
+        self.metrics_logger.log({**position, **state.metrics})
+
+
+class ProgressObserver(Observer):
+    """Keeps a `Progress` at the training's step; `make_progress(total_steps, step)` makes it."""
+
+    def __init__(self, make_progress: Callable[[int, int], Progress] = Progress) -> None:
+        self.make_progress = make_progress
+        self._progress: Progress | None = None
+
+    def train_start(self, state: TrainingState) -> None:
+        def make() -> None:
+            self._progress = self.make_progress(state.total_steps, state.step)
+
+        self._attempt(make)
+
+    def step_end(self, state: TrainingState) -> None:
+        progress = self._progress
+        loss, rate = state.metrics.get("loss"), state.metrics.get("tokens_per_second")
+        if progress is not None:
+            self._attempt(lambda: progress.update(state.step, loss, rate))
+
+    def train_end(self, state: TrainingState) -> None:
+        if self._progress is not None:
+            self._attempt(self._progress.close)
+        self._progress = None
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            self._progress = None
+            logger.warning("the progress display is off, the training goes on: %r", error)
+
+
+class EarlyStopping(Observer):
+    """Asks to stop when `patience` evaluations in a row brought no better held-out number.
+
+    Args:
+        patience: evaluations without improvement that are borne.
+        min_delta: an improvement is a fall by more than this.
+        metric: the key in the evaluation's numbers; lower is better.
+
+    Raises:
+        ValueError: `patience` is below 1 or `min_delta` below 0.
+    """
+
+    def __init__(self, patience: int, min_delta: float = 0.0, metric: str = "eval_loss") -> None:
+        if patience < 1:
+            raise ValueError(
+                f"early_stopping_patience must be at least 1 evaluation, not {patience}"
+            )
+        if not min_delta >= 0:
+            raise ValueError(f"early_stopping_min_delta must be 0 or more, not {min_delta}")
+        self.patience = patience
+        self.min_delta = min_delta
+        self.metric = metric
+        self.best: float | None = None
+        self.num_without_improvement = 0
+
+    def eval_end(self, state: TrainingState) -> None:
+        value = state.evaluation.get(self.metric)
+        if value is None:
+            known = ", ".join(state.evaluation) or "nothing"
+            raise ValueError(f"early stopping needs {self.metric!r}; the evaluation gave {known}")
+        if self._is_better(value):
+            self.best = value
+            self.num_without_improvement = 0
+            return
+        self.num_without_improvement += 1
+        if self.num_without_improvement >= self.patience:
+            state.stop(
+                f"{self.metric} has not improved for {self.num_without_improvement} evaluations"
+                f" (best {self.best}, now {value})"
+            )
+
+    def _is_better(self, value: float) -> bool:
+        return math.isfinite(value) and (self.best is None or value < self.best - self.min_delta)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "num_without_improvement": self.num_without_improvement}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.best = saved["best"]
+        self.num_without_improvement = saved["num_without_improvement"]
+
+
+class ReportObserver(Observer):
+    """Writes `report.html` after evaluations, as often as costs next to nothing, and at the end.
+
+    `metrics.jsonl` is read, so this observer comes after the one that writes it.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        interval_seconds: float = REPORT_INTERVAL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.run_directory = run_directory
+        self.interval_seconds = interval_seconds
+        self.clock = clock
+        self._next_time = float("-inf")
+
+    def eval_end(self, state: TrainingState) -> None:
+        started = self.clock()
+        if started < self._next_time:
+            return
+        self._write()
+        now = self.clock()
+        self._next_time = now + max(self.interval_seconds, (now - started) / REPORT_TIME_SHARE)
+
+    def train_end(self, state: TrainingState) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            write_report(self.run_directory)
+        except Exception as error:  # a page to look at is never worth a training
+            logger.warning("report.html was not written: %r", error)

@@ -1,0 +1,74 @@
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from infrastructure.training.metrics.line_file import LineFile
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """The kernel writes up to this size and refuses the rest, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_each_line_is_in_the_file_at_once(tmp_path: Path) -> None:
+    lines = LineFile(tmp_path / "folder" / "lines")
+    lines.append(b"one\n")
+    assert lines.path.read_bytes() == b"one\n"
+    lines.append(b"two\n")
+    assert lines.path.read_bytes() == b"one\ntwo\n"
+    lines.close()
+
+
+@pytest.mark.parametrize("torn", [b"tor", b"t" * 200_000])
+def test_a_torn_last_line_is_cut_on_opening(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\n" + torn)
+    lines = LineFile(path)
+    assert lines.read_lines() == [b"one\n"]
+    lines.append(b"two\n")
+    lines.close()
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_a_file_that_is_one_torn_line_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"tor")
+    lines = LineFile(path)
+    lines.append(b"one\n")
+    lines.close()
+    assert path.read_bytes() == b"one\n"
+
+
+def test_what_a_full_disk_tore_is_cut_before_the_next_line(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    lines = LineFile(path)
+    lines.append(b"first\n")
+    with largest_file(10), pytest.raises(OSError, match="File too large"):
+        lines.append(b"second line\n")
+    assert path.read_bytes() == b"first\nseco"
+    lines.append(b"third\n")
+    lines.close()
+    assert path.read_bytes() == b"first\nthird\n"
+
+
+def test_replacing_is_all_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    lines = LineFile(path)
+    lines.append(b"one\n")
+    with largest_file(5), pytest.raises(OSError, match="File too large"):
+        lines.replace([b"much too long\n"])
+    assert path.read_bytes() == b"one\n"
+    lines.replace([b"new\n"])
+    lines.append(b"more\n")
+    lines.close()
+    assert path.read_bytes() == b"new\nmore\n"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,225 @@
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from infrastructure.core.errors import MissingPackageError
+from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.training.metrics.sinks import (
+    ConsoleSink,
+    CsvSink,
+    JsonlSink,
+    TensorBoardSink,
+    console_line,
+    make_sinks,
+)
+
+EVALUATION = {"step": 20, "epoch": 0, "kind": "evaluation", "eval_loss": 2.5}
+
+
+def step(number: int, **further: Any) -> dict[str, Any]:
+    return {"step": number, "epoch": 0, "loss": 10.0 / number, **further}
+
+
+def table_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all(None not in row and None not in row.values() for row in rows)
+    return rows
+
+
+def scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(directory))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+# --- console -----------------------------------------------------------------
+
+
+def test_a_console_line_reads_well() -> None:
+    record = step(120, learning_rate=3e-4, grad_norm=1.23456, tokens=5000, seconds=2.0)
+    record |= {"epoch": 1, "tokens_per_second": 2310.4, "memory_bytes": 1.5 * 2**30}
+    assert console_line(record) == (
+        "step 120 · epoch 1 · loss 0.08333 · lr 3e-04 · grad norm 1.23 · 2,310 tokens/s · 1.5 GiB"
+    )
+
+
+def test_an_evaluation_line_names_every_number() -> None:
+    record = {**EVALUATION, "eval_exact_match": 0.975, "note\n": "a\x1bb", "loss": math.nan}
+    assert console_line(record) == (
+        "step 20 · epoch 0 · loss NaN · held-out loss 2.500 · eval_exact_match 97.5 % · note  a�b"
+    )
+
+
+def test_the_console_is_not_flooded_but_told_what_matters() -> None:
+    lines: list[str] = []
+    now = [0.0]
+    sink = ConsoleSink(lines.append, interval_seconds=30, clock=lambda: now[0])
+    for number in range(1, 11):
+        now[0] = number * 10.0
+        sink.write(step(number))
+    sink.write(EVALUATION)
+    sink.write(step(11, grad_norm=math.inf))
+    shown = [line.split(" · ")[0] for line in lines]
+    assert shown == ["step 1", "step 4", "step 7", "step 10", "step 20", "step 11"]
+
+
+def test_the_console_writes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    ConsoleSink().write(step(1))
+    assert capsys.readouterr().out == "step 1 · epoch 0 · loss 10\n"
+
+
+# --- JSONL -------------------------------------------------------------------
+
+
+def test_jsonl_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = JsonlSink(path)
+    first.write(step(1))
+    first.write(step(2, loss=math.nan))
+    first.close()
+    path.write_bytes(path.read_bytes() + b'{"step": 3, "lo')
+    second = JsonlSink(path)
+    second.write(step(3))
+    second.close()
+    records = read_metrics(path)
+    assert [record["step"] for record in records] == [1, 2, 3]
+    assert math.isnan(records[1]["loss"])
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_jsonl_forgets_the_steps_after_the_resumed_one(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    for number in (10, 20, 30):
+        sink.write(step(number))
+        sink.write({**EVALUATION, "step": number})
+    sink.truncate_after(20)
+    sink.write(step(30, loss=0.5))
+    sink.close()
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [record["step"] for record in records] == [10, 10, 20, 20, 30]
+    assert records[-1]["loss"] == 0.5
+
+
+def test_an_unreadable_line_is_kept_for_people_to_see(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n???\n{"step": 9}\n')
+    sink = JsonlSink(path)
+    sink.truncate_after(5)
+    assert path.read_bytes() == b'{"step": 1}\n???\n'
+
+
+# --- CSV ---------------------------------------------------------------------
+
+
+def test_csv_columns_that_appear_later_stay_aligned(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = CsvSink(path)
+    sink.write(step(10, loss=math.nan, grad_norm=math.inf))
+    sink.write(EVALUATION)
+    sink.write({**EVALUATION, "eval_win_rate": 0.5, "a,b\n": "x,\ny"})
+    sink.write(step(30))
+    sink.close()
+    rows = table_of(path)
+    assert [row["step"] for row in rows] == ["10", "20", "20", "30"]
+    assert (rows[0]["loss"], rows[0]["grad_norm"]) == ("NaN", "Infinity")
+    assert [row["eval_loss"] for row in rows] == ["", "2.5", "2.5", ""]
+    assert [row["eval_win_rate"] for row in rows] == ["", "", "0.5", ""]
+    assert rows[2]["a,b"] == "x, y"
+    assert math.isnan(float(rows[0]["loss"]))
+
+
+def test_csv_goes_on_after_a_kill_with_the_columns_it_had(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    first = CsvSink(path)
+    first.write(step(1, quantum_energy=-3.0))
+    first.close()
+    path.write_bytes(path.read_bytes() + b"2,,0,5.")
+    second = CsvSink(path)
+    second.write(step(2))
+    second.write(step(3, quantum_energy=-4.0))
+    second.close()
+    rows = table_of(path)
+    assert [row["step"] for row in rows] == ["1", "2", "3"]
+    assert [row["quantum_energy"] for row in rows] == ["-3.0", "", "-4.0"]
+
+
+def test_csv_forgets_the_steps_after_the_resumed_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = CsvSink(path)
+    for number in (10, 20, 30):
+        sink.write(step(number))
+    sink.close()
+    resumed = CsvSink(path)
+    resumed.truncate_after(20)
+    resumed.write(step(21, new=1.0))
+    resumed.close()
+    assert [row["step"] for row in table_of(path)] == ["10", "20", "21"]
+
+
+# --- TensorBoard -------------------------------------------------------------
+
+
+def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path / "tensorboard")
+    sink.write(step(10, loss=math.nan, note="text"))
+    sink.write(step(20))
+    sink.write(EVALUATION)
+    sink.close()
+    (first, loss), second = scalars(tmp_path / "tensorboard", "train/loss")
+    assert first == 10
+    assert math.isnan(loss)
+    assert second == (20, 0.5)
+    assert scalars(tmp_path / "tensorboard", "evaluation/loss") == [(20, 2.5)]
+
+
+def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path: Path) -> None:
+    first = TensorBoardSink(tmp_path)
+    for number in (10, 20, 30, 40):
+        first.write(step(number))
+    first.close()
+    second = TensorBoardSink(tmp_path)
+    second.truncate_after(20)
+    second.write(step(30, loss=0.125))
+    second.close()
+    assert scalars(tmp_path, "train/loss") == [(10, 1.0), (20, 0.5), (30, 0.125)]
+
+
+def test_without_tensorboard_the_pip_line_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infrastructure.core.optional.is_installed", lambda package: False)
+    with pytest.raises(MissingPackageError, match="pip install tensorboard"):
+        make_sinks(["tensorboard"], tmp_path)
+
+
+# --- the table of names ------------------------------------------------------
+
+
+def test_sinks_by_name_write_into_the_run_directory(tmp_path: Path) -> None:
+    sinks = make_sinks(["console", "jsonl", "csv", "tensorboard"], tmp_path)
+    assert [sink.name for sink in sinks] == ["console", "jsonl", "csv", "tensorboard"]
+    assert list(tmp_path.iterdir()) == []
+    for sink in sinks:
+        sink.write(step(1))
+        sink.close()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "metrics.jsonl",
+        "metrics.csv",
+        "tensorboard",
+    }
+
+
+def test_a_misspelt_sink_suggests_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown metrics sink 'tensorbord'; did you mean 'tensor"):
+        make_sinks(["tensorbord"], tmp_path)
+
+
+def test_a_sink_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="names csv twice"):
+        make_sinks(["csv", "jsonl", "csv"], tmp_path)
