@@ -6,12 +6,12 @@ runs/<run_id>/run.json · metrics.jsonl · checkpoints/ · final/ · report.html
 import json
 import re
 import secrets
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infrastructure.core.files import write_json
 from infrastructure.core.lookup import unknown_name
 from infrastructure.training.checkpoints.checkpoint_manager import NAME, step_of
 
@@ -35,6 +35,16 @@ class RunDirectory:
     @property
     def summary_file(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def before_file(self) -> Path:
+        """What was measured before the first step."""
+        return self.path / "before.json"
+
+    @property
+    def quarantine_file(self) -> Path:
+        """The rows that could not be used, with file, line and reason."""
+        return self.path / "quarantine.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -62,23 +72,24 @@ class RunDirectory:
             raise ValueError(f"{self.run_file} is not readable JSON: {error}") from error
 
 
-def create_run_directory(output_dir: Path, name: str) -> RunDirectory:
-    """A new, empty run directory whose id says when it began and what it trains.
+def plan_run(output_dir: Path, name: str) -> RunDirectory:
+    """The directory of a new run, not made yet; its id says when it began and what it trains.
 
     Raises:
         ValueError: `output_dir` cannot be written to.
     """
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
-    started = time.strftime("%Y%m%d-%H%M%S")
-    path = output_dir / f"{started}-{readable[-40:]}-{secrets.token_hex(2)}"
     try:
-        path.mkdir(parents=True)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output_dir):
+            pass
     except OSError as error:
         raise ValueError(
             f"output_dir {output_dir} cannot be written to ({error.strerror}); choose another with"
             " --output"
         ) from error
-    return RunDirectory(path)
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
+    started = time.strftime("%Y%m%d-%H%M%S")
+    return RunDirectory(output_dir / f"{started}-{readable[-40:]}-{secrets.token_hex(2)}")
 
 
 def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | None]:
@@ -131,8 +142,3 @@ def _checkpoint_at(run: RunDirectory, step: str) -> Path:
         steps = ", ".join(sorted(found, key=int)) or "none"
         raise ValueError(f"run {run.run_id} has no checkpoint at step {step!r}; it has: {steps}")
     return found[step]
-
-
-def write_run(run: RunDirectory, contents: dict[str, Any]) -> None:
-    """Write run.json atomically."""
-    write_json(run.run_file, contents)

@@ -12,6 +12,11 @@ import torch
 
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.resolve import (
+    learning_rate_for,
+    num_epochs_for,
+    trains_from_scratch,
+)
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.training.checkpoints.checkpoint_manager import (
@@ -29,6 +34,7 @@ from infrastructure.training.extensions.extension_manager import create_extensio
 from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.models.registry import MODELS
 from infrastructure.training.precision import Precision, choose_device, choose_precision
 from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies import get_training_strategy
@@ -69,31 +75,41 @@ class EnhancedTrainer:
         self.device = choose_device(device)
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
         self.adapter = model_adapter or get_model_adapter(
-            model_config.adapter_name, model_config, training_config, self.device
+            adapter_name(model_config), model_config, training_config, self.device
         )
         self.strategy = training_strategy or get_training_strategy(
             training_config.strategy_for(model_config), training_config
         )
         extensions = create_extensions(training_config.enabled_extensions)
         self.hooks = HookRunner([*extensions, *hooks])
-        self.checkpoints = (
-            CheckpointManager(checkpoint_directory, training_config.keep_checkpoints)
-            if checkpoint_directory
-            else None
-        )
+        self.checkpoints: CheckpointManager | None = None
+        if checkpoint_directory is not None:
+            self.save_checkpoints_to(checkpoint_directory)
         self.model: torch.nn.Module | None = None
         self.data: DataSource | None = None
         self.loop: TrainingLoop | None = None
         self.state: TrainingState | None = None
         self.participants: Participants | None = None
 
+    def add_hooks(self, hooks: Iterable[Hook]) -> None:
+        """Add observers or extensions; before `prepare` only.
+
+        Raises:
+            ValueError: the loop has its hooks already, or a name is there twice.
+        """
+        if self.loop is not None:
+            raise ValueError("hooks are added before prepare() builds the loop")
+        self.hooks = HookRunner([*self.hooks.hooks, *hooks])
+
+    def save_checkpoints_to(self, directory: Path) -> None:
+        """Write checkpoints into `directory`, which is made by the first one."""
+        self.checkpoints = CheckpointManager(directory, self.training_config.keep_checkpoints)
+
     def initialize_model(self) -> torch.nn.Module:
         """Build or load the model; the same seed gives the same weights."""
         if self.model is None:
             seed_everything(self.training_config.seed)
-            self.adapter.max_length = self.data_config.max_length
-            if self.adapter.tokenizer_texts is None:
-                self.adapter.tokenizer_texts = lambda: training_texts(self.data_config)
+            self.adapter.data_config = self.data_config
             self.model = self.adapter.initialize_model()
         return self.model
 
@@ -106,7 +122,7 @@ class EnhancedTrainer:
         self.initialize_model()
         if self.data is None:
             self.data = self.adapter.create_data_source(
-                self.data_config, self.cache_config, self.training_config.seed
+                self.cache_config, self.training_config.seed
             )
             if self.data.num_examples == 0:
                 raise ValueError(f"{self.data_config.path}: no example is left to train on")
@@ -125,7 +141,10 @@ class EnhancedTrainer:
     def _bind_strategy(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         self.strategy.compute_loss = self.adapter.compute_loss
         self.strategy.precision = self.precision
-        return self.strategy.create_optimizer(model, self.learning_rate)
+        learning_rate = learning_rate_for(
+            self.training_config, self.model_config, starts_from_scratch(self.model_config)
+        )
+        return self.strategy.create_optimizer(model, learning_rate)
 
     def _build_loop(
         self, model: torch.nn.Module, data: DataSource, optimizer: torch.optim.Optimizer
@@ -133,7 +152,8 @@ class EnhancedTrainer:
         config = self.training_config
         batch_size = int(config.batch_size) * config.gradient_accumulation
         steps_per_epoch = -(-data.num_examples // batch_size)
-        num_epochs = self._num_epochs(steps_per_epoch)
+        from_scratch = starts_from_scratch(self.model_config)
+        num_epochs = num_epochs_for(config, from_scratch, steps_per_epoch)
         total_steps = min(config.max_steps or sys.maxsize, num_epochs * steps_per_epoch)
         scheduler = self.strategy.create_scheduler(optimizer, total_steps)
         phases = self.strategy.phases(model, num_epochs)
@@ -232,6 +252,17 @@ class EnhancedTrainer:
         self.prepare()
         assert self.state is not None and self.participants is not None
         restore_snapshot(load_checkpoint(checkpoint), self.state, self.participants)
+
+
+def adapter_name(model_config: ModelConfig) -> str:
+    """A registered model says which adapter it needs; any other has the configured one."""
+    entry = MODELS.get(model_config.name)
+    return entry.adapter if entry else model_config.adapter
+
+
+def starts_from_scratch(model_config: ModelConfig) -> bool:
+    """Whether the weights are new: the embedded model's, and a registered module's."""
+    return trains_from_scratch(model_config) or model_config.name in MODELS
 
 
 def seed_everything(seed: int) -> None:

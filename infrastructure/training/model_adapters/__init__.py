@@ -1,1 +1,37 @@
-"""What a model is to the loop: how to feed it and how to read its loss."""
+"""What a model is to the loop: how to feed it and how to read its loss.
+
+To add a kind of model: a subclass of `ModelAdapter` in a file here, and one line in `ADAPTERS`.
+"""
+
+import torch
+
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.core.lookup import look_up
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter as ModelAdapter
+from infrastructure.training.model_adapters.standard_adapter import (
+    StandardModelAdapter as StandardModelAdapter,
+)
+from infrastructure.training.model_adapters.tactical_mappo_adapter import (
+    TacticalMappoAdapter as TacticalMappoAdapter,
+)
+
+ADAPTERS: dict[str, type[ModelAdapter]] = {
+    "standard": StandardModelAdapter,
+    "tactical_mappo": TacticalMappoAdapter,
+}
+
+
+def get_model_adapter(
+    name: str,
+    model_config: ModelConfig,
+    training_config: TrainingConfig,
+    device: torch.device | str = "cpu",
+) -> ModelAdapter:
+    """The adapter called `name`.
+
+    Raises:
+        ValueError: there is no such adapter; suggests the nearest one.
+    """
+    adapter = look_up("model adapter", name, ADAPTERS)
+    return adapter(model_config, training_config, torch.device(device))

@@ -5,14 +5,16 @@ strategy can divide by the items of the whole optimizer batch, however it was sp
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
 
 Batch = dict[str, Any]
@@ -50,12 +52,13 @@ class ModelAdapter(ABC):
     """How to talk to one kind of model.
 
     Life: constructed with its configuration, `initialize_model()` once, then for every micro-batch
-    `prepare_batch` and `compute_loss`. Implementing the four abstract methods is enough.
+    `prepare_batch` and `compute_loss`. Implementing the abstract methods is enough.
 
     Attributes:
         model: the model, once initialised.
         tokenizer: its tokenizer, or None for models that read no text.
-        tokenizer_texts: gives the training texts, for a model whose tokenizer is made from them.
+        data_config: which data it will be fed, and in which form.
+        saved_tokenizer: folder of the tokenizer that this run began with, when it is resumed.
     """
 
     def __init__(
@@ -66,8 +69,8 @@ class ModelAdapter(ABC):
         self.device = torch.device(device)
         self.model: torch.nn.Module | None = None
         self.tokenizer: Any = None
-        self.tokenizer_texts: Callable[[], Iterable[str]] | None = None
-        self.max_length: int | None = None
+        self.data_config = DataConfig()
+        self.saved_tokenizer: Path | None = None
 
     @abstractmethod
     def initialize_model(self) -> torch.nn.Module:
@@ -93,13 +96,13 @@ class ModelAdapter(ABC):
         """Further held-out numbers of one batch, each a mean over its examples."""
         return {}
 
-    def create_data_source(self, data_config: Any, cache_config: Any, seed: int) -> DataSource:
-        """The model's own source of examples; only for models that do not read data files.
+    @abstractmethod
+    def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
+        """Where this model's examples come from, ready to be read.
 
         Raises:
-            ValueError: this model reads data files.
+            ValueError, DataError: the data cannot be used.
         """
-        raise ValueError(f"{type(self).__name__} reads training data from files: give a data path")
 
     def describe(self) -> dict[str, Any]:
         """What the model is, for run.json: name, parameters, backend."""

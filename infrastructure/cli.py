@@ -1,0 +1,179 @@
+"""The `temper` command: train, train-resume, train-eval, config, doctor.
+
+Exit codes: 0 done, 2 wrong input (one sentence, no traceback), 1 failed, 130 interrupted.
+Nothing heavy is imported before a command needs it, so that `--help` answers at once.
+"""
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.describe import describe
+from infrastructure.config.flags import add_config_flags, flags_given
+from infrastructure.config.loading import load_config
+from infrastructure.core.errors import TemperError, TrainingDivergedError
+from infrastructure.core.lookup import nearest
+from infrastructure.core.redact import redact
+from infrastructure.testing.doctor import examine, exit_code, render
+
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+log = logging.getLogger("temper")
+
+
+class OneSentenceParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are `ValueError`s: one sentence, no page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def create_parser() -> OneSentenceParser:
+    """The whole command line."""
+    parser = OneSentenceParser(
+        prog="temper",
+        description="Fine-tune language models on machines that go away.",
+        epilog="temper COMMAND --help lists the flags of a command.",
+    )
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", parser_class=OneSentenceParser
+    )
+    _add_train(commands)
+    _add_resume(commands)
+    _add_evaluate(commands)
+    settings = commands.add_parser("config", help="show every setting and where it came from")
+    add_config_flags(settings)
+    commands.add_parser("doctor", help="check versions, devices, memory and disk")
+    return parser
+
+
+def _add_train(commands: Any) -> None:
+    train = commands.add_parser("train", help="train a model")
+    train.add_argument(
+        "data", nargs="?", metavar="DATA", help="file, folder or hub data set (default: samples)"
+    )
+    add_config_flags(train)
+
+
+def _add_resume(commands: Any) -> None:
+    resume = commands.add_parser("train-resume", help="go on with a run that was interrupted")
+    resume.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="a run, RUN@step, or the path of a run or of a checkpoint (default: the newest run)",
+    )
+    resume.add_argument("--output", default="runs", metavar="DIR", help="folder of the runs")
+
+
+def _add_evaluate(commands: Any) -> None:
+    evaluate = commands.add_parser("train-eval", help="measure a trained model on held-out data")
+    evaluate.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
+    evaluate.add_argument("data", metavar="DATA", help="file, folder or hub data set")
+    add_config_flags(evaluate)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code."""
+    try:
+        parser = create_parser()
+        options = parse(parser, arguments)
+        if options.command is None:
+            parser.print_help()
+            return DONE
+        return COMMANDS[options.command](options)
+    except (TrainingDivergedError, OSError) as error:
+        return _fail(error, FAILED)
+    except (ValueError, TemperError) as error:
+        return _fail(error, WRONG_INPUT)
+    except KeyboardInterrupt:
+        print("temper: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def parse(parser: OneSentenceParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line; an unknown flag gets the nearest one that exists."""
+    options, unknown = parser.parse_known_args(arguments)
+    if not unknown:
+        return options
+    flag = unknown[0].split("=")[0]
+    meant = nearest(flag, known_flags(parser, options.command))
+    hint = f"; did you mean {meant}?" if meant else f"; see temper {options.command or ''} --help"
+    raise ValueError(f"unknown argument {flag!r}{hint}")
+
+
+def known_flags(parser: argparse.ArgumentParser, command: str | None) -> list[str]:
+    """All flags of a command."""
+    choices = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    chosen = choices[0][command] if command else parser
+    return [flag for action in chosen._actions for flag in action.option_strings]
+
+
+def _fail(error: BaseException, code: int) -> int:
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+    print(redact(f"temper: {error}{notes}"), file=sys.stderr)
+    log.debug("where it happened", exc_info=error)
+    return code
+
+
+def _configure(options: argparse.Namespace, **settings: Any) -> DeploymentConfig:
+    """The configuration of a command; what must be set before torch is imported is set here."""
+    config = load_config(options.config, flags={**flags_given(options), **settings})
+    _start_logging(config.log_level)
+    if config.cuda_visible_devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = config.cuda_visible_devices
+    return config
+
+
+def _start_logging(level: str) -> None:
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
+    logging.captureWarnings(True)
+
+
+def _deployment() -> Any:
+    """The module that imports torch; loaded when a command needs it."""
+    return importlib.import_module("infrastructure.deployment.commands")
+
+
+def _train(options: argparse.Namespace) -> int:
+    settings = {} if options.data is None else {"data.path": options.data}
+    return int(_deployment().train(_configure(options, **settings)))
+
+
+def _resume(options: argparse.Namespace) -> int:
+    _start_logging("INFO")
+    return int(_deployment().resume(options.run, options.output))
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    config = _configure(options, **{"model.name": options.model, "data.eval_path": options.data})
+    return int(_deployment().evaluate(config))
+
+
+def _show_config(options: argparse.Namespace) -> int:
+    print(describe(_configure(options)))
+    return DONE
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = examine()
+    print(render(findings))
+    return exit_code(findings)
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "train": _train,
+    "train-resume": _resume,
+    "train-eval": _evaluate,
+    "config": _show_config,
+    "doctor": _doctor,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""One whole run: prepare, measure, train, measure again, save, report.
+
+`TrainingDeployment(config).run()` is what the command line and the notebooks call.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
+from infrastructure.core.files import write_json
+from infrastructure.core.errors import CheckpointError
+from infrastructure.deployment.run_directory import RunDirectory, plan_run
+from infrastructure.deployment.run_record import (
+    closing_lines,
+    describe_model,
+    record_run,
+    summarise,
+)
+from infrastructure.deployment.signals import stop_on_signals
+from infrastructure.evaluation.held_out import HeldOut, measure
+from infrastructure.monitoring.report import write_report
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.data.samples import SAMPLE_HELDOUT, SAMPLE_TRAIN
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.metrics.metrics_logger import MetricsLogger
+from infrastructure.training.metrics.sinks import make_sinks
+from infrastructure.training.models.source import EMBEDDED
+from infrastructure.training.observers import (
+    EarlyStopping,
+    MetricsObserver,
+    ProgressObserver,
+    ReportObserver,
+)
+from infrastructure.training.state import TrainingState
+from infrastructure.training.trainer_factory import TrainerFactory
+
+log = logging.getLogger(__name__)
+
+
+class TrainingDeployment:
+    """A run from configuration to report.
+
+    Args:
+        config: everything the run is told.
+        say: shows a line to a person.
+    """
+
+    def __init__(self, config: DeploymentConfig, say: Callable[[str], None] = print) -> None:
+        self.config = config
+        self.say = say
+
+    def run(self) -> dict[str, Any]:
+        """Start a new run and train to its end.
+
+        Returns:
+            What summary.json holds.
+
+        Raises:
+            ValueError, TemperError: the run cannot be started as it is; nothing was trained.
+            Exception: the training failed; the finished steps are in a checkpoint.
+        """
+        use_sample_data(self.config)
+        self.config.check_supported()
+        run = plan_run(Path(self.config.output_dir), self.config.run_name or self.config.model.name)
+        trainer = self._prepare()
+        run.path.mkdir()
+        record_run(run, self.config, trainer)
+        self.say(f"Run {run.run_id}: measuring the model before the training")
+        before = measure(trainer)
+        write_json(run.before_file, before.to_dict())
+        return self._train(run, trainer, before)
+
+    def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> dict[str, Any]:
+        """Go on with `run` from `checkpoint`, or from its newest that verifies.
+
+        Raises:
+            CheckpointError: there is nothing to go on from, or it is damaged.
+            ValueError: the run's data or model is not what it was.
+        """
+        checkpoint = checkpoint or CheckpointManager(run.checkpoints).newest()
+        trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
+        refuse_other_data(run, trainer)
+        before = HeldOut.from_dict(json.loads(run.before_file.read_text()))
+        self.say(f"Run {run.run_id}: going on from {checkpoint.name}")
+        return self._train(run, trainer, before, checkpoint)
+
+    def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:
+        """Model and data, read and checked, so that whatever is wrong with them is told now."""
+        for note in self.config.notes():
+            self.say(f"note: {note}")
+        config = self.config
+        trainer = TrainerFactory().create_trainer(
+            config.model,
+            config.training,
+            config.data,
+            device=config.device,
+            cache_config=config.cache,
+        )
+        trainer.adapter.saved_tokenizer = saved_tokenizer
+        trainer.initialize_model()
+        data = trainer.initialize_data()
+        self.say(describe_model(trainer))
+        report = getattr(data, "report", None)
+        for line in [*(report.lines() if report else []), *trainer.adapter.notes()]:
+            self.say(line)
+        return trainer
+
+    def _train(
+        self,
+        run: RunDirectory,
+        trainer: EnhancedTrainer,
+        before: HeldOut,
+        checkpoint: Path | None = None,
+    ) -> dict[str, Any]:
+        trainer.save_checkpoints_to(run.checkpoints)
+        trainer.add_hooks(self._observers(run))
+        trainer.prepare()
+        assert trainer.state is not None
+        if checkpoint is not None:
+            trainer.restore(checkpoint)
+        self.say(f"Training for {trainer.state.total_steps} steps; Ctrl-C saves and stops")
+        started = time.monotonic()
+        write_json(run.summary_file, {"status": "running"})
+        try:
+            with stop_on_signals(trainer.state):
+                state = trainer.train()
+        except BaseException as error:
+            summary = summarise(run, trainer, time.monotonic() - started, before, error=error)
+            self._close(run, summary)
+            raise
+        return self._finish(run, trainer, state, before, time.monotonic() - started)
+
+    def _finish(
+        self,
+        run: RunDirectory,
+        trainer: EnhancedTrainer,
+        state: TrainingState,
+        before: HeldOut,
+        seconds: float,
+    ) -> dict[str, Any]:
+        if state.stop_reason is not None and state.stop_reason.startswith("SIG"):
+            summary = summarise(run, trainer, seconds, before)
+            self._close(run, summary)
+            self.say(f"Stopped at step {state.step}; go on with: temper train-resume {run.path}")
+            return summary
+        trainer.adapter.save(run.final)
+        self.say("Measuring the trained model")
+        after = measure(trainer)
+        summary = summarise(run, trainer, seconds, before, after)
+        self._close(run, summary)
+        for line in closing_lines(run, summary, after):
+            self.say(line)
+        return summary
+
+    def _close(self, run: RunDirectory, summary: dict[str, Any]) -> None:
+        write_json(run.summary_file, summary)
+        try:
+            write_report(run.path)
+        except Exception as error:  # a page to look at never costs finished work
+            log.warning("report.html was not written: %r", error)
+
+    def _observers(self, run: RunDirectory) -> list[Hook]:
+        training = self.config.training
+        hooks: list[Hook] = [
+            MetricsObserver(MetricsLogger(make_sinks(training.metrics_sinks, run.path))),
+            ProgressObserver(),
+            ReportObserver(run.path),
+        ]
+        if training.early_stopping_patience is not None:
+            patience, delta = training.early_stopping_patience, training.early_stopping_min_delta
+            hooks.append(EarlyStopping(patience, delta))
+        return hooks
+
+
+def use_sample_data(config: DeploymentConfig) -> None:
+    """The embedded model without a data path trains on the sample tasks that come with it."""
+    if config.data.path is None and config.model.name == EMBEDDED:
+        config.data.path = str(SAMPLE_TRAIN)
+        config.data.eval_path = config.data.eval_path or str(SAMPLE_HELDOUT)
+        config.data.task_column = config.data.task_column or "task"
+
+
+def refuse_other_data(run: RunDirectory, trainer: EnhancedTrainer) -> None:
+    """A run goes on with the data it began with.
+
+    Raises:
+        CheckpointError: the data has changed since.
+    """
+    began_with = run.read_run()["data"]["fingerprint"]
+    found = trainer.initialize_data().fingerprint
+    if found != began_with:
+        raise CheckpointError(
+            f"the data of run {run.run_id} has changed since it began (fingerprint {found[:12]},"
+            f" it was {began_with[:12]}): bring the old files back, or start a new run"
+        )

@@ -1,0 +1,164 @@
+"""What a run writes down about itself: run.json at its start, summary.json at its end."""
+
+import math
+import shlex
+import sys
+import time
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.files import write_json
+from infrastructure.core.hardware import detect
+from infrastructure.core.redact import redact
+from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.evaluation.held_out import HeldOut
+from infrastructure.monitoring.tables import before_after_table
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+
+RECORDED_PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "unsloth",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+)
+
+
+def installed_versions() -> dict[str, str]:
+    """Version of Python and of every recorded package that is installed."""
+    versions = {"python": sys.version.split()[0]}
+    for package in RECORDED_PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTrainer) -> None:
+    """Write run.json, the tokenizer and the quarantined rows, before the first step."""
+    data = trainer.initialize_data()
+    report = getattr(data, "report", None)
+    write_json(
+        run.run_file,
+        {
+            "run_id": run.run_id,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": redact(shlex.join(sys.argv)),
+            "configuration": config.to_dict(),
+            "config": {
+                key: {"value": _json_value(config.value(key)), "source": source.place}
+                for key, source in config.sources().items()
+            },
+            "versions": installed_versions(),
+            "hardware": {**asdict(detect(run.path)), "device": str(trainer.device)},
+            "precision": trainer.precision.name,
+            "model": trainer.adapter.describe(),
+            "data": {
+                "fingerprint": data.fingerprint,
+                "num_examples": data.num_examples,
+                **(report.to_dict() if report else {}),
+            },
+        },
+    )
+    if report is not None:
+        report.write_quarantine(run.quarantine_file)
+    if trainer.adapter.tokenizer is not None:
+        trainer.adapter.tokenizer.save_pretrained(run.tokenizer)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    return value if isinstance(value, int | float | bool | list | dict | None) else str(value)
+
+
+def summarise(
+    run: RunDirectory,
+    trainer: EnhancedTrainer,
+    seconds: float,
+    before: HeldOut,
+    after: HeldOut | None = None,
+    error: BaseException | None = None,
+) -> dict[str, Any]:
+    """What summary.json holds: outcome, numbers before and after, an example, and paths."""
+    state = trainer.state
+    assert state is not None
+    status = "failed" if error is not None else "finished" if after is not None else "stopped"
+    example = {"prompt": before.example.get("prompt"), "expected": before.example.get("expected")}
+    written = {"before": before.example.get("written")}
+    if after is not None:
+        written["after"] = after.example.get("written")
+    paths = {
+        "run": run.path,
+        "model": run.final,
+        "checkpoints": run.checkpoints,
+        "metrics": run.path / "metrics.jsonl",
+        "report": run.path / "report.html",
+    }
+    return {
+        "status": status,
+        "reason": state.stop_reason,
+        "error": None if error is None else redact(f"{type(error).__name__}: {error}"),
+        "steps": state.step,
+        "total_steps": state.total_steps,
+        "epochs": state.position.epoch,
+        "tokens": state.num_tokens,
+        "seconds": seconds,
+        "loss": state.loss if math.isfinite(state.loss) else None,
+        "peak_memory_bytes": state.metrics.get("memory_bytes"),
+        "before": before.table_row(),
+        "after": None if after is None else after.table_row(),
+        "example": {**example, **written} if before.example else None,
+        "paths": {name: str(path) for name, path in paths.items() if path.exists()},
+    }
+
+
+def closing_lines(run: RunDirectory, summary: dict[str, Any], after: HeldOut) -> list[str]:
+    """What is shown at the end: the table, an example, and where everything lies."""
+    lines = ["", before_after_table(summary["before"], summary["after"])]
+    if after.num_questions:
+        lines.append(f"(exact match over {after.num_questions} held-out prompts)")
+    if summary["example"]:
+        example = summary["example"]
+        lines += ["", "A held-out example", *_indented("prompt", example["prompt"])]
+        lines += _indented("expected", example["expected"])
+        lines += _indented("before", example["before"]) + _indented("after", example["after"])
+    lines += ["", "Where everything lies"]
+    lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
+    lines.append(f"  look at it   open {_relative(str(run.path / 'report.html'))} in a browser")
+    return lines
+
+
+def _indented(name: str, text: str) -> list[str]:
+    first, *rest = (text or "(nothing)").splitlines() or [""]
+    return [f"  {name:<9} {first}", *(f"            {line}" for line in rest)]
+
+
+def _relative(path: str) -> str:
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
+
+
+def describe_model(trainer: EnhancedTrainer) -> str:
+    """One line on the model that is about to train."""
+    model: torch.nn.Module = trainer.initialize_model()
+    described = trainer.adapter.describe()
+    total = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    share = "" if trained == total else f", {trained / 1e6:.2f} M of them trained"
+    return (
+        f"Model {described['name']}: {total / 1e6:.2f} M parameters{share},"
+        f" {trainer.precision.name} on {trainer.device}"
+    )

@@ -1,0 +1,92 @@
+"""Answers that a model writes for held-out prompts, and how many of them are exactly right.
+
+Greedy decoding, so that the same model gives the same answers. For models that have `generate`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ANSWER_MARGIN_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt (text and its token ids), the answer that is right, and its kind of task."""
+
+    prompt: str
+    prompt_ids: Sequence[int]
+    expected: str
+    expected_length: int
+    task: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model wrote to a question."""
+
+    question: Question
+    text: str
+
+    @property
+    def is_exact(self) -> bool:
+        """Equal to the expected answer, white space around it aside."""
+        return self.text.strip() == self.question.expected.strip()
+
+
+@torch.no_grad()
+def generate_answers(
+    model: Any, tokenizer: Any, questions: Iterable[Question], batch_size: int = 32
+) -> list[Answer]:
+    """One greedy answer to each question, in the order of the questions.
+
+    A batch may write as many tokens as its longest expected answer and a few more, so a model that
+    does not stop is cut there and counted as wrong.
+    """
+    questions = list(questions)
+    by_length = sorted(range(len(questions)), key=lambda i: len(questions[i].prompt_ids))
+    texts = [""] * len(questions)
+    was_training = model.training
+    model.eval()
+    for start in range(0, len(by_length), batch_size):
+        batch = by_length[start : start + batch_size]
+        written = _generate_batch(model, tokenizer, [questions[i] for i in batch])
+        for index, text in zip(batch, written, strict=True):
+            texts[index] = text
+    model.train(was_training)
+    return [Answer(question, text) for question, text in zip(questions, texts, strict=True)]
+
+
+def _generate_batch(model: Any, tokenizer: Any, questions: list[Question]) -> list[str]:
+    device = next(model.parameters()).device
+    width = max(len(question.prompt_ids) for question in questions)
+    pad = tokenizer.pad_token_id
+    ids = torch.full((len(questions), width), pad, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, question in enumerate(questions):  # padded on the left: all prompts end together
+        length = len(question.prompt_ids)
+        ids[row, width - length :] = torch.tensor(list(question.prompt_ids))
+        mask[row, width - length :] = 1
+    output = model.generate(
+        input_ids=ids.to(device),
+        attention_mask=mask.to(device),
+        max_new_tokens=max(q.expected_length for q in questions) + ANSWER_MARGIN_TOKENS,
+        do_sample=False,
+        pad_token_id=pad,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return list(tokenizer.batch_decode(output[:, width:], skip_special_tokens=True))
+
+
+def exact_match_by_task(answers: Iterable[Answer]) -> dict[str, float]:
+    """Share of exact answers by task, and over all of them under "all"."""
+    answers = list(answers)
+    tasks = sorted({answer.question.task for answer in answers} - {""})
+    shares = {task: _share([a for a in answers if a.question.task == task]) for task in tasks}
+    return {**shares, "all": _share(answers)} if answers else {}
+
+
+def _share(answers: list[Answer]) -> float:
+    return sum(answer.is_exact for answer in answers) / len(answers)

@@ -1,0 +1,70 @@
+"""What a model can do on held-out data: loss, exact match by task, and an example to look at."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from infrastructure.evaluation.generation import (
+    Answer,
+    Question,
+    exact_match_by_task,
+    generate_answers,
+)
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+
+MAX_QUESTIONS = 320
+
+
+@dataclass
+class HeldOut:
+    """Numbers of one measurement.
+
+    Attributes:
+        metrics: `eval_loss` and what the model's adapter adds.
+        exact_match: share of exactly right answers by task, and under "all"; empty where the data
+            has no prompts and answers.
+        num_questions: held-out prompts that were answered.
+        example: one prompt, its expected answer and what was written.
+    """
+
+    metrics: dict[str, float]
+    exact_match: dict[str, float] = field(default_factory=dict)
+    num_questions: int = 0
+    example: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Self:
+        return cls(**saved)
+
+    def table_row(self) -> dict[str, Any]:
+        """As the before → after table and summary.json take it."""
+        return {**self.metrics, "exact_match": self.exact_match}
+
+
+def measure(trainer: EnhancedTrainer, max_questions: int = MAX_QUESTIONS) -> HeldOut:
+    """Loss over all held-out examples, and greedy answers to at most `max_questions` of them."""
+    metrics = trainer.evaluate()
+    answers = answer_questions(trainer, max_questions)
+    held_out = HeldOut(metrics, exact_match_by_task(answers), len(answers))
+    if answers:
+        shown = answers[0]
+        held_out.example = {
+            "prompt": shown.question.prompt,
+            "expected": shown.question.expected,
+            "written": shown.text,
+        }
+    return held_out
+
+
+def answer_questions(trainer: EnhancedTrainer, max_questions: int) -> list[Answer]:
+    """Greedy answers, if the model can write and the held-out data has answers to compare with."""
+    model, data = trainer.initialize_model(), trainer.initialize_data()
+    if not isinstance(data, DataPipeline) or not hasattr(model, "generate"):
+        return []
+    questions = data.questions(max_questions)
+    with trainer.precision.autocast():
+        return generate_answers(model, trainer.adapter.tokenizer, questions)

@@ -1,0 +1,116 @@
+"""Causal language models: token batches, packed where that is right, loss per supervised token."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.resource_config import CacheConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.data.collate import pack, pad
+from infrastructure.training.data.data_pipeline import DataPipeline, training_texts
+from infrastructure.training.data.rows import TokenizedExample
+from infrastructure.training.model_adapters.base_adapter import (
+    Batch,
+    DataSource,
+    LossOutput,
+    ModelAdapter,
+)
+from infrastructure.training.models.model_manager import ModelManager
+from infrastructure.training.models.packing_check import prepare_packing
+from infrastructure.training.models.saving import save_model
+from infrastructure.training.models.token_loss import TokenLoss, backbone, supervised_targets
+
+
+class StandardModelAdapter(ModelAdapter):
+    """Any causal language model that `ModelManager` loads.
+
+    Attributes:
+        packs: whether batches are packed rows; False when padding was asked for, or when the
+            model was measured to let packed examples see each other.
+    """
+
+    def __init__(
+        self, model_config: ModelConfig, training_config: TrainingConfig, device: torch.device
+    ) -> None:
+        super().__init__(model_config, training_config, device)
+        self.token_loss = TokenLoss()
+        self.packs = False
+        self.description: dict[str, Any] = {"name": model_config.name}
+        self._notes: list[str] = []
+
+    def initialize_model(self) -> torch.nn.Module:
+        loaded = ModelManager(
+            self.model_config,
+            device=self.device,
+            seed=self.training_config.seed,
+            gradient_checkpointing=self.training_config.gradient_checkpointing,
+            memory_efficient_attention=self.training_config.memory_efficient_attention,
+            max_length=self.data_config.max_length,
+            tokenizer_texts=lambda: training_texts(self.data_config),
+            tokenizer_directory=self.saved_tokenizer,
+        ).load()
+        self.model, self.tokenizer = loaded.model, loaded.tokenizer
+        self.description = loaded.description
+        if self.data_config.packing:
+            self._try_packing(loaded.model)
+        if self.training_config.compile_mode is not None:
+            compiled = backbone(loaded.model) or loaded.model
+            compiled.compile(mode=self.training_config.compile_mode)
+        return loaded.model
+
+    def _try_packing(self, model: torch.nn.Module) -> None:
+        check = prepare_packing(model)
+        self.packs = check.isolated
+        if not check.isolated:
+            self._notes.append(check.reason)
+
+    def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
+        """One packed row or padded rows on the device; the targets are found before that."""
+        rows = pack(examples) if self.packs else pad(examples, self.tokenizer.pad_token_id)
+        batch: Batch = dict(rows)
+        labels = batch.pop("labels")
+        positions, targets = supervised_targets(labels, batch.get("cu_seq_lens"))
+        batch |= {"target_positions": positions, "targets": targets}
+        return {name: self._to_device(value) for name, value in batch.items()}
+
+    def _to_device(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or self.device.type == "cpu":
+            return value
+        if self.data_config.pin_memory:
+            value = value.pin_memory()
+        return value.to(self.device, non_blocking=True)
+
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
+        loss_sum, num_items = self.token_loss(model, batch)
+        return LossOutput(loss_sum, num_items)
+
+    def count_items(self, examples: Sequence[TokenizedExample]) -> int:
+        return sum(int(example.supervised.sum()) for example in examples)
+
+    def count_tokens(self, examples: Sequence[TokenizedExample]) -> int:
+        return sum(len(example.input_ids) for example in examples)
+
+    def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
+        """The data files of the configuration, read and tokenised.
+
+        Raises:
+            ValueError, DataError: they cannot be used; names file, line and remedy.
+        """
+        pipeline = DataPipeline(
+            self.data_config, self.tokenizer, cache_config=cache_config, seed=seed
+        )
+        pipeline.prepare()
+        return pipeline
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.description, "packing": self.packs, "loss_method": self.token_loss.method}
+
+    def notes(self) -> list[str]:
+        return list(self._notes)
+
+    def save(self, directory: Path) -> None:
+        assert self.model is not None
+        save_model(self.model, self.tokenizer, directory)

@@ -1,0 +1,37 @@
+"""UnslothTrainer: the same training, with a model that Unsloth loads and patches.
+
+Unsloth changes transformers when it is imported, so it comes first: make this trainer before
+anything else imports transformers.
+"""
+
+from typing import Any
+
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.models.unsloth_backend import prepare_backend
+
+
+class UnslothTrainer(EnhancedTrainer):
+    """An `EnhancedTrainer` whose model comes from Unsloth.
+
+    Raises:
+        MissingPackageError: unsloth is not installed.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        training_config: TrainingConfig | None = None,
+        data_config: DataConfig | None = None,
+        **options: Any,
+    ) -> None:
+        model_config = model_config.model_copy(update={"backend": "unsloth"})
+        prepare_backend(model_config)
+        super().__init__(
+            model_config,
+            training_config or TrainingConfig(),
+            data_config or DataConfig(),
+            **options,
+        )

@@ -1,0 +1,72 @@
+"""Runs are named, and found again, as people name them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infrastructure.deployment.run_directory import RunDirectory, find_run, plan_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name, steps in (("20260101-000000-a-11", [10, 20]), ("20260102-000000-b-22", [5])):
+        for step in steps:
+            (tmp_path / name / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text(json.dumps({"run_id": name}))
+    return tmp_path
+
+
+def test_the_newest_run_is_the_default(runs: Path) -> None:
+    run, checkpoint = find_run(None, runs)
+    assert (run.run_id, checkpoint) == ("20260102-000000-b-22", None)
+
+
+def test_a_run_is_named_by_id_or_path(runs: Path) -> None:
+    for name in ("20260101-000000-a-11", str(runs / "20260101-000000-a-11")):
+        run, checkpoint = find_run(name, runs)
+        assert (run.run_id, checkpoint) == ("20260101-000000-a-11", None)
+
+
+def test_a_checkpoint_is_named_by_step_or_path(runs: Path) -> None:
+    path = runs / "20260101-000000-a-11" / "checkpoints" / "step-00000010"
+    for name in ("20260101-000000-a-11@10", str(path)):
+        run, checkpoint = find_run(name, runs)
+        assert run.run_id == "20260101-000000-a-11"
+        assert checkpoint == path.resolve()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("20260101-000000-a-12", "did you mean '20260101-000000-a-11'"),
+        ("20260101-000000-a-11@15", "no checkpoint at step '15'; it has: 10, 20"),
+    ],
+)
+def test_a_wrong_name_says_what_there_is(runs: Path, name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_run(name, runs)
+
+
+def test_no_run_at_all_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="temper train"):
+        find_run(None, tmp_path)
+
+
+def test_a_new_run_is_planned_and_not_made(tmp_path: Path) -> None:
+    run = plan_run(tmp_path / "out", "owner/name of model")
+    assert run.path.parent == tmp_path / "out"
+    assert "owner-name-of-model" in run.run_id
+    assert not run.path.exists()
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be written to"):
+        plan_run(tmp_path / "file", "model")
+
+
+def test_a_damaged_run_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ValueError, match="not readable JSON"):
+        RunDirectory(tmp_path).read_run()

@@ -1,0 +1,301 @@
+"""Whatever a person gets wrong ends in exit code 2 and one sentence: what, where, what to do.
+
+Each row: what is wrong, the files it needs, the command line, and words that the sentence must have.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from infrastructure.cli import WRONG_INPUT, main
+
+Files = dict[str, bytes | str]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    what: str
+    command: str
+    says: list[str]
+    files: Files = field(default_factory=dict)
+
+
+GOOD_ROW = json.dumps({"prompt": "Say a.", "completion": "a"})
+GOOD_DATA = "\n".join([GOOD_ROW] * 40)
+ROW = {"prompt": "Say b.", "completion": "b"}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+
+CONFIGURATION = [
+    Wrong("unknown flag", "train --batchsize 4", ["--batchsize", "--batch-size"]),
+    Wrong("unknown command", "tran", ["tran", "train"]),
+    Wrong("text for a number", "config --batch-size many", ["batch_size", "many"]),
+    Wrong("number out of range", "config --batch-size 0", ["batch_size", "at least 1"]),
+    Wrong("share out of range", "config --validation-split 1.5", ["validation_split", "1.5"]),
+    Wrong("unknown choice", "config --scheduler-type cosin", ["scheduler_type", "cosine"]),
+    Wrong("negative learning rate", "config --learning-rate -1", ["learning_rate"]),
+    Wrong("infinite learning rate", "config --learning-rate inf", ["learning_rate"]),
+    Wrong("one checkpoint only", "config --keep-checkpoints 1", ["keep_checkpoints", "2"]),
+    Wrong("flag without value", "config --batch-size", ["--batch-size"]),
+    Wrong("config file missing", "config --config nowhere.yaml", ["nowhere.yaml"]),
+    Wrong(
+        "config file is not YAML",
+        "config --config bad.yaml",
+        ["bad.yaml", "2"],
+        {"bad.yaml": "training:\n  batch_size: [1\n"},
+    ),
+    Wrong(
+        "config file is a list",
+        "config --config list.yaml",
+        ["list.yaml"],
+        {"list.yaml": "- 1\n- 2\n"},
+    ),
+    Wrong(
+        "unknown key in a file",
+        "config --config typo.yaml",
+        ["bath_size", "batch_size"],
+        {"typo.yaml": "training:\n  bath_size: 4\n"},
+    ),
+    Wrong(
+        "unknown section in a file",
+        "config --config typo.yaml",
+        ["trainning", "training"],
+        {"typo.yaml": "trainning:\n  batch_size: 4\n"},
+    ),
+    Wrong(
+        "a key twice",
+        "config --config twice.yaml",
+        ["twice.yaml", "batch_size"],
+        {"twice.yaml": "training:\n  batch_size: 4\n  batch_size: 8\n"},
+    ),
+    Wrong(
+        "two spellings that disagree",
+        "config --config two.yaml",
+        ["data.batch_size", "training.batch_size"],
+        {"two.yaml": "training:\n  batch_size: 4\ndata:\n  batch_size: 8\n"},
+    ),
+    Wrong(
+        "epochs and steps for one thing",
+        "config --checkpoint-interval 2 --checkpoint-frequency 100",
+        ["checkpoint_interval", "checkpoint_frequency"],
+    ),
+    Wrong("a size that is none", "config --memory-limit 8XB", ["memory_limit", "8XB"]),
+    Wrong("a feature of a later part", "train --mode blockwise", ["mode"]),
+    Wrong("a GPU that is not there", "train --device cuda:7", ["cuda:7"]),
+    Wrong("fp16 on a CPU", "train --mixed-precision fp16 --device cpu", ["fp16", "GPU"]),
+]
+
+DATA = [
+    Wrong("data file missing", "train nowhere.jsonl", ["nowhere.jsonl"]),
+    Wrong("data file empty", "train empty.jsonl", ["empty.jsonl"], {"empty.jsonl": ""}),
+    Wrong("data folder empty", "train folder", ["folder"], {"folder/.keep": ""}),
+    Wrong("unknown extension", "train data.xyz", ["data.xyz"], {"data.xyz": "hello"}),
+    Wrong(
+        "mostly broken JSON",
+        "train broken.jsonl",
+        ["broken.jsonl", "max_bad_rows_percent"],
+        {"broken.jsonl": "\n".join([GOOD_ROW, "{", "[", '{"prompt": 1'])},
+    ),
+    Wrong(
+        "invalid UTF-8",
+        "train latin.jsonl",
+        ["latin.jsonl", "UTF-8"],
+        {"latin.jsonl": b'{"prompt": "\xe4\xf6", "completion": "\xff"}\n' * 9},
+    ),
+    Wrong(
+        "a page instead of data",
+        "train page.jsonl",
+        ["page.jsonl", "HTML"],
+        {"page.jsonl": "<!DOCTYPE html><html><body>404</body></html>"},
+    ),
+    Wrong(
+        "columns that say nothing",
+        "train odd.jsonl",
+        ["odd.jsonl", "alpha", "beta"],
+        {"odd.jsonl": '{"alpha": "1", "beta": "2"}\n' * 20},
+    ),
+    Wrong(
+        "a prompt column that is not there",
+        "train data.jsonl --prompt-column questoin",
+        ["questoin"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "an unknown shape",
+        "train data.jsonl --data-shape alpacca",
+        ["alpacca", "alpaca"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "an unknown format",
+        "train data.jsonl --data-format jsonn",
+        ["jsonn", "json"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "empty answers",
+        "train hollow.jsonl",
+        ["hollow.jsonl"],
+        {"hollow.jsonl": '{"prompt": "a", "completion": ""}\n' * 20},
+    ),
+    Wrong(
+        "held-out file missing",
+        "train data.jsonl --eval-data nowhere.jsonl",
+        ["nowhere.jsonl"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a damaged Parquet file",
+        "train data.parquet",
+        ["data.parquet"],
+        {"data.parquet": b"PAR1 not really PAR1"},
+    ),
+    Wrong(
+        "a damaged HDF5 file",
+        "train data.h5",
+        ["data.h5"],
+        {"data.h5": b"\x89HDF\r\n\x1a\n" + b"\0" * 64},
+    ),
+    Wrong(
+        "a CSV whose rows are too short",
+        "train ragged.csv",
+        ["ragged.csv"],
+        {"ragged.csv": "prompt,completion\n" + "only one\n" * 20},
+    ),
+    Wrong("a model that needs data", "train --model-name ./folder", ["folder"]),
+]
+
+MODEL = [
+    Wrong(
+        "model folder missing",
+        "train data.jsonl --model ./nowhere",
+        ["nowhere", "no such folder"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "folder without a model",
+        "train data.jsonl --model ./folder",
+        ["folder", "config.json"],
+        {"data.jsonl": GOOD_DATA, "folder/readme.txt": "hello"},
+    ),
+    Wrong(
+        "a file for a model",
+        "train data.jsonl --model ./data.jsonl",
+        ["data.jsonl", "folder"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "model without weights",
+        "train data.jsonl --model ./folder",
+        ["folder", "weights"],
+        {"data.jsonl": GOOD_DATA, "folder/config.json": json.dumps(LLAMA)},
+    ),
+    Wrong(
+        "pickled weights",
+        "train data.jsonl --model ./folder",
+        ["folder", "pickled", "safe_serialization"],
+        {
+            "data.jsonl": GOOD_DATA,
+            "folder/config.json": json.dumps(LLAMA),
+            "folder/pytorch_model.bin": b"\x80\x04.",
+        },
+    ),
+    Wrong(
+        "damaged weights",
+        "train data.jsonl --model ./folder",
+        ["model.safetensors", "damaged"],
+        {
+            "data.jsonl": GOOD_DATA,
+            "folder/config.json": json.dumps(LLAMA),
+            "folder/model.safetensors": b"\xff" * 100,
+        },
+    ),
+    Wrong(
+        "model configuration that is no JSON",
+        "train data.jsonl --model ./folder",
+        ["folder"],
+        {"data.jsonl": GOOD_DATA, "folder/config.json": "{"},
+    ),
+    Wrong(
+        "heads that do not divide the width",
+        "train --embedded-hidden-size 100 --embedded-num-heads 7",
+        ["hidden_size", "num_heads"],
+    ),
+    Wrong("output that is a file", "train --output file", ["file"], {"file": ""}),
+]
+
+CHECKPOINT = [
+    Wrong("no run to go on with", "train-resume", ["runs", "temper train"]),
+    Wrong("a run that is not there", "train-resume nowhere", ["nowhere"]),
+    Wrong(
+        "a run without checkpoints",
+        "train-resume runs/a",
+        ["no checkpoint"],
+        {"runs/a/run.json": "{}"},
+    ),
+    Wrong(
+        "a step that was not saved",
+        "train-resume a@7",
+        ["step '7'"],
+        {"runs/a/run.json": "{}"},
+    ),
+    Wrong(
+        "a damaged run.json",
+        "train-resume runs/a",
+        ["run.json"],
+        {"runs/a/run.json": "{", "runs/a/checkpoints/step-00000001/manifest.json": "{}"},
+    ),
+    Wrong(
+        "a checkpoint without manifest",
+        "train-resume runs/a/checkpoints/step-00000003",
+        ["manifest.json"],
+        {"runs/a/run.json": "{}", "runs/a/checkpoints/step-00000003/state.json": "{}"},
+    ),
+    Wrong("evaluating nothing", "train-eval", ["MODEL"]),
+    Wrong(
+        "evaluating a model that is not there",
+        "train-eval ./nowhere data.jsonl",
+        ["nowhere"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "evaluating an unfinished run",
+        "train-eval runs/a data.jsonl",
+        ["runs/a", "train-resume"],
+        {"runs/a/run.json": "{}", "data.jsonl": GOOD_DATA},
+    ),
+]
+
+TABLE = CONFIGURATION + DATA + MODEL + CHECKPOINT
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(TABLE) >= 40
+    assert len({wrong.what for wrong in TABLE}) == len(TABLE)
+
+
+@pytest.mark.parametrize("wrong", TABLE, ids=lambda wrong: wrong.what)
+def test_wrong_input_ends_in_one_sentence(
+    wrong: Wrong,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    restore_logging: Callable[[], None],
+) -> None:
+    for name, content in wrong.files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TEMPER_CACHE__DIRECTORY", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code = main(wrong.command.split())
+    error = capsys.readouterr().err.strip().splitlines()
+    assert code == WRONG_INPUT, error
+    sentence = error[-1]
+    assert sentence.startswith("temper: ")
+    assert "Traceback" not in "".join(error)
+    for words in wrong.says:
+        assert words in sentence

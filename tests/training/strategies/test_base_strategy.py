@@ -1,0 +1,118 @@
+"""Schedules, parameter groups and the update, on numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.state import StepOutput
+from infrastructure.training.strategies import STRATEGIES, get_training_strategy
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from tests.training.toy import ToyAdapter, ToyModel
+
+
+def learning_rates(total_steps: int, **settings: object) -> list[float]:
+    strategy = get_training_strategy("standard", TrainingConfig(**settings))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = strategy.create_scheduler(optimizer, total_steps)
+    rates = []
+    for _ in range(total_steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def test_warm_up_rises_and_cosine_falls() -> None:
+    rates = learning_rates(12, warmup_steps=3, scheduler_type="cosine")
+    assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    expected = [0.5 * (1 + math.cos(math.pi * k / 9)) for k in range(9)]
+    assert rates[3:] == pytest.approx(expected)
+
+
+def test_linear_and_constant_schedules() -> None:
+    assert learning_rates(4, warmup_steps=0, scheduler_type="linear") == [1.0, 0.75, 0.5, 0.25]
+    assert learning_rates(3, warmup_steps=0, scheduler_type="constant") == [1.0, 1.0, 1.0]
+
+
+def test_warm_up_never_takes_more_than_half() -> None:
+    assert max(learning_rates(4, warmup_steps=1000, scheduler_type="constant")) == 1.0
+
+
+def test_only_matrices_decay() -> None:
+    strategy = get_training_strategy("standard", TrainingConfig(weight_decay=0.1))
+    groups = strategy.parameter_groups(ToyModel(), 0.5)
+    assert [(g["weight_decay"], {p.ndim for p in g["params"]}) for g in groups] == [
+        (0.1, {2}),
+        (0.0, {1}),
+    ]
+    assert {g["lr"] for g in groups} == {0.5}
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
+def test_the_optimizer_is_the_configured_one(name: str, kind: type) -> None:
+    strategy = get_training_strategy("standard", TrainingConfig(optimizer=name))
+    assert isinstance(strategy.create_optimizer(ToyModel(), 0.1), kind)
+
+
+def test_adamw_8bit_holds_its_state_in_bytes() -> None:
+    strategy = get_training_strategy("standard", TrainingConfig(optimizer="adamw_8bit"))
+    model = torch.nn.Linear(128, 128)
+    optimizer = strategy.create_optimizer(model, 0.1)
+    model(torch.ones(1, 128)).sum().backward()
+    strategy.update_parameters(model, optimizer, None, None)
+    assert optimizer.state[model.weight]["state1"].dtype is torch.uint8
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    model = ToyModel().requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter of the model can be trained"):
+        get_training_strategy("standard", TrainingConfig()).create_optimizer(model, 0.1)
+
+
+def test_clipping_limits_the_step_and_tells_the_true_norm() -> None:
+    strategy = get_training_strategy("standard", TrainingConfig(max_grad_norm=1.0))
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    module = torch.nn.ParameterList([parameter])
+    parameter.grad = torch.tensor([3.0, 4.0])
+    norm = strategy.update_parameters(module, torch.optim.SGD([parameter], lr=1.0), None, None)
+    assert float(norm) == pytest.approx(5.0)
+    assert parameter.tolist() == pytest.approx([-0.6, -0.8], abs=1e-5)
+    assert parameter.grad is None
+
+
+def test_the_step_of_the_specification_works_on_its_own() -> None:
+    """`train_step(model, batch, optimizer, scaler, scheduler, update_gradients=True)`."""
+    config = TrainingConfig()
+    adapter = ToyAdapter(config)
+    strategy = get_training_strategy("standard", config)
+    strategy.compute_loss = adapter.compute_loss
+    model = adapter.initialize_model()
+    optimizer = strategy.create_optimizer(model, 0.1)
+    batch = adapter.prepare_batch([1, 2, 3])
+    before = model.head.weight.detach().clone()
+    output = strategy.train_step(model, batch, optimizer, None, None, update_gradients=False)
+    assert isinstance(output, StepOutput)
+    assert output.num_items == 9
+    assert torch.equal(model.head.weight, before)
+    assert model.head.weight.grad is not None
+    strategy.train_step(model, batch, optimizer, None, None, update_gradients=True)
+    assert not torch.equal(model.head.weight, before)
+    assert model.head.weight.grad is None
+
+
+def test_an_unknown_strategy_gets_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match="did you mean 'finetune'"):
+        get_training_strategy("finetun", TrainingConfig())
+
+
+def test_a_strategy_of_ones_own_needs_one_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Curriculum(TrainingStrategy):
+        def train_step(self, model, batch, optimizer, scaler, scheduler, update_gradients=True):  # type: ignore[no-untyped-def]
+            return StepOutput(torch.tensor(0.0), 1)
+
+    monkeypatch.setitem(STRATEGIES, "curriculum", Curriculum)
+    strategy = get_training_strategy("curriculum", TrainingConfig())
+    assert isinstance(strategy, Curriculum)
+    assert [phase.num_epochs for phase in strategy.phases(ToyModel(), 4)] == [4]
