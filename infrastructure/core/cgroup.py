@@ -1,0 +1,102 @@
+"""The limits that a container or a service manager puts on this process (Linux control groups).
+
+Reads both versions (cgroup v1 and v2) as the kernel's documentation describes them; a limit set on
+any ancestor counts. Elsewhere, and where nothing can be read, there is no limit. `root` is for
+tests: the folder that stands for `/`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """A memory limit in force and what is left under it, in bytes."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+def cpu_quota_cores(root: Path = Path("/")) -> float | None:
+    """How many cores' worth of time this process may use (such as 1.5), or None without a limit."""
+    quotas = [*_cpu_quotas_v2(root), *_cpu_quotas_v1(root)]
+    return min(quotas, default=None)
+
+
+def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
+    """The memory limit with the least left under it, or None without one.
+
+    File pages that the kernel can drop (`inactive_file`) count as available, as in `free`.
+    """
+    limits = [*_memory_limits_v2(root), *_memory_limits_v1(root)]
+    return min(limits, key=lambda limit: limit.available_bytes, default=None)
+
+
+def _cpu_quotas_v2(root: Path) -> Iterator[float]:
+    for folder in _folders(root, controller=""):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit():
+            yield int(quota) / int(period)
+
+
+def _cpu_quotas_v1(root: Path) -> Iterator[float]:
+    for folder in _folders(root, controller="cpu"):
+        quota = _number(folder / "cpu.cfs_quota_us")
+        period = _number(folder / "cpu.cfs_period_us")
+        if quota and period:
+            yield quota / period
+
+
+def _memory_limits_v2(root: Path) -> Iterator[MemoryLimit]:
+    for folder in _folders(root, controller=""):
+        yield from _memory_limit(folder, "memory.max", "memory.current", "inactive_file")
+
+
+def _memory_limits_v1(root: Path) -> Iterator[MemoryLimit]:
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    for folder in _folders(root, controller="memory"):
+        yield from _memory_limit(folder, *names)
+
+
+def _memory_limit(folder: Path, limit: str, usage: str, droppable: str) -> Iterator[MemoryLimit]:
+    total, used = _number(folder / limit), _number(folder / usage)
+    if total is None or used is None:
+        return
+    statistics = dict(
+        line.split(maxsplit=1) for line in _read(folder / "memory.stat").splitlines() if " " in line
+    )
+    in_use = max(used - int(statistics.get(droppable, 0)), 0)
+    yield MemoryLimit(total, max(total - in_use, 0))
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """This process's group of `controller` ("" is v2) and its ancestors, up to the mount's root."""
+    mounts = [root / "sys/fs/cgroup" / controller]
+    if not controller:
+        mounts.append(root / "sys/fs/cgroup/unified")  # the hybrid layout of older systemd
+    group = _group(root, controller)
+    for mount in mounts:
+        for part in (group, *group.parents):
+            yield mount / part
+
+
+def _group(root: Path, controller: str) -> Path:
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return Path(path.lstrip("/"))
+    return Path()
+
+
+def _number(file: Path) -> int | None:
+    """The non-negative number in `file`; None if there is none ("max", -1, no such file)."""
+    text = _read(file)
+    return int(text) if text.isdigit() else None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

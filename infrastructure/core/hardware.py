@@ -1,0 +1,277 @@
+"""What this machine is: processor, memory, disk, GPUs, Python. Facts only; nothing is changed.
+
+Limits of a container (control groups) and of the scheduler (affinity) count: what is reported is
+what this process may use. Nothing here imports torch, initialises CUDA or raises because a fact
+cannot be read: the fact is then None, or the list of GPUs empty. GPUs are read from NVML
+(`nvidia-ml-py`), else from GPUtil; they are all the machine's, whatever CUDA_VISIBLE_DEVICES says.
+`root` arguments are for tests: the folder that stands for `/`.
+"""
+
+import contextlib
+import math
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+
+from infrastructure.core.cgroup import cpu_quota_cores, memory_limit
+from infrastructure.core.nvidia_driver import nvidia_driver_present
+from infrastructure.core.optional import is_installed, require
+
+BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # the last is Arm's name
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Processor:
+    """The CPU. `num_cores` is what this process may use, `num_cores_machine` what there is."""
+
+    model: str
+    num_cores: int
+    num_cores_machine: int
+    bf16_flags: tuple[str, ...]
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether bf16 arithmetic is in the hardware (elsewhere it works, but is emulated)."""
+        return bool(self.bf16_flags)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """RAM in bytes, container limits included. `limited` tells whether such a limit binds."""
+
+    total_bytes: int
+    available_bytes: int
+    limited: bool
+
+
+@dataclass(frozen=True)
+class GPU:
+    """One GPU as the driver sees it; what the driver does not tell is None."""
+
+    index: int
+    name: str
+    uuid: str | None
+    driver: str | None
+    memory_total_bytes: int
+    memory_used_bytes: int
+    utilization_percent: float | None
+    temperature_celsius: float | None
+    power_watts: float | None
+    compute_capability: tuple[int, int] | None
+
+    @property
+    def memory_free_bytes(self) -> int:
+        return self.memory_total_bytes - self.memory_used_bytes
+
+    @property
+    def has_bf16(self) -> bool | None:
+        """Whether bf16 is in the hardware (Ampere, 8.0, and later); None if not known."""
+        return None if self.compute_capability is None else self.compute_capability >= (8, 0)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The whole machine; `dataclasses.asdict` of it is what `run.json` keeps."""
+
+    python: str
+    platform: str
+    processor: Processor
+    memory: Memory
+    disk_free_bytes: int | None
+    nvidia_driver: bool
+    gpus: tuple[GPU, ...]
+
+
+def detect(folder: Path) -> Hardware:
+    """Read everything now; disk space is that of the file system that `folder` is (to be) on."""
+    driver = nvidia_driver_present()
+    return Hardware(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        processor=processor(),
+        memory=memory(),
+        disk_free_bytes=disk_free_bytes(folder),
+        nvidia_driver=driver,
+        gpus=tuple(gpus()) if driver else (),
+    )
+
+
+def processor(root: Path = Path("/")) -> Processor:
+    """The CPU's model, usable cores and bf16 instructions."""
+    fields = _cpuinfo(root)
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    machine = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
+    quota = cpu_quota_cores(root)
+    if quota is not None:
+        usable = min(usable, max(math.floor(quota), 1))
+    return Processor(
+        model=fields.get("model name") or platform.processor() or platform.machine(),
+        num_cores=usable,
+        num_cores_machine=machine,
+        bf16_flags=tuple(flag for flag in BF16_FLAGS if flag in flags),
+    )
+
+
+def _cpuinfo(root: Path) -> dict[str, str]:
+    """The first processor's fields of /proc/cpuinfo; empty where there is no such file."""
+    try:
+        text = (root / "proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
+
+
+def memory(root: Path = Path("/")) -> Memory:
+    """RAM: the machine's, or a container's limit where that is smaller."""
+    machine = psutil.virtual_memory()
+    limit = memory_limit(root)
+    if limit is None or limit.total_bytes >= machine.total:
+        return Memory(machine.total, machine.available, limited=False)
+    available = min(machine.available, limit.available_bytes)
+    return Memory(limit.total_bytes, available, limited=True)
+
+
+def disk_free_bytes(path: Path) -> int | None:
+    """Bytes that this user can still write where `path` is, or would be made; None if unknown."""
+    path = path.absolute()
+    existing = next((p for p in (path, *path.parents) if p.exists()), path)
+    try:
+        return shutil.disk_usage(existing).free
+    except OSError:
+        return None
+
+
+def gpus() -> list[GPU]:
+    """The NVIDIA GPUs: by NVML, else by GPUtil, else none. Never raises; safe to poll."""
+    found = _gpus_by_nvml()
+    return _gpus_by_gputil() if found is None else found
+
+
+def _gpus_by_nvml() -> list[GPU] | None:
+    """The GPUs, or None when NVML (package or driver) is not there."""
+    if not is_installed("pynvml"):
+        return None
+    nvml = require("pynvml", "GPU facts")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        return [_gpu_by_nvml(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
+        return None
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _gpu_by_nvml(nvml: ModuleType, index: int) -> GPU:
+    """One GPU's facts; a card that does not support one of them (many do not) leaves it None."""
+
+    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return question(*arguments)
+        except nvml.NVMLError:
+            return None
+
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    space = nvml.nvmlDeviceGetMemoryInfo(handle)
+    load = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+    power_milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    capability = ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    return GPU(
+        index=index,
+        name=_text(nvml.nvmlDeviceGetName(handle)) or "unknown",
+        uuid=_text(ask(nvml.nvmlDeviceGetUUID, handle)),
+        driver=_text(ask(nvml.nvmlSystemGetDriverVersion)),
+        memory_total_bytes=int(space.total),
+        memory_used_bytes=int(space.used),
+        utilization_percent=None if load is None else float(load.gpu),
+        temperature_celsius=ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        power_watts=None if power_milliwatts is None else power_milliwatts / 1000,
+        compute_capability=None if capability is None else (capability[0], capability[1]),
+    )
+
+
+def _text(value: str | bytes | None) -> str | None:
+    """NVML's strings are bytes in older bindings."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _gpus_by_gputil() -> list[GPU]:
+    """The GPUs by way of `nvidia-smi`; without the program GPUtil is not asked (it forks it)."""
+    if shutil.which("nvidia-smi") is None or not is_installed("GPUtil"):
+        return []
+    try:
+        return [_gpu_by_gputil(gpu) for gpu in require("GPUtil", "GPU facts").getGPUs()]
+    except (ImportError, ValueError, IndexError):
+        # no distutils (Python 3.12 without setuptools); output of nvidia-smi that it cannot read
+        return []
+
+
+def _gpu_by_gputil(gpu: Any) -> GPU:
+    return GPU(
+        index=int(gpu.id),
+        name=gpu.name,
+        uuid=gpu.uuid,
+        driver=gpu.driver,
+        memory_total_bytes=int(gpu.memoryTotal * MIB),
+        memory_used_bytes=int(gpu.memoryUsed * MIB),
+        utilization_percent=_known(gpu.load * 100),
+        temperature_celsius=_known(gpu.temperature),
+        power_watts=None,
+        compute_capability=None,
+    )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def describe(hardware: Hardware) -> list[str]:
+    """The machine for a person, one line a thing."""
+    cpu, ram = hardware.processor, hardware.memory
+    bf16 = f"bf16 in hardware ({', '.join(cpu.bf16_flags)})" if cpu.has_bf16 else "bf16 emulated"
+    limit = " (a container's limit)" if ram.limited else ""
+    disk = hardware.disk_free_bytes
+    return [
+        f"Python {hardware.python} on {hardware.platform}",
+        f"CPU: {cpu.model}, {cpu.num_cores} of {cpu.num_cores_machine} cores usable, {bf16}",
+        f"memory: {gib(ram.available_bytes)} of {gib(ram.total_bytes)} available{limit}",
+        f"disk: {'unknown' if disk is None else gib(disk)} free",
+        *_describe_gpus(hardware),
+    ]
+
+
+def _describe_gpus(hardware: Hardware) -> list[str]:
+    if not hardware.gpus:
+        driver = "a driver, but no GPU answers" if hardware.nvidia_driver else "no NVIDIA driver"
+        return [f"GPU: none ({driver})"]
+    return [
+        f"GPU {gpu.index}: {gpu.name}, {gib(gpu.memory_free_bytes)} of "
+        f"{gib(gpu.memory_total_bytes)} free" + _describe_capability(gpu)
+        for gpu in hardware.gpus
+    ]
+
+
+def _describe_capability(gpu: GPU) -> str:
+    if gpu.compute_capability is None:
+        return ""
+    major, minor = gpu.compute_capability
+    return f", compute capability {major}.{minor}, {'bf16' if gpu.has_bf16 else 'fp16 (no bf16)'}"
+
+
+def gib(num_bytes: int) -> str:
+    """Bytes as `12.3 GiB`."""
+    return f"{num_bytes / GIB:.1f} GiB"

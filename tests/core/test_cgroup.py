@@ -1,0 +1,77 @@
+"""Container limits are read in both versions of control groups; without any there is none."""
+
+from pathlib import Path
+
+import pytest
+
+from infrastructure.core.cgroup import MemoryLimit, cpu_quota_cores, memory_limit
+
+GIB = 1 << 30
+
+
+def write_all(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_no_control_groups_no_limits(tmp_path: Path) -> None:
+    assert cpu_quota_cores(tmp_path) is None
+    assert memory_limit(tmp_path) is None
+
+
+def test_version_2(tmp_path: Path) -> None:
+    root = write_all(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/box\n",
+            "sys/fs/cgroup/box/cpu.max": "150000 100000\n",
+            "sys/fs/cgroup/box/memory.max": f"{4 * GIB}\n",
+            "sys/fs/cgroup/box/memory.current": f"{3 * GIB}\n",
+            "sys/fs/cgroup/box/memory.stat": f"anon 1\ninactive_file {GIB}\n",
+        },
+    )
+    assert cpu_quota_cores(root) == 1.5
+    assert memory_limit(root) == MemoryLimit(4 * GIB, 2 * GIB)
+
+
+def test_version_1(tmp_path: Path) -> None:
+    root = write_all(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/box\n3:cpu,cpuacct:/box\n",
+            "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "200000\n",
+            "sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{2 * GIB}\n",
+            "sys/fs/cgroup/memory/box/memory.usage_in_bytes": f"{GIB}\n",
+            "sys/fs/cgroup/memory/box/memory.stat": f"total_inactive_file {GIB // 2}\n",
+        },
+    )
+    assert cpu_quota_cores(root) == 2.0
+    assert memory_limit(root) == MemoryLimit(2 * GIB, GIB + GIB // 2)
+
+
+def test_unlimited_is_no_limit(tmp_path: Path) -> None:
+    root = write_all(
+        tmp_path,
+        {
+            "proc/self/cgroup": "3:cpu:/\n0::/\n",
+            "sys/fs/cgroup/cpu.max": "max 100000\n",
+            "sys/fs/cgroup/memory.max": "max\n",
+            "sys/fs/cgroup/memory.current": "5\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+    )
+    assert cpu_quota_cores(root) is None
+    assert memory_limit(root) is None
+
+
+@pytest.mark.parametrize("group", ["/outer/inner", "/not/mounted/here"])
+def test_a_limit_on_an_ancestor_counts(tmp_path: Path, group: str) -> None:
+    """A container often sees its own group at the mount's root, under the host's name for it."""
+    outer = "sys/fs/cgroup/outer" if group == "/outer/inner" else "sys/fs/cgroup"
+    files = {"proc/self/cgroup": f"0::{group}\n", f"{outer}/cpu.max": "50000 100000"}
+    assert cpu_quota_cores(write_all(tmp_path, files)) == 0.5
