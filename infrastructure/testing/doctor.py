@@ -1,0 +1,257 @@
+"""`temper doctor`: is this machine, and what is installed on it, fit to train?
+
+Compares the installed versions with the tested ones, looks at memory, disk and GPUs, and knows the
+traps that the stack has shown. It imports none of the packages that it judges and changes nothing.
+Also `python -m infrastructure.testing.doctor`.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from infrastructure.core.hardware import GIB, Hardware, describe, detect
+from infrastructure.testing.installation import Installation, accepts
+
+Level = Literal["ok", "warn", "fail"]
+MARKS: dict[Level, str] = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
+
+OLDEST_PYTHON, NEWEST_TESTED_PYTHON = (3, 11), (3, 13)
+LOW_MEMORY_BYTES = 2 * GIB
+LOW_DISK_BYTES, MINIMUM_DISK_BYTES = 5 * GIB, GIB // 4
+OLDEST_TORCHAO_FOR_PEFT = Version("0.16")
+
+# What a missing package that training can do without is needed for.
+NEEDED_FOR = {
+    "bitsandbytes": "4-bit and 8-bit quantization, the 8-bit optimizer",
+    "gputil": "GPU facts where nvidia-ml-py cannot read them",
+    "ipywidgets": "forms in notebooks",
+    "torchao": "quantization-aware training",
+    "trl": "the unsloth back end and the bridge to TRL's trainers",
+}
+# unsloth asks for these, and training text models needs none of them: requirements-unsloth.txt.
+UNSLOTH_DOES_WITHOUT = {"certifi", "diffusers", "torchvision", "triton", "wheel", "xformers"}
+UNSLOTH_LINE = "pip install --no-deps -r requirements.txt -r requirements-unsloth.txt"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `remedy` is what to type, where that helps."""
+
+    level: Level
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """`diagnose` for this machine, this interpreter's packages and the current folder's disk."""
+    return diagnose(detect(Path.cwd()), Installation())
+
+
+def diagnose(hardware: Hardware, installation: Installation) -> list[Finding]:
+    """Everything worth telling, in the order in which a person would look."""
+    return [
+        *check_python(hardware),
+        *check_machine(hardware),
+        *check_needed_packages(installation),
+        *check_tested_versions(installation),
+        *check_torch_build(hardware, installation),
+        *check_traps(hardware, installation),
+        *check_unsloth(installation),
+    ]
+
+
+def render(findings: list[Finding]) -> str:
+    """The findings as text, one a line, the remedy below; the last line is the verdict."""
+    lines = []
+    for finding in findings:
+        lines.append(f"{MARKS[finding.level]}  {finding.subject}: {finding.text}")
+        if finding.remedy:
+            lines.append(f"      → {finding.remedy}")
+    return "\n".join([*lines, verdict(findings)])
+
+
+def verdict(findings: list[Finding]) -> str:
+    """The sum of it in one sentence."""
+    num_failed = sum(finding.level == "fail" for finding in findings)
+    num_warned = sum(finding.level == "warn" for finding in findings)
+    if num_failed:
+        return f"Not ready to train: {_counted(num_failed, 'problem')} to solve first."
+    if num_warned:
+        return f"Ready to train, with {_counted(num_warned, 'warning')}."
+    return "Ready to train."
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """0 when training can start, else 1."""
+    return int(any(finding.level == "fail" for finding in findings))
+
+
+def check_python(hardware: Hardware) -> Iterator[Finding]:
+    """The interpreter's version against the tested ones."""
+    version = tuple(map(int, hardware.python.split(".")[:2]))
+    tested = f"tested are {_dotted(OLDEST_PYTHON)} to {_dotted(NEWEST_TESTED_PYTHON)}"
+    if version < OLDEST_PYTHON:
+        yield Finding("fail", "Python", f"{hardware.python} is too old: {tested}")
+    elif version > NEWEST_TESTED_PYTHON:
+        yield Finding("warn", "Python", f"{hardware.python} is newer than what was tried: {tested}")
+    else:
+        yield Finding("ok", "Python", f"{hardware.python}, {hardware.platform}")
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def check_machine(hardware: Hardware) -> Iterator[Finding]:
+    """Processor, memory, disk and GPUs, with too little of any told."""
+    levels: dict[str, Level] = {
+        "memory": "warn" if hardware.memory.available_bytes < LOW_MEMORY_BYTES else "ok",
+        "disk": _disk_level(hardware.disk_free_bytes),
+        "GPU": "warn" if hardware.nvidia_driver and not hardware.gpus else "ok",
+    }
+    remedies = {
+        "memory": "little: close other programs, or train a smaller model",
+        "disk": "checkpoints need space: free some, or choose another place with --output",
+        "GPU": "see whether `nvidia-smi` lists one; restart the container or the driver if not",
+    }
+    for line in describe(hardware)[1:]:
+        subject, _, text = line.partition(": ")
+        level = levels.get(subject, "ok")
+        yield Finding(level, subject, text, "" if level == "ok" else remedies[subject])
+
+
+def _disk_level(free_bytes: int | None) -> Level:
+    if free_bytes is None or free_bytes >= LOW_DISK_BYTES:
+        return "ok"
+    return "fail" if free_bytes < MINIMUM_DISK_BYTES else "warn"
+
+
+def check_needed_packages(installation: Installation) -> Iterator[Finding]:
+    """The packages that nothing works without: there, and inside the declared bounds."""
+    needed = installation.requirements("temper")
+    if not needed:
+        text = "not installed as a package, so its versions cannot be compared"
+        yield Finding("warn", "temper", text, "pip install --no-deps -e . (in Temper's folder)")
+    tested = {r.name: r for r in installation.requirements("temper", extra="tested")}
+    for requirement in needed:
+        version = installation.version(requirement.name)
+        remedy = _pip_line(tested.get(requirement.name, requirement))
+        if version is None:
+            yield Finding(
+                "fail", requirement.name, "not installed, or its files are broken", remedy
+            )
+        elif not accepts(requirement, version):
+            text = f"{version} is outside what Temper works with ({requirement.specifier})"
+            yield Finding("fail", requirement.name, text, remedy)
+
+
+def check_tested_versions(installation: Installation) -> Iterator[Finding]:
+    """The installed versions against the tested column that is nearer (`tested` or `colab`)."""
+    columns = {c: installation.requirements("temper", extra=c) for c in ("tested", "colab")}
+    same = {c: [r for r in rs if _as_tested(r, installation)] for c, rs in columns.items()}
+    column = max(columns, key=lambda c: len(same[c]))
+    if not columns[column]:
+        return
+    total = len(columns[column])
+    text = f"{len(same[column])} of {total} as tested (column {column!r})"
+    yield Finding("ok" if len(same[column]) == total else "warn", "versions", text)
+    needed = {r.name for r in installation.requirements("temper")}
+    for requirement in columns[column]:
+        version = installation.version(requirement.name)
+        if version is None and requirement.name not in needed:
+            purpose = NEEDED_FOR.get(requirement.name, "some features")
+            text = f"not installed; needed for {purpose}"
+            yield Finding("warn", requirement.name, text, _pip_line(requirement))
+        elif version is not None and not accepts(requirement, version):
+            text = f"{version}, tested is {requirement.specifier}"
+            yield Finding("warn", requirement.name, text, _pip_line(requirement))
+
+
+def _as_tested(requirement: Requirement, installation: Installation) -> bool:
+    version = installation.version(requirement.name)
+    return version is not None and accepts(requirement, version)
+
+
+def _pip_line(requirement: Requirement) -> str:
+    return f"pip install '{requirement.name}{requirement.specifier}'"
+
+
+def check_torch_build(hardware: Hardware, installation: Installation) -> Iterator[Finding]:
+    """Whether PyTorch was built for what the machine has."""
+    version, cuda = installation.version("torch"), installation.torch_cuda()
+    if version is None:
+        return
+    build = f"built for CUDA {cuda}" if cuda else "a CPU build"
+    if hardware.nvidia_driver and cuda is None:
+        text = f"{version} is {build} and there is an NVIDIA driver: the GPU stays idle"
+        remedy = f"pip install 'torch==={version.public}'"
+        yield Finding("warn", "PyTorch", text, remedy)
+    else:
+        yield Finding("ok", "PyTorch", f"{version}, {build}")
+    vision = installation.version("torchvision")
+    if vision is not None and version.local == "cpu" and vision.local != "cpu":
+        text = f"{vision} is not built for this PyTorch, and importing unsloth fails on it"
+        yield Finding("warn", "torchvision", text, "pip uninstall torchvision")
+
+
+def check_traps(hardware: Hardware, installation: Installation) -> Iterator[Finding]:
+    """Combinations of packages that are known to fail."""
+    torchao, peft = installation.version("torchao"), installation.version("peft")
+    if torchao and peft and torchao < OLDEST_TORCHAO_FOR_PEFT and peft >= Version("0.19"):
+        text = f"peft {peft} refuses torchao {torchao}: no LoRA training"
+        yield Finding("fail", "torchao", text, "pip install 'torchao>=0.16'")
+    if installation.version("triton") and not hardware.nvidia_driver:
+        text = "triton without a GPU makes TRL's and unsloth's kernels fail (0 active drivers)"
+        yield Finding("warn", "triton", text, "pip uninstall triton")
+    newer_python = tuple(map(int, hardware.python.split(".")[:2])) >= (3, 12)
+    if newer_python and installation.version("gputil") and not installation.version("setuptools"):
+        text = "imports distutils, which Python 3.12 and later have from setuptools alone"
+        yield Finding("warn", "gputil", text, "pip install setuptools")
+
+
+def check_unsloth(installation: Installation) -> Iterator[Finding]:
+    """Whether what is installed lies inside unsloth's bounds; silent without unsloth."""
+    for package in ("unsloth", "unsloth_zoo"):
+        version = installation.version(package)
+        if version is None:
+            continue
+        unmet = unmet_requirements(package, installation)
+        if unmet:
+            asked = [f"{r.name}{r.specifier} (here {v or 'missing'})" for r, v in unmet]
+            yield Finding("warn", package, f"{version} asks for {', '.join(asked)}", UNSLOTH_LINE)
+        else:
+            yield Finding("ok", package, f"{version}, all it needs is inside its bounds")
+
+
+def unmet_requirements(
+    package: str, installation: Installation
+) -> list[tuple[Requirement, Version | None]]:
+    """What `package` asks for and has not got, but for what unsloth can do without."""
+    asked = installation.requirements(package)
+    found = [(r, installation.version(r.name)) for r in asked]
+    return [
+        (r, version)
+        for r, version in found
+        if r.name not in UNSLOTH_DOES_WITHOUT and (version is None or not accepts(r, version))
+    ]
+
+
+def main() -> int:
+    """Look at this machine and print what there is to say."""
+    findings = examine()
+    print(render(findings))
+    return exit_code(findings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The packages of an environment, read from their metadata: no package is imported.
+
+So the answers are quick, and a package that is broken, or breaks others on import, cannot spoil
+them. The tested versions come from Temper's own metadata, into which the build copies the
+requirement files (the extras `tested` and `colab` of pyproject.toml).
+"""
+
+import importlib.metadata
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+
+CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*['\"](?P<version>[^'\"]+)['\"]", re.MULTILINE)
+
+
+class Installation:
+    """What is installed on `search_path` (default: this interpreter's)."""
+
+    def __init__(self, search_path: Sequence[str] | None = None) -> None:
+        self._search_path = list(sys.path if search_path is None else search_path)
+
+    def version(self, package: str) -> Version | None:
+        """The installed version; None when the package is missing or its metadata is broken."""
+        distribution = self._distribution(package)
+        if distribution is None or "Version" not in distribution.metadata:
+            return None
+        try:
+            return Version(distribution.metadata["Version"])
+        except InvalidVersion:
+            return None
+
+    def requirements(self, package: str, extra: str = "") -> list[Requirement]:
+        """What `package` asks for on this platform; with `extra`, what that adds."""
+        distribution = self._distribution(package)
+        found = [_parsed(line) for line in (distribution and distribution.requires) or []]
+        return [r for r in found if r and _applies(r, extra) and not (extra and _applies(r, ""))]
+
+    def torch_cuda(self) -> str | None:
+        """The CUDA version that the installed PyTorch was built for; None for a CPU build."""
+        distribution = self._distribution("torch")
+        if distribution is None:
+            return None
+        try:
+            text = Path(str(distribution.locate_file("torch/version.py"))).read_text()
+        except OSError:
+            return None
+        match = CUDA_LINE.search(text)
+        return match["version"] if match else None
+
+    def _distribution(self, package: str) -> importlib.metadata.Distribution | None:
+        found = importlib.metadata.distributions(name=package, path=self._search_path)
+        return next(iter(found), None)
+
+
+def _parsed(line: str) -> Requirement | None:
+    try:
+        return Requirement(line)
+    except InvalidRequirement:  # a stranger's old metadata; not ours to mend
+        return None
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def accepts(requirement: Requirement, version: Version) -> bool:
+    """Whether `version` is inside the requirement's bounds; pre-releases count as what they are."""
+    return requirement.specifier.contains(version, prereleases=True)

@@ -1,0 +1,216 @@
+"""The doctor finds what is missing, too old, mismatched or known to fail, and names the remedy."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infrastructure.core.hardware import GIB, GPU, Hardware, Memory, Processor
+from infrastructure.testing import doctor
+from infrastructure.testing.doctor import Finding
+from infrastructure.testing.installation import Installation
+from tests.testing.fake_packages import install, install_temper, install_torch
+
+CPU_MACHINE = Hardware(
+    python="3.12.1",
+    platform="Linux",
+    processor=Processor("Xeon", 2, 2, ()),
+    memory=Memory(16 * GIB, 12 * GIB, limited=False),
+    disk_free_bytes=50 * GIB,
+    nvidia_driver=False,
+    gpus=(),
+)
+T4 = GPU(0, "Tesla T4", None, None, 15 * GIB, GIB, None, None, None, (7, 5))
+GPU_MACHINE = dataclasses.replace(CPU_MACHINE, nvidia_driver=True, gpus=(T4,))
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> Path:
+    """A folder of packages that are all as tested."""
+    install_temper(
+        tmp_path,
+        needed=("torch>=2.11,<2.14", "peft>=0.20"),
+        tested=("torch==2.13.0", "peft==0.21.2", "trl==1.14.2", "torchao==0.18.0"),
+        colab=("torch>=2.11,<2.14", "peft==0.20.0", "trl==0.29.1", "torchao==0.18.0"),
+    )
+    install_torch(tmp_path, "2.13.0+cpu", cuda=None)
+    for name, version in {"peft": "0.21.2", "trl": "1.14.2", "torchao": "0.18.0"}.items():
+        install(tmp_path, name, version)
+    return tmp_path
+
+
+def replace(folder: Path, name: str, version: str | None) -> None:
+    """Put another version of `name` into `folder`, or none."""
+    (old,) = folder.glob(f"{name}-*.dist-info")
+    (old / "METADATA").unlink()
+    old.rmdir()
+    if version is not None:
+        install(folder, name, version)
+
+
+def diagnose(folder: Path, machine: Hardware = CPU_MACHINE) -> list[Finding]:
+    return doctor.diagnose(machine, Installation([str(folder)]))
+
+
+def about(subject: str, findings: list[Finding]) -> Finding:
+    (finding,) = [finding for finding in findings if finding.subject == subject]
+    return finding
+
+
+def test_a_healthy_machine(healthy: Path) -> None:
+    findings = diagnose(healthy)
+    assert {finding.level for finding in findings} == {"ok"}
+    assert about("versions", findings).text == "4 of 4 as tested (column 'tested')"
+    assert doctor.render(findings).endswith("\nReady to train.")
+    assert doctor.exit_code(findings) == 0
+
+
+def test_a_missing_package_prevents_training(healthy: Path) -> None:
+    replace(healthy, "peft", None)
+    findings = diagnose(healthy)
+    assert about("peft", findings).level == "fail"
+    assert about("peft", findings).remedy == "pip install 'peft==0.21.2'"
+    assert doctor.exit_code(findings) == 1
+    assert doctor.verdict(findings) == "Not ready to train: 1 problem to solve first."
+
+
+def test_a_broken_package_does_not_break_the_doctor(healthy: Path) -> None:
+    (healthy / "peft-0.21.2.dist-info/METADATA").write_text("")
+    assert about("peft", diagnose(healthy)).level == "fail"
+
+
+def test_a_version_outside_the_bounds_prevents_training(healthy: Path) -> None:
+    replace(healthy, "peft", "0.19.0")
+    finding = next(f for f in diagnose(healthy) if f.subject == "peft")
+    assert finding.level == "fail"
+    assert "0.19.0 is outside" in finding.text
+
+
+def test_an_untested_version_is_a_warning(healthy: Path) -> None:
+    replace(healthy, "trl", "1.16.0")
+    findings = diagnose(healthy)
+    assert about("trl", findings).text == "1.16.0, tested is ==1.14.2"
+    assert about("versions", findings).text == "3 of 4 as tested (column 'tested')"
+    assert doctor.verdict(findings) == "Ready to train, with 2 warnings."
+    assert doctor.exit_code(findings) == 0
+
+
+def test_a_missing_optional_package_says_what_for(healthy: Path) -> None:
+    replace(healthy, "torchao", None)
+    finding = about("torchao", diagnose(healthy))
+    assert finding.level == "warn"
+    assert "quantization-aware training" in finding.text
+    assert finding.remedy == "pip install 'torchao==0.18.0'"
+
+
+def test_a_colab_runtime_is_held_against_colab_s_column(healthy: Path) -> None:
+    replace(healthy, "peft", "0.20.0")
+    replace(healthy, "trl", "0.29.1")
+    findings = diagnose(healthy)
+    assert about("versions", findings).text == "4 of 4 as tested (column 'colab')"
+
+
+def test_temper_run_from_a_folder_says_so(healthy: Path) -> None:
+    replace(healthy, "temper", None)
+    assert about("temper", diagnose(healthy)).level == "warn"
+
+
+@pytest.mark.parametrize(
+    ("python", "level"),
+    [("3.10.9", "fail"), ("3.11.7", "ok"), ("3.13.0", "ok"), ("3.14.0", "warn")],
+)
+def test_python(healthy: Path, python: str, level: str) -> None:
+    machine = dataclasses.replace(CPU_MACHINE, python=python)
+    assert about("Python", diagnose(healthy, machine)).level == level
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "level"), [(50 * GIB, "ok"), (GIB, "warn"), (1000, "fail"), (None, "ok")]
+)
+def test_disk(healthy: Path, free_bytes: int | None, level: str) -> None:
+    machine = dataclasses.replace(CPU_MACHINE, disk_free_bytes=free_bytes)
+    assert about("disk", diagnose(healthy, machine)).level == level
+
+
+def test_little_memory_is_a_warning(healthy: Path) -> None:
+    machine = dataclasses.replace(CPU_MACHINE, memory=Memory(GIB, GIB, limited=True))
+    assert about("memory", diagnose(healthy, machine)).level == "warn"
+
+
+def test_a_cpu_build_beside_a_gpu_is_told(healthy: Path) -> None:
+    finding = about("PyTorch", diagnose(healthy, GPU_MACHINE))
+    assert finding.level == "warn"
+    assert finding.remedy == "pip install 'torch===2.13.0'"
+
+
+def test_a_cuda_build_beside_a_gpu_is_right(healthy: Path) -> None:
+    (healthy / "torch/version.py").write_text("cuda: Optional[str] = '13.0'\n")
+    finding = about("PyTorch", diagnose(healthy, GPU_MACHINE))
+    assert (finding.level, finding.text) == ("ok", "2.13.0+cpu, built for CUDA 13.0")
+
+
+def test_a_driver_without_an_answering_gpu_is_told(healthy: Path) -> None:
+    machine = dataclasses.replace(CPU_MACHINE, nvidia_driver=True)
+    assert about("GPU", diagnose(healthy, machine)).level == "warn"
+
+
+def test_triton_without_a_gpu_is_a_trap(healthy: Path) -> None:
+    install(healthy, "triton", "3.6.0")
+    assert about("triton", diagnose(healthy)).remedy == "pip uninstall triton"
+    assert not [f for f in diagnose(healthy, GPU_MACHINE) if f.subject == "triton"]
+
+
+def test_an_old_torchao_prevents_lora(healthy: Path) -> None:
+    replace(healthy, "torchao", "0.10.0")
+    failed = [f for f in diagnose(healthy) if f.subject == "torchao" and f.level == "fail"]
+    assert [f.remedy for f in failed] == ["pip install 'torchao>=0.16'"]
+
+
+@pytest.mark.parametrize(("version", "told"), [("0.26.0", True), ("0.26.0+cpu", False)])
+def test_a_cuda_torchvision_beside_a_cpu_torch(healthy: Path, version: str, told: bool) -> None:
+    install(healthy, "torchvision", version)
+    assert bool([f for f in diagnose(healthy) if f.subject == "torchvision"]) == told
+
+
+@pytest.mark.parametrize(("python", "told"), [("3.11.7", False), ("3.12.1", True)])
+def test_gputil_needs_setuptools_on_newer_pythons(healthy: Path, python: str, told: bool) -> None:
+    install(healthy, "GPUtil", "1.4.0")
+    machine = dataclasses.replace(CPU_MACHINE, python=python)
+    assert bool([f for f in diagnose(healthy, machine) if f.subject == "gputil"]) == told
+    install(healthy, "setuptools", "84.2.1")
+    assert not [f for f in diagnose(healthy, machine) if f.subject == "gputil"]
+
+
+def test_unsloth_s_bounds(healthy: Path) -> None:
+    install(healthy, "unsloth", "2026.10.9", ("trl<=1.15.0", "tyro", "triton", "certifi>=2099"))
+    asked = about("unsloth", diagnose(healthy))
+    assert asked.level == "warn"
+    assert asked.text == "2026.10.9 asks for tyro (here missing)"
+    install(healthy, "tyro", "1.0")
+    assert about("unsloth", diagnose(healthy)).level == "ok"
+    replace(healthy, "trl", "1.16.0")
+    assert "trl<=1.15.0 (here 1.16.0)" in about("unsloth", diagnose(healthy)).text
+
+
+def test_the_command_imports_none_of_what_it_judges() -> None:
+    probe = """
+import sys
+from infrastructure.testing import doctor
+code = doctor.main()
+heavy = {"torch", "transformers", "peft", "unsloth", "numpy"} & set(sys.modules)
+assert not heavy, heavy
+print("exit code", code)
+"""
+    root = Path(doctor.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", probe],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "PyTorch: " in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("exit code")
