@@ -114,7 +114,7 @@ def readable_value(key: str, value: Any) -> str:
     if isinstance(value, int | float):
         if key.endswith("_bytes"):
             return format_bytes(value)
-        return format_duration(value) if key.endswith("_seconds") else format_number(value)
+        return format_duration(value) if key.endswith("seconds") else format_number(value)
     if isinstance(value, list) and all(isinstance(item, str | int | float) for item in value):
         return clip(", ".join(map(str, value)), MAX_TEXT_CHARACTERS)
     return clip(value if isinstance(value, str) else as_json(value), MAX_TEXT_CHARACTERS)

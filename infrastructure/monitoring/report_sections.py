@@ -212,18 +212,22 @@ def curve_section(run: RunFacts) -> Markup:
 def data(run: RunFacts) -> Markup:
     """Whatever the data report says: sentences, counts, tables, and the preview of tokens."""
     report = {**mapping_of(run.run.get("data")), **run.data_report}
-    sentences = report.pop("lines", None) or []
-    parts = [element("ul", *[element("li", s) for s in sentences[:MAX_ROWS]], css_class="plain")]
-    parts = parts if sentences else []
+    lines = report.pop("lines", None)
+    sentences = lines if isinstance(lines, list) else []
+    previews = [str(report.pop(key)) for key in list(report) if key.endswith("html")]
     single = {key: value for key, value in report.items() if not isinstance(value, dict | list)}
-    previews = [single.pop(key) for key in list(single) if key.endswith("html")]
-    if single:
-        parts.append(facts(single))
-    groups = [_group(key, value) for key, value in report.items() if isinstance(value, dict | list)]
+    groups = [_group(key, value) for key, value in report.items() if key not in single]
+    parts = []
+    if sentences:
+        items = [element("li", sentence) for sentence in sentences[:MAX_ROWS]]
+        parts.append(element("ul", *items))
     if any(groups):
         parts.append(element("div", *groups, css_class="columns"))
-    parts += [_preview(str(preview)) for preview in previews if preview]
-    return section("Data", *parts)
+    if single and sentences:
+        parts.append(element("details", element("summary", "More facts"), facts(single)))
+    elif single:
+        parts.append(facts(single))
+    return section("Data", *parts, *[_preview(preview) for preview in previews])
 
 
 def _group(key: str, value: Any) -> Markup:
@@ -238,7 +242,7 @@ def _group(key: str, value: Any) -> Markup:
         cells = [[readable_value(c, item.get(c, "")) for c in columns] for item in value]
         return element("div", heading, _limited([readable_key(c) for c in columns], cells, None))
     items = [element("li", readable_value("", item)) for item in value[:MAX_ROWS]]
-    return element("div", heading, element("ul", *items, css_class="plain"))
+    return element("div", heading, element("ul", *items))
 
 
 def _limited(headings: Any, rows: list[Any], css_class: str | None) -> Markup:

@@ -49,7 +49,7 @@ def test_keys_and_values_are_readable() -> None:
     assert readable_key("num_training_rows") == "training rows"
     assert readable_key("memory.total_bytes") == "memory total"
     assert readable_value("total_bytes", 2**31) == "2.0 GiB"
-    assert readable_value("seconds", 61) == "61"
+    assert readable_value("second", 61) == "61"
     assert readable_value("load_seconds", 61) == "1 min 01 s"
     assert readable_value("gpu", None) == "–"
     assert readable_value("gpus", []) == "–"
