@@ -1,0 +1,47 @@
+"""Models that are neither on the hub nor in a folder: any `torch.nn.Module`, by name.
+
+To add one in the package: a line in `MODELS`; from outside: `register_model`. The worked example is
+`tactical_mappo`: its module and its examples are in tactical_mappo.py, its loss in
+model_adapters/tactical_mappo_adapter.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from infrastructure.training.models.tactical_mappo import EnvironmentSeeds, build_tactical_mappo
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """How a registered model is made and fed.
+
+    Attributes:
+        build: makes the module; its weights come from torch's global generator, already seeded.
+        adapter: name of the ModelAdapter that knows its batches and its loss.
+        data_source: makes the model's own examples from a seed; None: it reads data files.
+    """
+
+    build: Callable[[], torch.nn.Module]
+    adapter: str
+    data_source: Callable[[int], Any] | None = None
+
+
+MODELS: dict[str, ModelEntry] = {
+    "tactical_mappo": ModelEntry(build_tactical_mappo, "tactical_mappo", EnvironmentSeeds),
+}
+
+
+def register_model(name: str, entry: ModelEntry) -> None:
+    """Make `entry` available as `model.name: <name>`.
+
+    Raises:
+        ValueError: the name is taken, or would read as a path or a hub name.
+    """
+    if name in MODELS or name == "embedded":
+        raise ValueError(f"model name {name!r} is taken; choose another")
+    if not name.replace("-", "_").isidentifier():
+        raise ValueError(f"model name {name!r}: use letters, digits, '_' and '-'")
+    MODELS[name] = entry

@@ -1,0 +1,204 @@
+"""What a model name points at, found out before anything is loaded.
+
+A wrong folder is told in a second and in one sentence, not after a download. Nothing is imported
+here but safetensors, and nothing is read but names and headers.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from infrastructure.core.files import file_sha256
+from infrastructure.core.lookup import nearest
+from infrastructure.training.models.registry import MODELS
+
+EMBEDDED = "embedded"
+REGISTERED_MANIFEST = "temper_model.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+)
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class SourceKind(StrEnum):
+    """Where a model comes from."""
+
+    EMBEDDED = "embedded"
+    REGISTERED = "registered"
+    HUB = "hub"
+    FOLDER = "folder"
+    LORA_FOLDER = "lora folder"
+    REGISTERED_FOLDER = "registered folder"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model's kind and its place: a registered name, a hub name, or an absolute folder."""
+
+    kind: SourceKind
+    location: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.location)
+
+
+def find_source(name: str) -> ModelSource:
+    """What `name` points at: "embedded", a registered name, an existing folder, else a hub name.
+
+    A run directory stands for its `final/`. To use a folder that is called like a registered
+    model, write it as a path (`./tactical_mappo`).
+
+    Raises:
+        ValueError: it reads like a path and is not there, or the folder holds no model.
+    """
+    if name == EMBEDDED:
+        return ModelSource(SourceKind.EMBEDDED, name)
+    if name in MODELS:
+        return ModelSource(SourceKind.REGISTERED, name)
+    path = Path(name).expanduser()
+    if path.exists():
+        return _look_into(path.resolve())
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
+        raise ValueError(f"model {name!r}: there is no such folder")
+    return ModelSource(SourceKind.HUB, name)
+
+
+def _look_into(path: Path) -> ModelSource:
+    if path.is_file():
+        raise ValueError(f"model {path}: is a file; give the folder that holds config.json")
+    if (path / REGISTERED_MANIFEST).is_file():
+        return ModelSource(SourceKind.REGISTERED_FOLDER, str(path))
+    if (path / "adapter_config.json").is_file():
+        return ModelSource(SourceKind.LORA_FOLDER, str(path))
+    if (path / "config.json").is_file():
+        return ModelSource(SourceKind.FOLDER, str(path))
+    if (path / "final").is_dir():
+        return _look_into(path / "final")
+    if (path / "run.json").is_file():
+        raise ValueError(
+            f"model {path}: this run has no final/ yet; finish it with `temper train-resume` first"
+        )
+    raise ValueError(
+        f"model {path}: holds no model (no config.json, no adapter_config.json);"
+        " give a folder that save_pretrained wrote, or a finished run"
+    )
+
+
+def registered_name(name: str) -> str | None:
+    """The name in `MODELS` that `name` (one of them, or a folder saved from one) stands for.
+
+    None: it is another kind of model, or nothing at all.
+    """
+    if name in MODELS:
+        return name
+    manifest = Path(name).expanduser() / REGISTERED_MANIFEST
+    final = manifest.parent / "final" / REGISTERED_MANIFEST
+    for path in (manifest, final):
+        if path.is_file():
+            return str(read_json(path).get("model"))
+    return None
+
+
+def not_found(name: str, *, hub_reachable: bool) -> str:
+    """The sentence for a name that is neither here nor to be had from the hub."""
+    hub = "does not have it" if hub_reachable else "cannot be reached"
+    meant = nearest(name, [*MODELS, EMBEDDED])
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    return (
+        f"model {name!r}: no folder of that name here, and the Hugging Face hub {hub}{hint}"
+        " (give a folder with config.json, tokenizer and safetensors, or a hub name such as"
+        " owner/name)"
+    )
+
+
+def weight_files(folder: Path, stem: str = "model") -> list[Path]:
+    """The safetensors files that hold a saved model's weights, each with a sound header.
+
+    Args:
+        folder: what `save_pretrained` wrote.
+        stem: "model", or "adapter_model" for a LoRA.
+
+    Raises:
+        ValueError: none there, a shard missing, pickled weights only, or a damaged file.
+    """
+    files = _named_weight_files(folder, stem)
+    for file in files:
+        _check_safetensors(file)
+    return files
+
+
+def _named_weight_files(folder: Path, stem: str) -> list[Path]:
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        shards = sorted(set(read_json(index).get("weight_map", {}).values()))
+        missing = [shard for shard in shards if not (folder / shard).is_file()]
+        if missing or not shards:
+            what = (
+                f"lacks {len(missing)} of {len(shards)} shards, first {missing[0]}"
+                if missing
+                else "names no shard in its index"
+            )
+            raise ValueError(f"model {folder}: {what}; download or copy it again")
+        return [folder / shard for shard in shards]
+    pickled = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLED_SUFFIXES)
+    if pickled:
+        raise ValueError(
+            f"model {folder}: has only pickled weights ({pickled[0]}), which can run code when"
+            " they are read; save it again with save_pretrained(safe_serialization=True)"
+        )
+    raise ValueError(f"model {folder}: has no weights ({single.name} is missing)")
+
+
+def _check_safetensors(file: Path) -> None:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            tensors.keys()
+    except SafetensorError as error:
+        raise ValueError(
+            f"model weights {file} are damaged ({error}); download or copy them again"
+        ) from error
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise ValueError when `folder` holds no tokenizer."""
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ValueError(
+            f"model {folder}: has no tokenizer (tokenizer.json is missing);"
+            " save the model's own tokenizer there with tokenizer.save_pretrained"
+        )
+
+
+def weights_sha256(files: list[Path]) -> str:
+    """One hash for the weights in `files`, whatever folder they lie in. About a second per GB."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{file.name} {file_sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`.
+
+    Raises:
+        ValueError: it is not JSON, or not an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} should hold a JSON object")
+    return value

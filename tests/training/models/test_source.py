@@ -1,0 +1,124 @@
+"""Names and folders are understood, and wrong ones refused in a sentence, before loading."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from infrastructure.training.models.source import (
+    SourceKind,
+    check_tokenizer,
+    find_source,
+    registered_name,
+    weight_files,
+    weights_sha256,
+)
+
+
+def test_names_of_each_kind(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_source("embedded").kind is SourceKind.EMBEDDED
+    assert find_source("tactical_mappo").kind is SourceKind.REGISTERED
+    assert find_source("someone/some-model").kind is SourceKind.HUB
+    assert find_source("gpt2").kind is SourceKind.HUB
+    found = find_source(str(llama_folder))
+    assert (found.kind, found.location) == (SourceKind.FOLDER, str(llama_folder))
+    monkeypatch.chdir(llama_folder.parent)
+    assert find_source("llama").location == str(llama_folder)
+
+
+def test_a_run_stands_for_its_final_model(llama_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="no final/ yet; finish it with `temper train-resume`"):
+        find_source(str(run))
+    llama_folder.rename(run / "final")
+    assert find_source(str(run)).location == str(run / "final")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("./nowhere", "there is no such folder"),
+        ("/nowhere/at/all", "there is no such folder"),
+        ("a/b/c", "there is no such folder"),
+        (" ", "there is no such folder"),
+    ],
+)
+def test_paths_that_are_not_there(name: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        find_source(name)
+
+
+def test_folders_and_files_that_are_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no model"):
+        find_source(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="is a file; give the folder"):
+        find_source(str(tmp_path / "config.json"))
+
+
+def test_missing_weights(llama_folder: Path) -> None:
+    (llama_folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="has no weights"):
+        weight_files(llama_folder)
+
+
+def test_pickled_weights_are_refused_with_the_remedy(llama_folder: Path) -> None:
+    (llama_folder / "model.safetensors").rename(llama_folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"only pickled weights \(pytorch_model.bin\).*save it"):
+        weight_files(llama_folder)
+
+
+@pytest.mark.parametrize("keep_bytes", [4, 200, -100])
+def test_a_cut_off_file_is_damaged(llama_folder: Path, keep_bytes: int) -> None:
+    file = llama_folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep_bytes])
+    with pytest.raises(ValueError, match=r"model.safetensors are damaged .* download or copy"):
+        weight_files(llama_folder)
+
+
+def test_a_missing_shard(llama_folder: Path) -> None:
+    single = llama_folder / "model.safetensors"
+    tensors = load_file(single)
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for shard, keys in shards.items():
+        save_file({key: tensors[key] for key in keys}, llama_folder / shard)
+    weight_map = {key: shard for shard, keys in shards.items() for key in keys}
+    (llama_folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": weight_map})
+    )
+    single.unlink()
+    assert [file.name for file in weight_files(llama_folder)] == sorted(shards)
+    (llama_folder / "b.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"lacks 1 of 2 shards, first b.safetensors"):
+        weight_files(llama_folder)
+
+
+def test_a_missing_tokenizer(llama_folder: Path) -> None:
+    check_tokenizer(llama_folder)
+    (llama_folder / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"has no tokenizer .* tokenizer.save_pretrained"):
+        check_tokenizer(llama_folder)
+
+
+def test_the_hash_is_of_the_weights_alone(llama_folder: Path, tmp_path: Path) -> None:
+    before = weights_sha256(weight_files(llama_folder))
+    moved = llama_folder.rename(tmp_path / "elsewhere")
+    (moved / "config.json").write_text("{}")
+    assert weights_sha256(weight_files(moved)) == before
+    tensors = load_file(moved / "model.safetensors")
+    tensors["model.norm.weight"] += torch.finfo(torch.float32).eps
+    save_file(tensors, moved / "model.safetensors")
+    assert weights_sha256(weight_files(moved)) != before
+
+
+def test_registered_name(tmp_path: Path) -> None:
+    assert registered_name("tactical_mappo") == "tactical_mappo"
+    assert registered_name("embedded") is None
+    assert registered_name(str(tmp_path)) is None
+    (tmp_path / "temper_model.json").write_text('{"model": "tactical_mappo"}')
+    assert registered_name(str(tmp_path)) == "tactical_mappo"
