@@ -1,0 +1,60 @@
+"""Base weights in 4 or 8 bits by bitsandbytes, to be trained with LoRA beside them (QLoRA).
+
+Method: Dettmers et al. 2023, arXiv 2305.14314: NF4 with double quantisation. The frozen norms and
+embeddings stay in the compute format: widening frozen weights adds nothing, and the norms compute
+in fp32 anyway. Runs on a CPU too, in a layout that can be trained (see `keep_trainable_layout`).
+"""
+
+import logging
+from typing import Any
+
+import torch
+
+from infrastructure.core.lookup import look_up
+from infrastructure.core.optional import require
+
+# bitsandbytes' CPU kernels take rows of whole blocks of this many weights
+MIN_CPU_WIDTH = 64
+_LAYERS = ("Linear4bit", "Linear8bitLt")
+
+
+def quantization_config(kind: str, compute_dtype: torch.dtype) -> Any:
+    """The BitsAndBytesConfig for "4bit" or "8bit".
+
+    Raises:
+        MissingPackageError: bitsandbytes is not installed.
+        ValueError: there is no such kind.
+    """
+    require("bitsandbytes", f"model.quantization={kind!r}")
+    transformers = require("transformers", f"model.quantization={kind!r}")
+    # LLM.int8 computes in fp16 by design and says so for every layer of every forward pass
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    options: dict[str, dict[str, Any]] = {
+        "4bit": {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": compute_dtype,
+        },
+        "8bit": {"load_in_8bit": True},
+    }
+    return transformers.BitsAndBytesConfig(**look_up("quantization", kind, options))
+
+
+def quantized_layers(model: torch.nn.Module) -> list[Any]:
+    """The layers whose weights are quantised; empty for an ordinary model."""
+    # PEFT's wrappers are called like the layers that they wrap, but are no linear layers
+    linear = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    return [module for module in linear if type(module).__name__ in _LAYERS]
+
+
+def keep_trainable_layout(model: torch.nn.Module) -> None:
+    """Keep bitsandbytes from repacking weights for its AVX512-BF16 inference kernel on CPUs.
+
+    On the first forward in eval mode it would repack them in place and never back; the backward
+    pass of all later steps would read the packed bytes as if they were the weights. One evaluation
+    in the middle of a training would silently spoil the rest of it (bitsandbytes 0.50).
+    """
+    for layer in quantized_layers(model):
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
