@@ -1,0 +1,102 @@
+"""What of a model a checkpoint must hold, and the identity of the rest.
+
+Full training: every parameter, also those that are frozen just now (gradual unfreezing moves the
+border). LoRA: the LoRA matrices and what trains beside them; the frozen base comes from its source
+and is recognised by its fingerprint. Buffers that belong to the model's state travel always.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from infrastructure.core.errors import CheckpointError
+
+_COMPILED = "_orig_mod."
+_TUNED = ("lora_", "modules_to_save")
+
+
+def trainable_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors that training changes, by name; references, not copies.
+
+    Names are those of the plain model, also when it is compiled; tied tensors appear once.
+    """
+    return {name: tensor.detach() for name, tensor in _state(model)}
+
+
+def load_trainable_state(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy `tensors` into the model, which must want exactly these.
+
+    Raises:
+        CheckpointError: a tensor is missing, is not of this model, or has another shape or format.
+            The model is unchanged then.
+    """
+    own = trainable_state(model)
+    _check_names(own.keys() - tensors.keys(), tensors.keys() - own.keys())
+    for name, tensor in own.items():
+        _check_tensor(name, tensor, tensors[name])
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def base_fingerprint(model: torch.nn.Module) -> str:
+    """SHA-256 over the weights that training does not change: names, shapes, formats, bytes.
+
+    It sees the weights as they were loaded: the same base in another format (bf16, 4-bit) has
+    another fingerprint. Takes about a second per gigabyte.
+    """
+    changing = trainable_state(model).keys()
+    digest = hashlib.sha256()
+    for name, parameter in _named(model.named_parameters()):
+        if name in changing:
+            continue
+        tensor = parameter.detach()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).cpu().numpy().data)
+    return digest.hexdigest()
+
+
+def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    base_is_frozen = hasattr(model, "peft_config")
+    for name, parameter in _named(model.named_parameters()):
+        tuned = any(part in name for part in _TUNED) or parameter.requires_grad
+        if tuned or not base_is_frozen:
+            yield name, parameter
+    yield from _named(_persistent_buffers(model))
+
+
+def _persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".removeprefix("."), buffer
+
+
+def _named(pairs: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name.replace(_COMPILED, ""), tensor) for name, tensor in pairs)
+
+
+def _check_names(missing: set[str], unexpected: set[str]) -> None:
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint lacks {len(missing)} of the model's tensors, first {min(missing)};"
+            " the configuration of the model is not the one that was trained"
+        )
+    if unexpected:
+        raise CheckpointError(
+            f"the checkpoint has {len(unexpected)} tensors that the model has not, first"
+            f" {min(unexpected)}; the configuration of the model is not the one that was trained"
+        )
+
+
+def _check_tensor(name: str, own: torch.Tensor, given: torch.Tensor) -> None:
+    if own.shape != given.shape or own.dtype != given.dtype:
+        raise CheckpointError(
+            f"{name} is {_shown(given)} in the checkpoint and {_shown(own)} in the model;"
+            " the configuration of the model is not the one that was trained"
+        )
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
