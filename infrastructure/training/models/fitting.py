@@ -1,0 +1,133 @@
+"""Does a model fit the training that is asked of it? Checks that need no weights of their own."""
+
+import logging
+from typing import Any
+
+import torch
+
+from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.training.models.lora import adapted_paths, count_parameters, target_paths
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+logger = logging.getLogger(__name__)
+
+
+def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.dtype:
+    """The format of the weights. "auto": fp32 where they train or on a CPU, else 16 bits.
+
+    Weights that train keep small updates only in fp32; mixed precision computes in 16 bits anyway.
+
+    Raises:
+        ValueError: fp16 for weights that train, which no gradient scaler supports.
+    """
+    if name == "auto":
+        if trains_all or device.type == "cpu":
+            return torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    if trains_all and name == "fp16":
+        raise ValueError(
+            "model.dtype='fp16' cannot be trained in full: use model.dtype='fp32' with"
+            " training.mixed_precision='fp16', or give model.lora_config"
+        )
+    if trains_all and name == "bf16":
+        logger.warning(
+            "model.dtype=bf16: updates smaller than 0.4 %% of a weight are rounded away;"
+            " fp32 with training.mixed_precision=bf16 keeps them"
+        )
+    return DTYPES[name]
+
+
+def check_length(config: Any, max_length: int | None, name: str) -> None:
+    """Raise ValueError when examples may be longer than the model has positions."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if max_length is not None and positions is not None and max_length > positions:
+        raise ValueError(
+            f"data.max_length={max_length} is more than the {positions} positions of model"
+            f" {name!r}; set it to {positions} or less"
+        )
+
+
+def check_vocabulary(model: torch.nn.Module, tokenizer: Any, name: str) -> None:
+    """Raise ValueError when the tokenizer has tokens that the model has no embedding for."""
+    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= embeddings.weight.shape[0]:
+        raise ValueError(
+            f"model {name!r}: its tokenizer has token {largest}, but the model knows only"
+            f" {embeddings.weight.shape[0]} tokens; they do not belong together, put the model's"
+            " own tokenizer beside it"
+        )
+
+
+def enable_gradient_checkpointing(model: torch.nn.Module) -> None:
+    """Recompute activations in the backward pass, in the form that works with frozen inputs.
+
+    Raises:
+        ValueError: this model cannot.
+    """
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise ValueError(
+            f"training.gradient_checkpointing: {type(model).__name__} cannot do it; leave it out"
+        )
+    arguments = {"use_reentrant": False}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)  # type: ignore[operator]
+
+
+def check_same_lora(model: Any, wanted: LoraConfig | None, folder: str) -> None:
+    """Raise ValueError when `lora_config` asks for another LoRA than the one that was loaded."""
+    if wanted is None:
+        return
+    has, base = model.peft_config["default"], model.get_base_model()
+    differing = [
+        f"{key}={ours} (there {theirs})"
+        for key, ours, theirs in (
+            ("r", wanted.r, has.r),
+            ("alpha", wanted.alpha, has.lora_alpha),
+            ("dropout", wanted.dropout, has.lora_dropout),
+        )
+        if ours != theirs
+    ]
+    if target_paths(base, wanted.target_modules) != adapted_paths(base):
+        differing.append(f"target_modules={wanted.target_modules} (there {_leaves(has)})")
+    if differing:
+        raise ValueError(
+            f"model {folder}: is a LoRA, and goes on training as it is; model.lora_config asks for"
+            f" another one: {', '.join(differing)}; leave model.lora_config out"
+        )
+
+
+def describe(model: Any, config: ModelConfig) -> dict[str, Any]:
+    """What the model is, ready for JSON: name, kind, size, formats, LoRA."""
+    counts = count_parameters(model)
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    return {
+        "name": config.name,
+        "backend": "unsloth" if config.backend == "unsloth" else "transformers",
+        "architecture": type(base).__name__,
+        "num_parameters": counts.total,
+        "num_trainable": counts.trainable,
+        "dtype": str(
+            next(p.dtype for p in base.parameters() if p.is_floating_point())
+        ).removeprefix("torch."),
+        "quantization": config.quantization,
+        "attention": getattr(getattr(base, "config", None), "_attn_implementation", None),
+        "lora": _describe_lora(model.peft_config["default"])
+        if hasattr(model, "peft_config")
+        else None,
+    }
+
+
+def _describe_lora(lora: Any) -> dict[str, Any]:
+    return {
+        "r": lora.r,
+        "alpha": lora.lora_alpha,
+        "dropout": lora.lora_dropout,
+        "target_modules": _leaves(lora),
+    }
+
+
+def _leaves(lora: Any) -> str | list[str]:
+    """The target modules by the last part of their names; PEFT may list every full path."""
+    targets = lora.target_modules
+    return targets if isinstance(targets, str) else sorted({t.rpartition(".")[2] for t in targets})

@@ -1,0 +1,282 @@
+"""ModelManager: from a model's name to a model that is ready to train, and its tokenizer.
+
+It decides where the model comes from, who loads it, in which number format, and what of it trains;
+the modules beside it do the work. Loading leaves torch's random state as it was.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.training.models.embedded import build_embedded_model
+from infrastructure.training.models.fitting import (
+    check_length,
+    check_same_lora,
+    check_vocabulary,
+    choose_dtype,
+    describe,
+    enable_gradient_checkpointing,
+)
+from infrastructure.training.models.lora import apply_lora
+from infrastructure.training.models.registry import MODELS
+from infrastructure.training.models.saving import load_registered
+from infrastructure.training.models.source import (
+    TOKENIZER_FILES,
+    ModelSource,
+    SourceKind,
+    find_source,
+    registered_name,
+    weight_files,
+    weights_sha256,
+)
+from infrastructure.training.models.tokenizer import train_tokenizer
+from infrastructure.training.models.transformers_backend import (
+    LoadOptions,
+    base_of_lora,
+    choose_attention,
+    ensure_special_tokens,
+    load_causal_lm,
+    load_config,
+    load_lora,
+    load_tokenizer,
+)
+from infrastructure.training.models.unsloth_backend import (
+    apply_unsloth_lora,
+    load_unsloth,
+    prepare_backend,
+)
+
+TokenizerTexts = Callable[[], Iterable[str]]
+ModelAndTokenizer = tuple[torch.nn.Module, Any]
+
+WITHOUT_TEXT = (SourceKind.REGISTERED, SourceKind.REGISTERED_FOLDER)
+
+
+@dataclass
+class LoadedModel:
+    """A model in training mode on its device, its tokenizer (None: it reads no text), and what it
+    is: a description for run.json."""
+
+    model: torch.nn.Module
+    tokenizer: Any
+    description: dict[str, Any]
+
+
+class ModelManager:
+    """Loads the model that a configuration names.
+
+    Args:
+        model_config: the model section of the configuration.
+        device: where the model goes.
+        seed: decides all new weights (the embedded model, a registered module, LoRA matrices).
+        max_length: longest training example in tokens; a model with fewer positions is refused.
+        gradient_checkpointing: recompute activations in the backward pass.
+        memory_efficient_attention: as in the training section.
+        tokenizer_texts: gives the texts that the embedded model's tokenizer is trained on.
+        tokenizer_directory: a tokenizer saved earlier, used for the embedded model instead of
+            training one; a resumed run goes on with its own.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        *,
+        device: torch.device,
+        seed: int,
+        max_length: int | None = None,
+        gradient_checkpointing: bool = False,
+        memory_efficient_attention: bool | None = None,
+        tokenizer_texts: TokenizerTexts | None = None,
+        tokenizer_directory: Path | None = None,
+    ) -> None:
+        self.config = model_config
+        self.device = torch.device(device)
+        self.seed = seed
+        self.max_length = max_length
+        self.gradient_checkpointing = gradient_checkpointing
+        self.attention = choose_attention(
+            model_config.attention, memory_efficient_attention, self.device
+        )
+        self.tokenizer_texts = tokenizer_texts
+        self.tokenizer_directory = tokenizer_directory
+
+    def load(self) -> LoadedModel:
+        """Build or load the model.
+
+        Raises:
+            ValueError: the model is not there, not whole, or cannot do what the configuration asks;
+                the text says which setting or file and what to do.
+            MissingPackageError: a package is needed that is not installed.
+        """
+        source = find_source(self.config.name)
+        self._refuse_contradictions(source)
+        make = {
+            SourceKind.EMBEDDED: self._build_embedded,
+            SourceKind.REGISTERED: self._build_registered,
+            SourceKind.REGISTERED_FOLDER: self._build_registered,
+        }.get(source.kind, self._load_language_model)
+        with own_random_state(self.seed, self.device):
+            model, tokenizer = make(source)
+        if tokenizer is not None:
+            check_vocabulary(model, tokenizer, self.config.name)
+        description = {"kind": str(source.kind), **self._identity(source, model)}
+        return LoadedModel(model.train(), tokenizer, describe(model, self.config) | description)
+
+    def _refuse_contradictions(self, source: ModelSource) -> None:
+        name, config = self.config.name, self.config
+        trains_lora = config.lora_config is not None or source.kind is SourceKind.LORA_FOLDER
+        if source.kind in (*WITHOUT_TEXT, SourceKind.EMBEDDED):
+            if config.quantization is not None:
+                raise ValueError(
+                    f"model.quantization={config.quantization!r}: only trained models from a folder"
+                    f" or the hub are quantised, not {name!r}; leave it out"
+                )
+            if config.backend == "unsloth":
+                raise ValueError(
+                    f"model.backend='unsloth' loads folders and hub models, not {name!r}; leave it"
+                    " out, or give the final/ folder of a finished run as model.name"
+                )
+        if source.kind in WITHOUT_TEXT and config.lora_config is not None:
+            raise ValueError(f"model.lora_config: {name!r} is no language model; leave it out")
+        if config.quantization is not None and not trains_lora:
+            raise ValueError(
+                f"model.quantization={config.quantization!r} freezes the weights, so nothing would"
+                " train: give model.lora_config too"
+            )
+
+    def _build_embedded(self, source: ModelSource) -> ModelAndTokenizer:
+        tokenizer = self._embedded_tokenizer()
+        model: Any = build_embedded_model(self.config.embedded, tokenizer, self.seed)
+        check_length(model.config, self.max_length, self.config.name)
+        if self.attention is not None:
+            model.set_attn_implementation(self.attention)
+        model = model.to(device=self.device, dtype=self._options(trains_all=self._is_full).dtype)
+        return self._with_lora(model), tokenizer
+
+    def _embedded_tokenizer(self) -> Any:
+        if self.tokenizer_directory is not None:
+            saved = ModelSource(SourceKind.FOLDER, str(self.tokenizer_directory))
+            return load_tokenizer(saved, self._options(trains_all=self._is_full))
+        if self.tokenizer_texts is None:
+            raise ValueError(
+                "model 'embedded' makes its tokenizer from the training texts: give data, or the"
+                " final/ folder of a finished run as model.name"
+            )
+        return train_tokenizer(self.tokenizer_texts(), self.config.embedded.vocab_size)
+
+    def _build_registered(self, source: ModelSource) -> ModelAndTokenizer:
+        if source.kind is SourceKind.REGISTERED:
+            model = MODELS[source.location].build()
+        else:
+            _, model = load_registered(source.folder)
+        if self.gradient_checkpointing:
+            enable_gradient_checkpointing(model)
+        return model.to(self.device), None
+
+    def _load_language_model(self, source: ModelSource) -> ModelAndTokenizer:
+        is_lora = source.kind is SourceKind.LORA_FOLDER
+        base = base_of_lora(source.folder) if is_lora else source
+        options = self._options(trains_all=self._is_full and not is_lora)
+        if self.config.backend == "unsloth":
+            prepare_backend(self.config)
+        check_length(load_config(base, options), self.max_length, self.config.name)
+        if self.config.backend == "unsloth":
+            return self._load_by_unsloth(source, options)
+        own_tokenizer = any((Path(source.location) / file).is_file() for file in TOKENIZER_FILES)
+        tokenizer = load_tokenizer(source if own_tokenizer else base, options)
+        model = load_causal_lm(base, options)
+        if not is_lora:
+            return self._with_lora(model), tokenizer
+        if self.gradient_checkpointing:
+            enable_gradient_checkpointing(model)
+        model = load_lora(source.folder, model)
+        check_same_lora(model, self.config.lora_config, source.location)
+        return model, tokenizer
+
+    def _load_by_unsloth(self, source: ModelSource, options: LoadOptions) -> ModelAndTokenizer:
+        is_lora = source.kind is SourceKind.LORA_FOLDER
+        model, tokenizer = load_unsloth(
+            source,
+            options,
+            max_length=self.max_length,
+            train_all=self._is_full and not is_lora,
+            gradient_checkpointing=self.gradient_checkpointing,
+        )
+        ensure_special_tokens(tokenizer, self.config.name)
+        if is_lora:
+            check_same_lora(model, self.config.lora_config, source.location)
+        elif self.config.lora_config is not None:
+            model = apply_unsloth_lora(
+                model,
+                self.config.lora_config,
+                seed=self.seed,
+                gradient_checkpointing=self.gradient_checkpointing,
+            )
+        return model, tokenizer
+
+    def _with_lora(self, model: torch.nn.Module) -> torch.nn.Module:
+        if self.gradient_checkpointing:
+            enable_gradient_checkpointing(model)
+        if self.config.lora_config is None:
+            return model
+        torch.manual_seed(self.seed)
+        return apply_lora(model, self.config.lora_config)
+
+    @property
+    def _is_full(self) -> bool:
+        return self.config.lora_config is None
+
+    def _options(self, *, trains_all: bool) -> LoadOptions:
+        return LoadOptions(
+            device=self.device,
+            dtype=choose_dtype(self.config.dtype, trains_all=trains_all, device=self.device),
+            attention=self.attention,
+            quantization=self.config.quantization,
+            trust_remote_code=self.config.trust_remote_code,
+            revision=self.config.revision,
+        )
+
+    def _identity(self, source: ModelSource, model: torch.nn.Module) -> dict[str, Any]:
+        """Which weights exactly the training started from."""
+        if source.kind is SourceKind.LORA_FOLDER:
+            source = base_of_lora(source.folder)
+        identity: dict[str, Any] = {"base_sha256": None, "revision": None}
+        if source.kind in WITHOUT_TEXT:
+            identity["registered_name"] = registered_name(self.config.name)
+        if source.kind in (SourceKind.FOLDER, SourceKind.REGISTERED_FOLDER):
+            identity["base_sha256"] = weights_sha256(weight_files(source.folder))
+        if source.kind is SourceKind.HUB:
+            identity["revision"] = getattr(model.config, "_commit_hash", None)
+        return identity
+
+
+def load_saved(
+    directory: Path, *, device: torch.device, model_config: ModelConfig | None = None
+) -> LoadedModel:
+    """A saved model for evaluation: a LoRA, a full model, a registered module or a run directory.
+
+    Args:
+        model_config: how to load it (format, quantisation, attention); its name and its LoRA are
+            not used, the directory has its own.
+
+    Raises:
+        ValueError: the directory holds no whole model.
+    """
+    config = (model_config or ModelConfig()).copy_with(name=str(directory), lora_config=None)
+    loaded = ModelManager(config, device=device, seed=0).load()
+    loaded.model.requires_grad_(False).eval()
+    return loaded
+
+
+@contextmanager
+def own_random_state(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch for the block only: making a model does not move the training's random numbers."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

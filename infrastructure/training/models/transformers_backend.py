@@ -1,0 +1,314 @@
+"""Models and tokenizers by transformers and PEFT, from a folder or the hub, with clear refusals.
+
+Everything that transformers would let pass and that would spoil a training is refused here: weights
+that are missing and would be made up, an encoder taken for a language model, a tokenizer that knows
+more tokens than the model. Weights are read from safetensors only.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from safetensors import SafetensorError
+
+from infrastructure.core.optional import is_installed, require
+from infrastructure.training.models.quantization import (
+    MIN_CPU_WIDTH,
+    keep_trainable_layout,
+    quantization_config,
+    quantized_layers,
+)
+from infrastructure.training.models.source import (
+    ModelSource,
+    SourceKind,
+    check_tokenizer,
+    find_source,
+    not_found,
+    read_json,
+    weight_files,
+)
+
+CONNECT_SECONDS = 5.0
+_TRUE = ("1", "on", "yes", "true")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded.
+
+    Attributes:
+        device: where it goes.
+        dtype: format of the weights that are not quantised.
+        attention: transformers' attn_implementation; None: its default.
+        quantization: "4bit", "8bit" or None.
+        trust_remote_code: run Python code that comes with the model.
+        revision: branch, tag or commit of a hub model.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    attention: str | None = None
+    quantization: str | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
+
+
+def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module:
+    """The language model in a folder or on the hub, complete, on its device.
+
+    Raises:
+        ValueError: it is not there, not complete, damaged, or no causal language model.
+    """
+    transformers = require("transformers", "loading a model")
+    config = load_config(source, options)
+    if source.kind is SourceKind.FOLDER:
+        weight_files(source.folder)
+    try:
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            source.location,
+            config=config,
+            dtype=options.dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **_hub_arguments(source, options),
+            **_placement(config, options),
+        )
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        raise ValueError(_cannot_load(source, error)) from error
+    _refuse_made_up_weights(source, info["missing_keys"])
+    keep_trainable_layout(model)
+    return model
+
+
+def _placement(config: Any, options: LoadOptions) -> dict[str, Any]:
+    """Straight to the device: a model that fits the GPU may not fit the machine's memory."""
+    arguments: dict[str, Any] = {}
+    if options.attention is not None:
+        arguments["attn_implementation"] = options.attention
+    if options.quantization is not None:
+        _check_quantizable(config, options)
+        if getattr(config, "quantization_config", None) is None:
+            kind = quantization_config(options.quantization, options.dtype)
+            arguments["quantization_config"] = kind
+    if options.quantization is not None or options.device.type != "cpu":
+        arguments["device_map"] = {"": options.device}
+    return arguments
+
+
+def _check_quantizable(config: Any, options: LoadOptions) -> None:
+    stored = getattr(config, "quantization_config", None)
+    if stored is not None and not stored.get(f"load_in_{options.quantization}"):
+        raise ValueError(
+            f"model.quantization={options.quantization!r}: these weights are already quantised in"
+            " another way; leave model.quantization out"
+        )
+    width = getattr(config.get_text_config(), "hidden_size", MIN_CPU_WIDTH)
+    if options.device.type == "cpu" and options.quantization == "4bit" and width % MIN_CPU_WIDTH:
+        raise ValueError(
+            f"model.quantization='4bit': on a CPU the model's width must be a multiple of"
+            f" {MIN_CPU_WIDTH}, and this one's is {width}; leave model.quantization out"
+        )
+
+
+def load_config(source: ModelSource, options: LoadOptions) -> Any:
+    """The model's configuration, checked to be of a causal language model.
+
+    Raises:
+        ValueError: it cannot be had, or is of another kind of model.
+    """
+    transformers = require("transformers", "loading a model")
+    if source.kind is SourceKind.FOLDER:
+        _check_config_file(source.folder / "config.json", options)
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            source.location, **_hub_arguments(source, options)
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(_cannot_load(source, error)) from error
+    _check_causal(config, source, options)
+    return config
+
+
+def _check_config_file(path: Path, options: LoadOptions) -> None:
+    values = read_json(path)
+    if values.get("model_type") is None:
+        raise ValueError(f"{path} names no model_type; it is no transformers configuration")
+    if values.get("auto_map") and not options.trust_remote_code:
+        models = require("transformers.models.auto.modeling_auto", "loading a model")
+        if values["model_type"] not in models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            raise ValueError(
+                f"model {path.parent}: comes with its own Python code, which is not run unless"
+                " model.trust_remote_code is true; read that code first"
+            )
+
+
+def _check_causal(config: Any, source: ModelSource, options: LoadOptions) -> None:
+    """An encoder such as BERT would load as a language model that sees the future."""
+    models = require("transformers.models.auto.modeling_auto", "loading a model")
+    known: set[str] = set()
+    for names in models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        known.update([names] if isinstance(names, str) else names)
+    saved_as = (getattr(config, "architectures", None) or [None])[0]
+    is_code = options.trust_remote_code and getattr(config, "auto_map", None)
+    is_encoder = getattr(config, "is_decoder", None) is False
+    if not is_code and (is_encoder or (saved_as is not None and saved_as not in known)):
+        raise ValueError(
+            f"model {source.location}: is a {saved_as or config.model_type}, no causal language"
+            " model; give one that writes text from left to right (…ForCausalLM)"
+        )
+
+
+def _refuse_made_up_weights(source: ModelSource, missing: set[str]) -> None:
+    if missing:
+        raise ValueError(
+            f"model {source.location}: its weights lack {len(missing)} tensors, first"
+            f" {min(missing)}, which would start from random numbers; download or copy it again"
+        )
+
+
+def _cannot_load(source: ModelSource, error: BaseException) -> str:
+    reason = " ".join(str(error).split())
+    is_lookup = isinstance(error, OSError) and source.kind is SourceKind.HUB
+    if is_lookup and "gated" in reason:
+        return (
+            f"model {source.location!r}: is gated; accept its terms on its hub page and set"
+            " HF_TOKEN to a token of yours"
+        )
+    if is_lookup:
+        return not_found(source.location, hub_reachable=hub_is_reachable())
+    return f"model {source.location}: cannot be loaded ({_shortened(reason)})"
+
+
+def _shortened(text: str, length: int = 300) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    if source.kind is SourceKind.HUB:
+        arguments["revision"] = options.revision or "main"
+        arguments["local_files_only"] = not hub_is_reachable()
+    return arguments
+
+
+def hub_is_reachable() -> bool:
+    """Whether to ask the hub at all; offline, its client would retry for half a minute."""
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
+        return False
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
+        return True
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), timeout=CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def load_tokenizer(source: ModelSource, options: LoadOptions) -> Any:
+    """The model's tokenizer, with an end and a padding token.
+
+    Padding falls back to the end token. No end token is lost by it: what is padding is known from
+    the lengths, and the labels of the real end tokens stay.
+
+    Raises:
+        ValueError: there is none, it is damaged, or it has no end token.
+    """
+    transformers = require("transformers", "loading a tokenizer")
+    if source.kind is not SourceKind.HUB:
+        check_tokenizer(source.folder)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            source.location, **_hub_arguments(source, options)
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"model {source.location}: its tokenizer cannot be loaded"
+            f" ({_shortened(' '.join(str(error).split()))}); save it there again"
+        ) from error
+    ensure_special_tokens(tokenizer, source.location)
+    return tokenizer
+
+
+def ensure_special_tokens(tokenizer: Any, name: str) -> None:
+    """Give the tokenizer a padding token if it has none; raise ValueError if it has no end."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"model {name}: its tokenizer has no end-of-text token, so that an answer could never"
+            ' end; name one as "eos_token" in tokenizer_config.json'
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+
+
+def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
+    """`base` with the LoRA in `folder`, ready to go on training it.
+
+    Raises:
+        ValueError: pickled, damaged, or made for another base model.
+    """
+    peft = require("peft", "loading a LoRA")
+    [file] = weight_files(folder, "adapter_model")
+    try:
+        return peft.PeftModel.from_pretrained(base, str(folder), is_trainable=True)
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"LoRA {file}: does not fit its base model ({_shortened(' '.join(str(error).split()))})"
+        ) from error
+
+
+def base_of_lora(folder: Path) -> ModelSource:
+    """Where the base model of the LoRA in `folder` is: beside it, in its old place, or on the hub.
+
+    Raises:
+        ValueError: the LoRA does not say, or the folder is gone.
+    """
+    if (folder / "base" / "config.json").is_file():
+        return ModelSource(SourceKind.FOLDER, str(folder / "base"))
+    name = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+    if not name:
+        raise ValueError(
+            f"LoRA {folder}: does not say which model it belongs to; write its folder or hub name"
+            " as base_model_name_or_path into adapter_config.json"
+        )
+    try:
+        return find_source(name)
+    except ValueError as error:
+        raise ValueError(
+            f"LoRA {folder}: its base model is gone ({error}); write the new place as"
+            " base_model_name_or_path into adapter_config.json"
+        ) from error
+
+
+def choose_attention(
+    attention: str, memory_efficient: bool | None, device: torch.device
+) -> str | None:
+    """transformers' attn_implementation for the two settings; None is its own default.
+
+    Raises:
+        ValueError: the two disagree, or flash attention is not to be had here.
+    """
+    wanted = {True: "sdpa", False: "eager", None: None}[memory_efficient]
+    given = None if attention == "auto" else attention
+    if wanted and given and (wanted == "eager") != (given == "eager"):
+        raise ValueError(
+            f"training.memory_efficient_attention={memory_efficient} and model.attention={given!r}"
+            " disagree; leave one of them out"
+        )
+    if given == "flash_attention_2" and (device.type != "cuda" or not is_installed("flash_attn")):
+        raise ValueError(
+            "model.attention='flash_attention_2' needs a GPU and `pip install flash-attn`;"
+            " use 'sdpa'"
+        )
+    return given or wanted
+
+
+def is_quantized(model: torch.nn.Module) -> bool:
+    """Whether any weight is quantised, by whichever library."""
+    config = getattr(model, "config", None)
+    return bool(quantized_layers(model)) or hasattr(config, "quantization_config")

@@ -1,0 +1,211 @@
+"""Models loaded and patched by Unsloth: on a GPU its kernels, on a CPU plain transformers.
+
+Unsloth changes transformers while it is imported, so `prepare_backend` runs before anything else
+imports transformers. It sends no usage statistics, keeps its compiled code in the cache directory,
+and never gets a token as an argument, because it would write it to the disk. What it prints goes to
+stderr.
+
+Limits on a CPU: no 8-bit. Tested there with 2026.10.9; its GPU path is not tested here, so
+`backend: auto` does not choose it.
+"""
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.core.errors import MissingPackageError
+from infrastructure.core.optional import PIP_LINES, is_installed, require
+from infrastructure.training.models.lora import check_target_modules
+from infrastructure.training.models.quantization import quantized_layers
+from infrastructure.training.models.source import ModelSource
+from infrastructure.training.models.transformers_backend import LoadOptions
+
+# The first release that trains without a GPU.
+MIN_VERSION = "2026.10.9"
+# For a model that is loaded to be looked at, not trained.
+DEFAULT_MAX_LENGTH = 2048
+PATCHED_PACKAGES = ("bitsandbytes", "datasets", "peft", "torch", "transformers", "trl")
+LLAMA_LINEAR_LAYERS = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+)
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = None) -> None:
+    """Import Unsloth now, if this model is to be loaded by it; else do nothing.
+
+    Call it before anything imports transformers, trl or peft.
+
+    Args:
+        cache_directory: where Unsloth's compiled code goes; None: `~/.cache/temper`. A place on
+            a local disk, never a mounted drive.
+
+    Raises:
+        MissingPackageError: unsloth is not installed.
+        ValueError: an installed package is outside the bounds that this unsloth declares.
+    """
+    if model_config.backend != "unsloth":
+        return
+    check_versions()
+    cache = cache_directory or Path.home() / ".cache" / "temper"
+    os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache / "unsloth_compiled"))
+    os.environ.setdefault("UNSLOTH_RETURN_LOGITS", "1")
+    if "unsloth" not in sys.modules and "transformers" in sys.modules:
+        logger.warning(
+            "transformers was imported before unsloth, so some of unsloth's patches do not take"
+            " effect: choose the backend before anything else imports transformers"
+        )
+    with prints_to_stderr():
+        require("unsloth", "model.backend=unsloth")
+
+
+def check_versions() -> None:
+    """Check the installed packages against the bounds that the installed unsloth declares itself;
+    it is installed without its dependencies, so nothing else has checked them.
+
+    Raises:
+        MissingPackageError: unsloth or unsloth_zoo is not installed.
+        ValueError: a package is outside the bounds.
+    """
+    for package in ("unsloth", "unsloth_zoo"):
+        if not is_installed(package):
+            raise MissingPackageError(
+                f"model.backend=unsloth needs the package {package}: {PIP_LINES['unsloth']}"
+            )
+    version = importlib.metadata.version("unsloth")
+    if Version(version) < Version(MIN_VERSION):
+        raise ValueError(f"unsloth {version} is too old: {PIP_LINES['unsloth']}")
+    for requirement in map(Requirement, importlib.metadata.requires("unsloth") or []):
+        _check_requirement(requirement, version)
+
+
+def _check_requirement(requirement: Requirement, unsloth_version: str) -> None:
+    applies = requirement.marker is None or requirement.marker.evaluate({"extra": "huggingface"})
+    if requirement.name not in PATCHED_PACKAGES or not applies:
+        return
+    installed = importlib.metadata.version(requirement.name)
+    if not requirement.specifier.contains(installed, prereleases=True):
+        raise ValueError(
+            f"unsloth {unsloth_version} does not work with {requirement.name} {installed}"
+            f" (it needs {requirement.specifier}); install the tested versions of"
+            " requirements.txt, or use model.backend=transformers"
+        )
+
+
+@contextlib.contextmanager
+def prints_to_stderr() -> Iterator[None]:
+    """Keep stdout for results: what a library prints goes to stderr."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def load_unsloth(
+    source: ModelSource,
+    options: LoadOptions,
+    *,
+    max_length: int | None,
+    train_all: bool,
+    gradient_checkpointing: bool,
+) -> tuple[torch.nn.Module, Any]:
+    """Model and tokenizer by `FastLanguageModel.from_pretrained`; a LoRA folder with its LoRA.
+
+    Raises:
+        ValueError: something was asked for that Unsloth would silently not do here, or it cannot
+            load the model.
+    """
+    _refuse_what_it_would_ignore(options)
+    unsloth = require("unsloth", "model.backend=unsloth")
+    with prints_to_stderr():
+        try:
+            model, tokenizer = unsloth.FastLanguageModel.from_pretrained(
+                model_name=source.location,
+                max_seq_length=max_length or DEFAULT_MAX_LENGTH,
+                dtype=options.dtype,
+                load_in_4bit=options.quantization == "4bit",
+                load_in_8bit=options.quantization == "8bit",
+                full_finetuning=train_all,
+                trust_remote_code=options.trust_remote_code,
+                revision=options.revision,
+                use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
+            )
+        except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"model {source.location}: unsloth cannot load it ({reason})"
+            ) from error
+    _check_loaded(model, options)
+    return model, tokenizer
+
+
+def _refuse_what_it_would_ignore(options: LoadOptions) -> None:
+    if options.quantization == "8bit" and options.device.type == "cpu":
+        raise ValueError(
+            "model.quantization='8bit': unsloth has none on a CPU; use '4bit', or"
+            " model.backend=transformers"
+        )
+    if options.attention not in (None, "sdpa"):
+        raise ValueError(
+            f"attention {options.attention!r}: unsloth chooses the attention itself; leave"
+            " model.attention out, or use model.backend=transformers"
+        )
+
+
+def _check_loaded(model: torch.nn.Module, options: LoadOptions) -> None:
+    found = next(model.parameters()).device
+    if found.type != options.device.type:
+        raise ValueError(
+            f"device {options.device}: unsloth has put the model on {found}; use device=auto, or"
+            " model.backend=transformers"
+        )
+    if options.quantization is not None and not quantized_layers(model):
+        raise ValueError(
+            f"model.quantization={options.quantization!r}: unsloth could not quantise this model"
+            " here; leave it out, or use model.backend=transformers"
+        )
+
+
+def apply_unsloth_lora(
+    model: torch.nn.Module,
+    lora_config: LoraConfig,
+    *,
+    seed: int,
+    gradient_checkpointing: bool,
+) -> torch.nn.Module:
+    """LoRA by `FastLanguageModel.get_peft_model`; "all-linear" means its seven Llama projections.
+
+    Raises:
+        ValueError: a target module is no linear layer of this model; lists those there are.
+    """
+    unsloth = require("unsloth", "model.backend=unsloth")
+    targets = lora_config.target_modules
+    names = list(LLAMA_LINEAR_LAYERS) if targets == "all-linear" else list(targets)
+    check_target_modules(model, names)
+    with prints_to_stderr():
+        return unsloth.FastLanguageModel.get_peft_model(
+            model,
+            r=lora_config.r,
+            target_modules=names,
+            lora_alpha=lora_config.alpha,
+            lora_dropout=lora_config.dropout,
+            bias="none",
+            use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
+            random_state=seed,
+        )

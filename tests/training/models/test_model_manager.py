@@ -1,0 +1,362 @@
+"""Models from every source come ready to train; what cannot be trained is refused in a sentence."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.training.models import transformers_backend
+from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
+from infrastructure.training.models.saving import save_model
+from infrastructure.training.models.source import weight_files, weights_sha256
+from infrastructure.training.models.trainable_state import trainable_state
+
+CPU = torch.device("cpu")
+TEXTS = [f"{a} + {b} = {a + b}" for a in range(30) for b in range(30)]
+TINY = {
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "intermediate_size": 48,
+    "vocab_size": 300,
+    "max_positions": 64,
+}
+
+
+def load(name: str | Path, *, seed: int = 0, **settings: Any) -> LoadedModel:
+    options = {
+        key: settings.pop(key)
+        for key in (
+            "max_length",
+            "gradient_checkpointing",
+            "memory_efficient_attention",
+            "tokenizer_texts",
+            "tokenizer_directory",
+        )
+        if key in settings
+    }
+    config = ModelConfig(name=str(name), **settings)
+    return ModelManager(config, device=CPU, seed=seed, **options).load()
+
+
+def load_embedded(**settings: Any) -> LoadedModel:
+    return load("embedded", embedded=TINY, tokenizer_texts=lambda: TEXTS, **settings)
+
+
+def plain_logits(folder: Path, input_ids: torch.Tensor) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(folder)(input_ids).logits
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_folder_gives_the_model_that_plain_transformers_gives(
+    llama_folder: Path, input_ids: torch.Tensor
+) -> None:
+    loaded = load(llama_folder)
+    assert loaded.model.training
+    assert torch.equal(loaded.model.eval()(input_ids).logits, plain_logits(llama_folder, input_ids))
+    assert loaded.tokenizer.decode(loaded.tokenizer("12 + 5").input_ids) == "12 + 5"
+    assert all(p.requires_grad for p in loaded.model.parameters())
+    total = sum(p.numel() for p in loaded.model.parameters())
+    assert loaded.description == {
+        "name": str(llama_folder),
+        "kind": "folder",
+        "backend": "transformers",
+        "architecture": "LlamaForCausalLM",
+        "num_parameters": total,
+        "num_trainable": total,
+        "dtype": "float32",
+        "quantization": None,
+        "attention": "sdpa",
+        "lora": None,
+        "base_sha256": weights_sha256(weight_files(llama_folder)),
+        "revision": None,
+    }
+    json.dumps(loaded.description)
+
+
+def test_the_embedded_model_depends_on_the_seed_alone() -> None:
+    first, again, other = load_embedded(), load_embedded(), load_embedded(seed=1)
+    pairs = zip(first.model.parameters(), again.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not torch.equal(next(first.model.parameters()), next(other.model.parameters()))
+    assert first.tokenizer.get_vocab() == again.tokenizer.get_vocab()
+    assert first.description["kind"] == "embedded"
+
+
+def test_an_earlier_tokenizer_is_used_as_it_is(tmp_path: Path) -> None:
+    first = load_embedded()
+    first.tokenizer.save_pretrained(tmp_path)
+    again = load(
+        "embedded", embedded=TINY, tokenizer_texts=lambda: ["other"], tokenizer_directory=tmp_path
+    )
+    assert again.tokenizer.get_vocab() == first.tokenizer.get_vocab()
+
+
+def test_the_embedded_model_needs_texts() -> None:
+    with pytest.raises(ValueError, match="makes its tokenizer from the training texts: give data"):
+        load("embedded", embedded=TINY)
+
+
+def test_loading_leaves_the_random_state_alone(llama_folder: Path) -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    load(llama_folder, lora_config=LoraConfig(r=2))
+    load("tactical_mappo")
+    load_embedded()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_lora_on_a_folder(llama_folder: Path, input_ids: torch.Tensor) -> None:
+    lora = LoraConfig(r=2, alpha=4, dropout=0.1, target_modules=["q_proj", "v_proj"])
+    loaded = load(llama_folder, lora_config=lora, seed=3)
+    assert loaded.description["lora"] == {
+        "r": 2,
+        "alpha": 4,
+        "dropout": 0.1,
+        "target_modules": ["q_proj", "v_proj"],
+    }
+    assert 0 < loaded.description["num_trainable"] < loaded.description["num_parameters"] / 10
+    # the second matrix starts at zero: an untrained LoRA changes nothing
+    base = plain_logits(llama_folder, input_ids)
+    assert torch.allclose(loaded.model.eval()(input_ids).logits, base, atol=1e-6)
+    again = trainable_state(load(llama_folder, lora_config=lora, seed=3).model)
+    assert all(torch.equal(t, again[n]) for n, t in trainable_state(loaded.model).items())
+
+
+def test_a_saved_lora_goes_on_training(llama_folder: Path, tmp_path: Path) -> None:
+    first = load(llama_folder, lora_config=LoraConfig(r=2, target_modules=["q_proj"]))
+    with torch.no_grad():
+        for tensor in trainable_state(first.model).values():
+            tensor.normal_()
+    save_model(first.model, first.tokenizer, tmp_path / "lora")
+    again = load(tmp_path / "lora")
+    assert again.description["kind"] == "lora folder"
+    assert again.description["base_sha256"] == first.description["base_sha256"]
+    assert again.description["num_trainable"] == first.description["num_trainable"]
+    saved, loaded = trainable_state(first.model), trainable_state(again.model)
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+    same = LoraConfig(r=2, target_modules=["q_proj"])
+    load(tmp_path / "lora", lora_config=same)
+    for change in ({"r": 4}, {"alpha": 7}, {"target_modules": "all-linear"}):
+        with pytest.raises(ValueError, match=rf"is a LoRA.*asks for.*{next(iter(change))}"):
+            load(tmp_path / "lora", lora_config=same.copy_with(**change))
+
+
+def test_a_lora_whose_base_has_moved(llama_folder: Path, tmp_path: Path) -> None:
+    first = load(llama_folder, lora_config=LoraConfig(r=2))
+    save_model(first.model, first.tokenizer, tmp_path / "lora")
+    llama_folder.rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"its base model is gone .* base_model_name_or_path"):
+        load(tmp_path / "lora")
+    config = tmp_path / "lora" / "adapter_config.json"
+    edit_json(config, base_model_name_or_path=str(tmp_path / "moved"))
+    load(tmp_path / "lora")
+    edit_json(config, base_model_name_or_path="")
+    with pytest.raises(ValueError, match="does not say which model it belongs to"):
+        load(tmp_path / "lora")
+
+
+def test_a_lora_of_another_base(llama_folder: Path, tmp_path: Path) -> None:
+    first = load_embedded(lora_config=LoraConfig(r=2))
+    save_model(first.model, first.tokenizer, tmp_path / "lora")
+    shutil.rmtree(tmp_path / "lora" / "base")
+    edit_json(tmp_path / "lora" / "adapter_config.json", base_model_name_or_path=str(llama_folder))
+    with pytest.raises(ValueError, match="does not fit its base model"):
+        load(tmp_path / "lora")
+
+
+def test_gradient_checkpointing_changes_no_gradient(
+    llama_folder: Path, input_ids: torch.Tensor
+) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        lora = LoraConfig(r=2)
+        model = load(llama_folder, lora_config=lora, gradient_checkpointing=checkpointing).model
+        base = model.get_base_model()  # type: ignore[operator]
+        assert base.is_gradient_checkpointing is checkpointing
+        model(input_ids, labels=input_ids, use_cache=False).loss.backward()
+        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*gradients, strict=True))
+    assert any(g.abs().sum() > 0 for g in gradients[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "implementation"),
+    [
+        ({"attention": "eager"}, "eager"),
+        ({"memory_efficient_attention": False}, "eager"),
+        ({"memory_efficient_attention": True}, "sdpa"),
+    ],
+)
+def test_attention_is_what_was_asked_for(
+    llama_folder: Path, settings: dict[str, Any], implementation: str
+) -> None:
+    assert load(llama_folder, **settings).description["attention"] == implementation
+    assert load_embedded(**settings).description["attention"] == implementation
+
+
+def test_weights_in_bf16(llama_folder: Path) -> None:
+    loaded = load(llama_folder, dtype="bf16", lora_config=LoraConfig(r=2))
+    formats = {p.dtype: p.requires_grad for p in loaded.model.parameters()}
+    assert formats == {torch.bfloat16: False, torch.float32: True}
+
+
+def test_a_missing_padding_token_costs_no_end_token(llama_folder: Path) -> None:
+    file = llama_folder / "tokenizer_config.json"
+    values = json.loads(file.read_text())
+    del values["pad_token"]
+    file.write_text(json.dumps(values))
+    tokenizer = load(llama_folder).tokenizer
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 2
+    del values["eos_token"]
+    file.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="no end-of-text token"):
+        load(llama_folder)
+
+
+Break = Callable[[Path], object]
+
+
+def save_other(folder: Path, kind: str) -> None:
+    import transformers
+
+    config_class, model_class = {
+        "bert": (transformers.BertConfig, transformers.BertForMaskedLM),
+        "bert-lm": (transformers.BertConfig, transformers.BertLMHeadModel),
+        "llama-classifier": (transformers.LlamaConfig, transformers.LlamaForSequenceClassification),
+    }[kind]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = config_class(vocab_size=300, intermediate_size=32, pad_token_id=0, **sizes)
+    model_class(config).save_pretrained(folder)
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda f: (f / "config.json").write_text("{"), r"config.json is not valid JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), r"should hold a JSON object"),
+        (lambda f: (f / "config.json").write_text("{}"), "names no model_type"),
+        (lambda f: edit_json(f / "config.json", model_type="lama"), "does not recognize"),
+        (
+            lambda f: edit_json(
+                f / "config.json", model_type="own", auto_map={"AutoConfig": "m.C"}
+            ),
+            "its own Python code, which is not run unless model.trust_remote_code",
+        ),
+        (lambda f: save_other(f, "bert"), "is a BertForMaskedLM, no causal language model"),
+        (lambda f: save_other(f, "bert-lm"), "is a BertLMHeadModel, no causal language model"),
+        (lambda f: save_other(f, "llama-classifier"), "is a LlamaForSequenceClassification, no"),
+        (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer"),
+        (lambda f: (f / "tokenizer.json").write_text("{"), "its tokenizer cannot be loaded"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
+        (
+            lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+            "has only pickled weights",
+        ),
+        (
+            lambda f: change_tensors(f, lambda t: t.pop("model.norm.weight")),
+            "its weights lack 1 tensors, first model.norm.weight",
+        ),
+        (
+            lambda f: change_tensors(f, lambda t: t.update({"model.norm.weight": torch.ones(3)})),
+            "cannot be loaded",
+        ),
+        (
+            lambda f: edit_json(f / "config.json", vocab_size=300, hidden_size=128),
+            "cannot be loaded",
+        ),
+    ],
+)
+def test_a_spoilt_folder_is_refused(llama_folder: Path, spoil: Break, sentence: str) -> None:
+    spoil(llama_folder)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        load(llama_folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_of_another_model(llama_folder: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=200, intermediate_size=32, **sizes)
+    LlamaForCausalLM(config).save_pretrained(llama_folder)
+    with pytest.raises(ValueError, match="the model knows only 200 tokens; they do not belong"):
+        load(llama_folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"quantization": "4bit"}, "freezes the weights.*give model.lora_config"),
+        ({"dtype": "fp16"}, "cannot be trained in full.*mixed_precision='fp16'"),
+        ({"max_length": 129}, "max_length=129 is more than the 128 positions"),
+        ({"attention": "flash_attention_2"}, "needs a GPU .*use 'sdpa'"),
+        (
+            {"attention": "eager", "memory_efficient_attention": True},
+            "memory_efficient_attention=True and model.attention='eager' disagree",
+        ),
+        ({"lora_config": LoraConfig(target_modules=["wq"])}, "'wq' is no linear layer"),
+    ],
+)
+def test_what_a_language_model_cannot_do(
+    llama_folder: Path, settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        load(llama_folder, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"quantization": "4bit", "lora_config": LoraConfig()}, "only trained models"),
+        ({"backend": "unsloth"}, "loads folders and hub models, not 'tactical_mappo'"),
+        ({"lora_config": LoraConfig()}, "is no language model; leave it out"),
+        ({"gradient_checkpointing": True}, "TacticalMappo cannot do it"),
+    ],
+)
+def test_what_a_registered_module_cannot_do(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        load("tactical_mappo", **settings)
+
+
+def test_a_name_that_is_nowhere_is_told_quickly() -> None:
+    with pytest.raises(ValueError, match="no folder of that name here, and the Hugging Face hub c"):
+        load("someone/some-model")
+    with pytest.raises(ValueError, match="did you mean 'tactical_mappo'"):
+        load("tactical_mapo")
+
+
+def test_offline_is_found_without_asking_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert not transformers_backend.hub_is_reachable()
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:8080")
+    assert transformers_backend.hub_is_reachable()
+
+
+def test_load_saved_is_for_looking_only(llama_folder: Path, input_ids: torch.Tensor) -> None:
+    loaded = load_saved(llama_folder, device=CPU)
+    assert not loaded.model.training
+    assert not any(p.requires_grad for p in loaded.model.parameters())
+    assert torch.equal(loaded.model(input_ids).logits, plain_logits(llama_folder, input_ids))

@@ -1,0 +1,201 @@
+"""Unsloth for real, on the CPU. Its import changes the whole process, so each test has its own."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.core.errors import MissingPackageError
+from infrastructure.core.optional import is_installed
+from infrastructure.training.models import unsloth_backend
+from infrastructure.training.models.unsloth_backend import check_versions, prepare_backend
+
+ROOT = Path(__file__).resolve().parents[3]
+needs_unsloth = pytest.mark.skipif(not is_installed("unsloth"), reason="unsloth is not installed")
+
+COMMON = """
+import json, os, sys
+from pathlib import Path
+import torch
+from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.training.models.model_manager import ModelManager, load_saved
+from infrastructure.training.models.saving import save_model
+from infrastructure.training.models.unsloth_backend import prepare_backend
+
+folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+cpu = torch.device("cpu")
+input_ids = torch.arange(3, 30).unsqueeze(0)
+prepare_backend(ModelConfig(name=str(folder), backend="unsloth"), out / "cache")
+
+def load(**settings):
+    config = ModelConfig(**({"name": str(folder), "backend": "unsloth"} | settings))
+    return ModelManager(config, device=cpu, seed=3, max_length=64).load()
+
+def train(model, num_steps=8, lr=1e-2):
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
+    losses = []
+    for _ in range(num_steps):
+        logits = model(input_ids, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits[0, :-1].float(), input_ids[0, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+def refused(**settings):
+    try:
+        load(**settings)
+    except ValueError as error:
+        return str(error)
+
+@torch.no_grad()
+def logits(model):
+    return model.eval()(input_ids, use_cache=False).logits
+"""
+
+
+def run_python(script: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_TOKEN": "hf_secret"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@needs_unsloth
+def test_lora_and_qlora_by_unsloth_in_plain_peft(llama_folder: Path, tmp_path: Path) -> None:
+    """LoRA and 4-bit: trains, is saved, loads in plain PEFT, goes on; refusals; stdout is clean."""
+    script = (
+        COMMON
+        + """
+found = {}
+lora = LoraConfig(r=4, alpha=8, target_modules=["q_proj", "v_proj"])
+before = torch.get_rng_state()
+loaded = load(lora_config=lora)
+found["random state untouched"] = torch.equal(torch.get_rng_state(), before)
+found["description"] = loaded.description
+found["losses"] = train(loaded.model)
+found["positions asked for"] = list(
+    loaded.model(input_ids, logits_to_keep=torch.tensor([1, 3]), use_cache=False).logits.shape
+)
+save_model(loaded.model, loaded.tokenizer, out / "lora")
+again = load(name=str(out / "lora"))
+found["goes on from the same"] = torch.equal(logits(again.model), logits(loaded.model))
+found["goes on training"] = train(again.model, 1)[0] < found["losses"][0]
+
+quantized = load(lora_config=LoraConfig(r=4, alpha=8), quantization="4bit")
+layer = quantized.model.get_base_model().model.layers[0].mlp.up_proj.base_layer
+found["4bit"] = type(layer).__name__
+found["4bit losses"] = train(quantized.model)
+
+from peft import AutoPeftModelForCausalLM
+plain = AutoPeftModelForCausalLM.from_pretrained(out / "lora")
+found["plain difference"] = float((logits(plain) - logits(loaded.model)).abs().max())
+found["refused"] = [
+    refused(lora_config=lora, quantization="8bit"),
+    refused(lora_config=lora, attention="eager"),
+    refused(lora_config=LoraConfig(target_modules=["wq"])),
+]
+found["statistics off"] = os.environ["UNSLOTH_DISABLE_STATISTICS"]
+found["compiled"] = os.environ["UNSLOTH_COMPILE_LOCATION"]
+print(json.dumps(found))
+"""
+    )
+    done = run_python(script, llama_folder, tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["random state untouched"]
+    assert found["description"]["backend"] == "unsloth"
+    assert found["description"]["lora"]["target_modules"] == ["q_proj", "v_proj"]
+    assert found["description"]["num_trainable"] == 2 * 4 * ((64 + 64) + (64 + 32))
+    assert found["losses"][-1] < found["losses"][0] - 0.1
+    assert found["positions asked for"] == [1, 2, 300]
+    assert found["goes on from the same"]
+    assert found["goes on training"]
+    assert found["4bit"] == "Linear4bit"
+    assert found["4bit losses"][-1] < found["4bit losses"][0] - 0.3
+    assert found["plain difference"] < 1e-5
+    eight_bit, eager, target = found["refused"]
+    assert "unsloth has none on a CPU" in eight_bit
+    assert "unsloth chooses the attention itself" in eager
+    assert "'wq' is no linear layer" in target
+    assert found["statistics off"] == "1"
+    assert found["compiled"] == str(tmp_path / "cache" / "unsloth_compiled")
+    assert "imported before unsloth" not in done.stderr
+    assert not (ROOT / "unsloth_compiled_cache").exists()
+    no_token = [p for p in tmp_path.rglob("*") if p.is_file() and b"hf_secret" in p.read_bytes()]
+    assert no_token == []
+
+
+@needs_unsloth
+def test_full_training_by_unsloth_and_a_late_import(llama_folder: Path, tmp_path: Path) -> None:
+    """All weights train, plain transformers loads the result; importing it too late is told."""
+    script = (
+        "import transformers\n"
+        + COMMON
+        + """
+loaded = load()
+losses = train(loaded.model, lr=1e-3)
+save_model(loaded.model, loaded.tokenizer, out / "full")
+from transformers import AutoModelForCausalLM
+plain = AutoModelForCausalLM.from_pretrained(out / "full")
+print(json.dumps({
+    "losses": losses,
+    "trainable": loaded.description["num_trainable"] == loaded.description["num_parameters"],
+    "difference": float((logits(plain) - logits(loaded.model)).abs().max()),
+}))
+"""
+    )
+    done = run_python(script, llama_folder, tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["trainable"]
+    assert found["losses"][-1] < found["losses"][0] - 0.3
+    assert found["difference"] < 1e-5
+    assert "transformers was imported before unsloth" in done.stderr
+
+
+def test_another_backend_imports_nothing() -> None:
+    before = set(sys.modules)
+    prepare_backend(ModelConfig(backend="transformers"))
+    prepare_backend(ModelConfig())
+    assert not {"unsloth", "unsloth_zoo"} & (set(sys.modules) - before)
+
+
+def test_not_installed_gives_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsloth_backend, "is_installed", lambda package: False)
+    with pytest.raises(MissingPackageError, match=r"pip install --no-deps -r requirements-unsloth"):
+        prepare_backend(ModelConfig(backend="unsloth"))
+
+
+@needs_unsloth
+@pytest.mark.parametrize(
+    ("package", "version", "sentence"),
+    [
+        ("transformers", "6.0.0", r"does not work with transformers 6.0.0 \(it needs .*<=5"),
+        ("trl", "2.0.0", "does not work with trl 2.0.0"),
+        ("unsloth", "2026.10.8", "unsloth 2026.10.8 is too old"),
+    ],
+)
+def test_versions_outside_its_bounds(
+    monkeypatch: pytest.MonkeyPatch, package: str, version: str, sentence: str
+) -> None:
+    import importlib.metadata
+
+    check_versions()
+    installed = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: version if name == package else installed(name)
+    )
+    with pytest.raises(ValueError, match=sentence):
+        check_versions()
