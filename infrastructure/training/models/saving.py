@@ -1,0 +1,168 @@
+"""Trained models on the disk, in the layout that plain transformers and PEFT read.
+
+A directory is there whole or not at all. Full: `config.json` + `model.safetensors`. LoRA:
+`adapter_config.json` + `adapter_model.safetensors`, and the base model in `base/` if it exists
+nowhere else. A registered module: `temper_model.json` + `model.safetensors`. The tokenizer lies
+beside. Never pickle.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model
+from safetensors.torch import save_model as save_module
+
+from infrastructure.core.files import sync_directory, write_json
+from infrastructure.core.lookup import look_up
+from infrastructure.core.optional import require
+from infrastructure.training.models.lora import count_parameters
+from infrastructure.training.models.registry import MODELS
+from infrastructure.training.models.source import (
+    REGISTERED_MANIFEST,
+    read_json,
+    weight_files,
+)
+
+WEIGHTS = "model.safetensors"
+
+
+def save_model(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    directory: Path,
+    *,
+    registered_name: str | None = None,
+) -> None:
+    """Write the model and its tokenizer (if any) into `directory`, which is replaced if it exists.
+
+    Args:
+        model: a transformers or PEFT model, compiled or not, or a registered module.
+        registered_name: under which name the module is registered; for registered modules only.
+
+    Raises:
+        ValueError: a module of no known kind without `registered_name`.
+    """
+    model = getattr(model, "_orig_mod", model)
+    directory = directory.resolve()
+    with whole_directory(directory) as part:
+        if registered_name is not None:
+            _save_registered(model, part, registered_name)
+        elif hasattr(model, "peft_config"):
+            _save_lora(model, tokenizer, part, directory)
+        elif hasattr(model, "save_pretrained"):
+            _save_pretrained(model, part)
+        else:
+            raise ValueError(
+                f"{type(model).__name__} is no transformers model: save it with the name that it"
+                " is registered under"
+            )
+        if tokenizer is not None:
+            tokenizer.save_pretrained(part)
+
+
+def _save_pretrained(model: Any, directory: Path, **arguments: Any) -> None:
+    with _without_progress_bars():
+        model.save_pretrained(directory, **arguments)
+
+
+def _save_lora(model: Any, tokenizer: Any, part: Path, directory: Path) -> None:
+    # "auto" would ask the hub whether the vocabulary has grown; it never does here
+    model.save_pretrained(part, save_embedding_layers=False)
+    (part / "README.md").unlink(missing_ok=True)  # PEFT's unfilled template of a model card
+    base = model.get_base_model()
+    if not base.name_or_path:
+        _save_pretrained(base, part / "base", state_dict=_without_lora(base))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(part / "base")
+        config = read_json(part / "adapter_config.json")
+        config["base_model_name_or_path"] = str(directory / "base")
+        write_json(part / "adapter_config.json", config)
+
+
+def _without_lora(base: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The state of a model as it was before LoRA was put beside its layers."""
+    return {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in base.state_dict().items()
+        if "lora_" not in name
+    }
+
+
+def _save_registered(model: torch.nn.Module, directory: Path, name: str) -> None:
+    save_module(model, str(directory / WEIGHTS))
+    manifest = {"model": name, "num_parameters": count_parameters(model).total}
+    write_json(directory / REGISTERED_MANIFEST, manifest)
+
+
+def load_registered(directory: Path) -> tuple[str, torch.nn.Module]:
+    """The registered module saved in `directory`, and its name.
+
+    Raises:
+        ValueError: its name is not registered here, or the weights are missing, damaged or of
+            another version of the module.
+    """
+    name = str(read_json(directory / REGISTERED_MANIFEST).get("model"))
+    model = look_up("registered model", name, MODELS).build()
+    [file] = weight_files(directory)
+    try:
+        load_model(model, file)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"model {directory}: does not fit the code of {name!r} ({reason})"
+        ) from error
+    return name, model
+
+
+@contextmanager
+def whole_directory(directory: Path) -> Iterator[Path]:
+    """A temporary neighbour of `directory` that takes its name when everything is on the disk.
+
+    An older directory of that name steps aside just before and goes only after. On an exception the
+    temporary one is removed and the older one stays.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    part = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.part")
+    aside = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.old")
+    part.mkdir()
+    try:
+        yield part
+        _sync_tree(part)
+        if directory.exists():
+            directory.rename(aside)
+        part.rename(directory)
+    except BaseException:
+        if aside.exists() and not directory.exists():
+            aside.rename(directory)
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    sync_directory(directory.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync_tree(directory: Path) -> None:
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            sync_directory(path)
+    sync_directory(directory)
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    logging = require("transformers.utils.logging", "saving a model")
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()

@@ -1,0 +1,47 @@
+"""Any module can be registered, built by name and saved by name."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.training.models.model_manager import ModelManager, load_saved
+from infrastructure.training.models.registry import MODELS, ModelEntry, register_model
+from infrastructure.training.models.saving import save_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def registered() -> Iterator[str]:
+    name = "one-layer"
+    register_model(name, ModelEntry(lambda: torch.nn.Linear(3, 2), adapter="standard"))
+    yield name
+    del MODELS[name]
+
+
+def test_a_registered_module_is_built_from_the_seed(registered: str) -> None:
+    def build(seed: int) -> torch.Tensor:
+        config = ModelConfig(name=registered)
+        return ModelManager(config, device=CPU, seed=seed).load().model.weight
+
+    assert torch.equal(build(1), build(1))
+    assert not torch.equal(build(1), build(2))
+
+
+def test_it_is_saved_and_found_again(registered: str, tmp_path: Path) -> None:
+    module = torch.nn.Linear(3, 2)
+    save_model(module, None, tmp_path / "m", registered_name=registered)
+    again = load_saved(tmp_path / "m", device=CPU)
+    assert torch.equal(again.model.weight, module.weight)
+    assert again.description["registered_name"] == registered
+
+
+@pytest.mark.parametrize("name", ["tactical_mappo", "embedded", "owner/name", "./here", ""])
+def test_names_that_cannot_be_registered(name: str) -> None:
+    before = dict(MODELS)
+    with pytest.raises(ValueError, match=r"choose another|use letters"):
+        register_model(name, ModelEntry(lambda: torch.nn.Linear(1, 1), adapter="standard"))
+    assert before == MODELS

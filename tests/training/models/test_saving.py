@@ -1,0 +1,217 @@
+"""What is saved is whole, is what plain transformers and PEFT read, and gives the same logits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
+from infrastructure.training.models.saving import save_model, whole_directory
+from infrastructure.training.models.trainable_state import trainable_state
+
+CPU = torch.device("cpu")
+TINY = {
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "intermediate_size": 48,
+    "vocab_size": 300,
+    "max_positions": 64,
+}
+
+
+def load(name: object, **settings: Any) -> LoadedModel:
+    config = ModelConfig(name=str(name), **settings)
+    texts = ["1 + 1 = 2", "2 + 2 = 4"]
+    return ModelManager(config, device=CPU, seed=0, tokenizer_texts=lambda: texts).load()
+
+
+def train_a_little(model: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for name, tensor in trainable_state(model).items():
+            tensor.add_(
+                torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(name))) * 0.05
+            )
+
+
+@torch.no_grad()
+def logits(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
+    return model.eval()(input_ids).logits
+
+
+def no_pickle(directory: Path) -> bool:
+    return not [p for p in directory.rglob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl")]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_full_model_in_plain_transformers(
+    llama_folder: Path, tmp_path: Path, input_ids: torch.Tensor, tied: bool
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=300, intermediate_size=48, tie_word_embeddings=tied, **sizes)
+    LlamaForCausalLM(config).save_pretrained(llama_folder)
+    loaded = load(llama_folder)
+    train_a_little(loaded.model)
+    target = tmp_path / "run" / "final"
+    save_model(loaded.model, loaded.tokenizer, target)
+    assert {path.name for path in target.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert ("lm_head.weight" in load_file(target / "model.safetensors")) is not tied
+    plain = AutoModelForCausalLM.from_pretrained(target)
+    expected = logits(loaded.model, input_ids)
+    assert torch.equal(logits(plain, input_ids), expected)
+    assert torch.equal(logits(load_saved(target.parent, device=CPU).model, input_ids), expected)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    assert tokenizer("12 + 5").input_ids == loaded.tokenizer("12 + 5").input_ids
+    assert tokenizer.pad_token == "<pad>"
+
+
+def test_a_lora_in_plain_peft(llama_folder: Path, tmp_path: Path, input_ids: torch.Tensor) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    loaded = load(llama_folder, lora_config=LoraConfig(r=2))
+    train_a_little(loaded.model)
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "final")
+    assert {path.name for path in (tmp_path / "final").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    written = json.loads((tmp_path / "final" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == str(llama_folder)
+    plain = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "final")
+    expected = logits(loaded.model, input_ids)
+    assert torch.equal(logits(plain, input_ids), expected)
+    again = load_saved(tmp_path / "final", device=CPU)
+    assert torch.equal(logits(again.model, input_ids), expected)
+
+
+def test_a_lora_on_a_base_that_is_nowhere_else(
+    tmp_path: Path, input_ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    loaded = load("embedded", embedded=TINY, lora_config=LoraConfig(r=2))
+    train_a_little(loaded.model)
+    monkeypatch.chdir(tmp_path)
+    save_model(loaded.model, loaded.tokenizer, Path("final"))
+    expected = logits(loaded.model, input_ids)
+    plain = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "final")
+    assert torch.equal(logits(plain, input_ids), expected)
+    assert no_pickle(tmp_path)
+    # the LoRA is still beside the layers of the living model, and the pair may be moved together
+    assert torch.equal(logits(loaded.model, input_ids), expected)
+    (tmp_path / "final").rename(tmp_path / "moved")
+    again = load_saved(tmp_path / "moved", device=CPU)
+    assert torch.equal(logits(again.model, input_ids), expected)
+
+
+def test_a_compiled_model_is_saved_plain(llama_folder: Path, tmp_path: Path) -> None:
+    loaded = load(llama_folder)
+    save_model(torch.compile(loaded.model, backend="eager"), None, tmp_path / "final")
+    assert not [k for k in load_file(tmp_path / "final" / "model.safetensors") if "_orig_mod" in k]
+
+
+def test_a_registered_module(tmp_path: Path) -> None:
+    loaded = load("tactical_mappo")
+    train_a_little(loaded.model)
+    name = loaded.description["registered_name"]
+    save_model(loaded.model, None, tmp_path / "final", registered_name=name)
+    assert {p.name for p in (tmp_path / "final").iterdir()} == {
+        "model.safetensors",
+        "temper_model.json",
+    }
+    again = load_saved(tmp_path, device=CPU)
+    assert again.description["registered_name"] == "tactical_mappo"
+    assert again.tokenizer is None
+    saved, loaded_again = trainable_state(loaded.model), trainable_state(again.model)
+    assert all(torch.equal(saved[key], loaded_again[key]) for key in saved)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "sentence"),
+    [
+        ({"model": "tactical_mapo"}, "unknown registered model 'tactical_mapo'; did you mean"),
+        ({}, "unknown registered model 'None'"),
+    ],
+)
+def test_a_module_that_is_not_registered_here(
+    tmp_path: Path, manifest: dict[str, Any], sentence: str
+) -> None:
+    loaded = load("tactical_mappo")
+    save_model(loaded.model, None, tmp_path / "m", registered_name="tactical_mappo")
+    (tmp_path / "m" / "temper_model.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=sentence):
+        load_saved(tmp_path / "m", device=CPU)
+
+
+def test_weights_of_another_version_of_a_module(tmp_path: Path) -> None:
+    save_model(torch.nn.Linear(2, 2), None, tmp_path / "m", registered_name="tactical_mappo")
+    with pytest.raises(ValueError, match="does not fit the code of 'tactical_mappo'"):
+        load_saved(tmp_path / "m", device=CPU)
+
+
+def test_a_module_of_no_known_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Linear is no transformers model"):
+        save_model(torch.nn.Linear(2, 2), None, tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_again_replaces_the_whole_directory(llama_folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "final"
+    loaded = load(llama_folder)
+    save_model(loaded.model, loaded.tokenizer, target)
+    (target / "left_over").touch()
+    save_model(loaded.model, None, target)
+    assert not (target / "left_over").exists()
+    assert not (target / "tokenizer.json").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name != "llama"] == ["final"]
+
+
+def write_and_fail(target: Path) -> None:
+    with whole_directory(target) as part:
+        (part / "file").write_text("half")
+        raise OSError("disk full")
+
+
+def test_a_save_that_fails_leaves_the_older_one(tmp_path: Path) -> None:
+    target = tmp_path / "final"
+    with whole_directory(target) as part:
+        (part / "file").write_text("old")
+    with pytest.raises(OSError, match="disk full"):
+        write_and_fail(target)
+    assert (target / "file").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_when_the_new_one_cannot_take_its_place_the_older_one_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "final"
+    with whole_directory(target) as part:
+        (part / "file").write_text("old")
+    rename = Path.rename
+
+    def fail_for_parts(path: Path, new: Path) -> Path:
+        if path.name.endswith(".part"):
+            raise OSError("no")
+        return rename(path, new)
+
+    monkeypatch.setattr(Path, "rename", fail_for_parts)
+    with pytest.raises(OSError, match="no"), whole_directory(target) as part:
+        (part / "file").write_text("new")
+    assert (target / "file").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
