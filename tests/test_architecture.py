@@ -24,7 +24,8 @@ LAYERS: list[set[str]] = [
     {"training"},
     {"evaluation", "testing"},
     {"deployment"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
 
 # The same rule one level down, inside infrastructure/training.

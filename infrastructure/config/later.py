@@ -62,4 +62,8 @@ def _waiting(config: Section) -> Iterator[tuple[FieldSpec, Later, Any]]:
 
 
 def _waits(spec: FieldSpec, later: Later, value: Any) -> bool:
-    return value in later.values if later.values else value != spec.default
+    """Whether the value, or one of a list's, waits for a later part."""
+    if not later.values:
+        return bool(value != spec.default)
+    values = value if isinstance(value, list) else [value]
+    return any(one in later.values for one in values)

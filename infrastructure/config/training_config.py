@@ -108,7 +108,9 @@ class TrainingConfig(StackwiseFields):
     validation_frequency: Count | None = Field(
         default=None, description="Steps between two evaluations, instead of validation_interval."
     )
-    log_frequency: Count = Field(default=10, description="Steps between two lines of metrics.")
+    log_frequency: Count = Field(
+        default=1, description="Steps that one line of metrics covers; each line reads the device."
+    )
     early_stopping_patience: Count | None = Field(
         default=None,
         description="Evaluations without improvement after which to stop; none: never.",
@@ -123,7 +125,9 @@ class TrainingConfig(StackwiseFields):
         default=None,
         description="Epochs after which the next layer from the top trains too; none: off.",
     )
-    enabled_extensions: Annotated[Names, Later("extensions")] = Field(
+    enabled_extensions: Annotated[
+        Names, Later("extensions", ("memory", "multimodal", "quantum"))
+    ] = Field(
         default=[], description="Extensions by name, in their order."
     )
     optimization_frequency: Annotated[Count | None, Later("E")] = Field(

@@ -1,0 +1,48 @@
+"""Extensions are made by name; those of later parts are refused when a run starts."""
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.extensions import extension_manager
+from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.extensions.extension_manager import (
+    create_extensions,
+    register_extension,
+)
+
+
+class Nudge(Extension):
+    """Does nothing, under a name."""
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension_manager, "EXTENSIONS", {})
+    register_extension("nudge", Nudge)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_registered_extension_is_made_and_may_be_enabled() -> None:
+    assert [type(extension) for extension in create_extensions(["nudge"])] == [Nudge]
+    config = DeploymentConfig(training=TrainingConfig(enabled_extensions=["nudge"]))
+    config.check_supported()
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(ValueError, match="registered already"):
+        register_extension("nudge", Nudge)
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_unknown_extension_gets_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match="did you mean 'nudge'"):
+        create_extensions(["nudeg"])
+
+
+@pytest.mark.parametrize("name", ["memory", "multimodal", "quantum"])
+def test_extensions_of_later_parts_are_refused_when_a_run_starts(name: str) -> None:
+    config = DeploymentConfig(training=TrainingConfig(enabled_extensions=[name]))
+    with pytest.raises(ValueError, match="not there yet"):
+        config.check_supported()
