@@ -5,6 +5,7 @@ model keeps the real one, in which shape logits come back, and a model's state w
 """
 
 import inspect
+import math
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -75,8 +76,10 @@ def logits_of(output: Any) -> torch.Tensor:
     """
     if isinstance(output, torch.Tensor):
         found: Any = output
-    elif isinstance(output, Mapping) or hasattr(output, "logits"):
-        found = output["logits"] if isinstance(output, Mapping) else output.logits
+    elif isinstance(output, Mapping):
+        found = output.get("logits")
+    elif hasattr(output, "logits"):
+        found = output.logits
     else:
         candidates: Iterable[Any] = output if isinstance(output, tuple) else ()
         found = next((t for t in candidates if isinstance(t, torch.Tensor) and t.ndim == 3), None)
@@ -89,25 +92,33 @@ def logits_of(output: Any) -> torch.Tensor:
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Generator[None, None, None]:
-    """Evaluation mode, so that no dropout draws random numbers; each module's own mode returns."""
+def probing(model: torch.nn.Module) -> Generator[None, None, None]:
+    """A state to try something in: no dropout draws random numbers, nothing is compiled.
+
+    Afterwards each module has its own mode back.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         for module, training in modes:
             module.training = training
 
 
 def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest absolute difference, in units of the largest expected magnitude (fp32)."""
+    """Largest absolute difference, in units of the largest expected magnitude (fp32).
+
+    Infinite where the shapes differ, or where there is a NaN.
+    """
     if actual.shape != expected.shape:
         return float("inf")
     if expected.numel() == 0:
         return 0.0
     scale = expected.float().abs().max().clamp_min(torch.finfo(torch.float32).tiny)
-    return float((actual.float() - expected.float()).abs().max() / scale)
+    difference = float((actual.float() - expected.float()).abs().max() / scale)
+    return float("inf") if math.isnan(difference) else difference
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -15,9 +15,9 @@ from infrastructure.training.models.model_inputs import (
     PROBE_ERRORS,
     call_model,
     compute_dtype,
-    evaluating,
     inner_model,
     logits_of,
+    probing,
     relative_difference,
     tolerance,
 )
@@ -99,7 +99,7 @@ def packing_difference(model: torch.nn.Module) -> tuple[float, float]:
     """
     rows = probe_rows(model, seed=0)
     other_first = probe_rows(model, seed=1)[0]
-    with evaluating(model):
+    with probing(model):
         logits, gradients = probe(model, pack_rows(rows))
         other_logits, _ = probe(model, pack_rows([other_first, rows[1]]))
         alone = [probe(model, {"input_ids": row.unsqueeze(0)}) for row in rows]

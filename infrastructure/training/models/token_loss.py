@@ -20,9 +20,9 @@ from infrastructure.training.models.model_inputs import (
     PROBE_ERRORS,
     call_model,
     compute_dtype,
-    evaluating,
     inner_model,
     logits_of,
+    probing,
     relative_difference,
     tolerance,
 )
@@ -58,17 +58,26 @@ def supervised_targets(
 
 
 class TokenLoss:
-    """How one model's loss is computed: decided by a probe at the first batch, then kept.
+    """How one model's loss is computed: decided by a probe, at the latest at the first batch.
 
     Attributes:
         method: "hidden states" (the fast way), "kept logits" (the model computes only the logits
-            of supervised positions) or "all logits"; None before the first batch.
+            of supervised positions) or "all logits"; None before the probe.
         reason: why the faster methods are not used; empty for the fastest.
     """
 
     def __init__(self) -> None:
         self.method: str | None = None
         self.reason = ""
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Probe the model, once.
+
+        Raises:
+            ValueError: its forward gives no logits, so the sum cannot be known.
+        """
+        if self.method is None:
+            self.method, self.reason = choose_method(model)
 
     def __call__(
         self, model: torch.nn.Module, batch: Mapping[str, Any]
@@ -87,8 +96,8 @@ class TokenLoss:
             positions, targets = batch["target_positions"], batch["targets"]
         else:
             positions, targets = supervised_targets(batch["labels"], batch.get("cu_seq_lens"))
-        if self.method is None:
-            self.method, self.reason = choose_method(model, batch["input_ids"])
+        self.prepare(model)
+        assert self.method is not None
         arguments = model_arguments(model, batch)
         return METHODS[self.method](model, arguments, positions, targets), targets.numel()
 
@@ -166,19 +175,17 @@ def last_hidden_state(model: torch.nn.Module, arguments: Mapping[str, Any]) -> t
     return call_model(decoder, arguments)[0]
 
 
-def choose_method(model: torch.nn.Module, input_ids: torch.Tensor) -> tuple[str, str]:
+def choose_method(model: torch.nn.Module) -> tuple[str, str]:
     """The fastest method that gives this model's own loss, and why no faster one does.
-
-    Args:
-        input_ids: any row of the training, (B, L); a few tokens of it are used.
 
     Raises:
         ValueError: the model's forward gives no logits.
     """
-    arguments = {"input_ids": input_ids[:1, :NUM_PROBE_TOKENS]}
+    device = next(model.parameters()).device
+    arguments = {"input_ids": torch.arange(NUM_PROBE_TOKENS, device=device).unsqueeze(0)}
     positions, targets = supervised_targets(arguments["input_ids"])
     reasons: list[str] = []
-    with evaluating(model), torch.no_grad():
+    with probing(model), torch.no_grad():
         expected = loss_from_all_logits(model, arguments, positions, targets)
         for method, compute in list(METHODS.items())[:-1]:
             try:

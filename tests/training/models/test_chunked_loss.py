@@ -1,0 +1,152 @@
+"""The chunked loss is the cross-entropy, value and gradient, and never holds all logits."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from infrastructure.training.models import chunked_loss
+from infrastructure.training.models.chunked_loss import head_loss, linear_cross_entropy_sum
+
+NUM_ROWS, WIDTH, VOCAB = 37, 16, 50
+
+
+@pytest.fixture(autouse=True)
+def chunks_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks and a short last one."""
+    monkeypatch.setattr(chunked_loss, "CPU_CHUNK_LOGITS", 8 * VOCAB)
+    monkeypatch.setattr(chunked_loss, "MIN_CHUNK_ROWS", 1)
+
+
+def example(
+    num_rows: int = NUM_ROWS, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(num_rows, WIDTH, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(VOCAB, WIDTH, generator=generator).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(VOCAB, (num_rows,), generator=generator)
+
+
+def reference(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Loss and both gradients in double precision."""
+    hidden, weight = (t.detach().double().requires_grad_() for t in (hidden, weight))
+    loss = F.cross_entropy(F.linear(hidden, weight), targets, reduction="sum")
+    return (loss.detach(), *torch.autograd.grad(loss, (hidden, weight)))
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, relative: float) -> None:
+    error = (actual.double() - expected).abs().max() / expected.abs().max()
+    assert error <= relative, f"relative error {error:.2g}"
+
+
+def test_value_and_gradients_are_those_of_cross_entropy() -> None:
+    hidden, weight, targets = example()
+    loss, hidden_gradient, weight_gradient = reference(hidden, weight, targets)
+    actual = linear_cross_entropy_sum(hidden, weight, targets)
+    (3.0 * actual / 7.0).backward()
+    assert_near(actual, loss, 1e-6)
+    assert_near(hidden.grad, hidden_gradient * 3 / 7, 1e-6)  # type: ignore[arg-type]
+    assert_near(weight.grad, weight_gradient * 3 / 7, 1e-6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("autocast_dtype", [torch.bfloat16, torch.float16])
+def test_autocast_keeps_fp32_sums_and_gradients(autocast_dtype: torch.dtype) -> None:
+    hidden, weight, targets = example()
+    loss, hidden_gradient, weight_gradient = reference(hidden, weight, targets)
+    with torch.autocast("cpu", dtype=autocast_dtype):
+        actual = linear_cross_entropy_sum(hidden, weight, targets)
+    actual.backward()
+    assert actual.dtype == hidden.grad.dtype == weight.grad.dtype == torch.float32
+    assert_near(actual, loss, 2e-2)
+    assert_near(hidden.grad, hidden_gradient, 2e-2)
+    assert_near(weight.grad, weight_gradient, 2e-2)
+
+
+def test_bf16_losses_are_not_summed_in_bf16() -> None:
+    hidden, weight, targets = example(num_rows=1000, dtype=torch.bfloat16)
+    logits = F.linear(hidden, weight).double()
+    expected = F.cross_entropy(logits, targets, reduction="sum")
+    actual = linear_cross_entropy_sum(hidden, weight, targets)
+    actual.backward()
+    assert_near(actual, expected, 1e-5)
+    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+
+
+def test_a_frozen_head_costs_no_gradient() -> None:
+    hidden, weight, targets = example()
+    expected = reference(hidden, weight, targets)[1]
+    weight.requires_grad_(False)
+    linear_cross_entropy_sum(hidden, weight, targets).backward()
+    assert weight.grad is None
+    assert_near(hidden.grad, expected, 1e-6)  # type: ignore[arg-type]
+
+
+def test_evaluation_computes_the_value_alone() -> None:
+    hidden, weight, targets = example()
+    with torch.no_grad():
+        actual = linear_cross_entropy_sum(hidden, weight, targets)
+    assert not actual.requires_grad
+    assert_near(actual, reference(hidden, weight, targets)[0], 1e-6)
+
+
+def test_nothing_supervised_is_zero_with_zero_gradients() -> None:
+    hidden, weight, targets = example(num_rows=0)
+    loss = linear_cross_entropy_sum(hidden, weight, targets)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+def test_a_second_backward_is_refused() -> None:
+    hidden, weight, targets = example()
+    loss = linear_cross_entropy_sum(hidden, weight, targets)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="already taken backwards"):
+        loss.backward()
+
+
+def create_head(kind: str) -> torch.nn.Module:
+    head = torch.nn.Linear(WIDTH, VOCAB, bias=kind == "bias")
+    if kind == "hook":
+        head.register_forward_hook(lambda module, args, output: output * 2)
+    return head
+
+
+@pytest.mark.parametrize("kind", ["plain", "bias", "hook"])
+def test_any_head_gives_its_own_loss(kind: str) -> None:
+    hidden, _, targets = example()
+    head = create_head(kind)
+    expected = F.cross_entropy(head(hidden), targets, reduction="sum")
+    inputs = (hidden, *head.parameters())
+    expected_gradients = torch.autograd.grad(expected, inputs)
+    actual = head_loss(head, hidden, targets)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
+    actual_gradients = torch.autograd.grad(actual, inputs)
+    torch.testing.assert_close(actual_gradients, expected_gradients, rtol=1e-5, atol=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation gave."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        output = function(*args, **(kwargs or {}))
+        if isinstance(output, torch.Tensor):
+            self.num_elements = max(self.num_elements, output.numel())
+        return output
+
+
+@pytest.mark.parametrize("kind", ["plain", "bias"])
+def test_all_logits_never_exist(kind: str) -> None:
+    hidden, _, targets = example(num_rows=200)
+    with LargestTensor() as largest:
+        head_loss(create_head(kind), hidden, targets).backward()
+    assert largest.num_elements <= hidden.numel() < 200 * VOCAB
