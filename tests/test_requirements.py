@@ -1,0 +1,84 @@
+"""The requirement files agree with each other, with pyproject.toml and with unsloth's bounds."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from infrastructure.testing.doctor import UNSLOTH_DOES_WITHOUT
+from infrastructure.testing.installation import Installation, accepts
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+COLUMNS = {
+    "tested": ["requirements.txt"],
+    "colab": ["requirements-colab.txt", "constraints-colab.txt"],
+}
+FILES = [*COLUMNS["tested"], *COLUMNS["colab"], "requirements-unsloth.txt", "requirements-dev.txt"]
+A_RANGE_IS_MEANT = {("constraints-colab.txt", "torch")}
+
+
+def requirements(file: str) -> list[Requirement]:
+    """What `file` lists; every line that is no comment must be a plain requirement."""
+    lines = (ROOT / file).read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def pins(*files: str) -> dict[str, Version]:
+    """The exact version of each package in `files`, by canonical name."""
+    found = {}
+    for requirement in (r for file in files for r in requirements(file)):
+        (bound,) = [s for s in requirement.specifier if s.operator in ("==", ">=")]
+        found[canonicalize_name(requirement.name)] = Version(bound.version)
+    return found
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_version_is_exact_and_written_once(file: str) -> None:
+    listed = requirements(file)
+    loose = [r.name for r in listed if [s.operator for s in r.specifier] != ["=="]]
+    assert [name for name in loose if (file, name) not in A_RANGE_IS_MEANT] == []
+    assert len({canonicalize_name(r.name) for r in listed}) == len(listed)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_pins_lie_in_the_ranges_that_an_installation_accepts(column: str) -> None:
+    pinned = pins(*COLUMNS[column])
+    dependencies = [Requirement(line) for line in PYPROJECT["project"]["dependencies"]]
+    outside = [
+        str(requirement)
+        for requirement in dependencies
+        if (version := pinned.get(canonicalize_name(requirement.name)))
+        and not accepts(requirement, version)
+    ]
+    assert outside == []
+
+
+def test_every_dependency_has_a_tested_version() -> None:
+    """Under the same spelling: the doctor looks the one up by the other's name."""
+    tested = {requirement.name for requirement in requirements("requirements.txt")}
+    needed = {Requirement(line).name for line in PYPROJECT["project"]["dependencies"]}
+    assert needed <= tested
+
+
+def test_the_extras_are_the_files() -> None:
+    extras = PYPROJECT["tool"]["setuptools"]["dynamic"]["optional-dependencies"]
+    assert {name: extras[name]["file"] for name in COLUMNS} == COLUMNS
+    assert sorted(file for extra in extras.values() for file in extra["file"]) == sorted(FILES)
+
+
+@pytest.mark.parametrize("package", ["unsloth", "unsloth_zoo"])
+def test_unsloth_gets_what_it_asks_for(package: str) -> None:
+    """From a file of ours inside its bounds, or as a dependency of something that is."""
+    here = Installation()
+    pinned = pins("requirements.txt", "requirements-unsloth.txt")
+    if here.version(package) != pinned[canonicalize_name(package)]:
+        pytest.skip(f"{package} is not installed in the tested version")
+    for asked in here.requirements(package):
+        if asked.name not in UNSLOTH_DOES_WITHOUT:
+            version = pinned.get(canonicalize_name(asked.name)) or here.version(asked.name)
+            assert version is not None, f"{asked} is in no file and not installed"
+            assert accepts(asked, version), f"{asked} does not accept {version}"
