@@ -1,0 +1,328 @@
+"""Makes the environment that `launch_training.sh` and `make` use, and finds it ready the next time.
+
+Standard library only: it runs before anything is installed, under any Python from 3.11 on. What is
+installed is recorded part by part, after the part is done, in a file of the environment, so a
+killed installation is recognised and goes on where it stopped. Nothing outside the environment's
+folder is changed but `temper.egg-info` (setuptools writes it for an editable install).
+"""
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from infrastructure.core.files import write_json
+from infrastructure.core.nvidia_driver import nvidia_driver_present
+from infrastructure.deployment.pip_runner import InstallError, Pip, say, step
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD_NAME = "temper-environment.json"
+PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where pytorch.org publishes them
+DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One step of the installation: done when the record holds `fingerprint` under `name`."""
+
+    name: str
+    fingerprint: str
+    files: tuple[Path, ...] = ()
+    with_dependencies: bool = True
+
+    @property
+    def title(self) -> str:
+        names = " + ".join(file.name for file in self.files)
+        return names if self.with_dependencies else f"{names}, without their dependencies"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the environment should hold."""
+
+    root: Path
+    folder: Path
+    parts: tuple[Part, ...]
+    torch_build: Literal["cpu", "cuda"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the environment as asked; 0 when it is ready, 1 when it cannot be made."""
+    options = parse(arguments)
+    try:
+        plan = make_plan(ROOT, options)
+        ready = is_ready(plan)
+        if ready or options.check:
+            return int(not ready)
+        signal.signal(signal.SIGTERM, _stop)
+        with only_one_installer():
+            if not is_ready(plan):  # the one that we waited for may have made it so
+                install(plan)
+                show_machine(plan)
+    except InstallError as error:
+        say(f"temper: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("temper: interrupted; the same command goes on from here")
+        return 130
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of this module."""
+    parser = argparse.ArgumentParser(prog="environment.sh", description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="only tell (0: ready), install nothing"
+    )
+    parser.add_argument("--with-unsloth", action="store_true", help="unsloth without a GPU too")
+    parser.add_argument("--with-dev", action="store_true", help="the tools that `make test` needs")
+    parser.add_argument("--colab", action="store_true", help="Colab's versions, in .venv-colab")
+    return parser.parse_args(arguments)
+
+
+def _stop(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
+
+
+# What there should be
+
+
+def make_plan(root: Path, options: argparse.Namespace) -> Plan:
+    """The parts for these options on this machine, in the order in which they are installed."""
+    folder = root / (".venv-colab" if options.colab else ".venv")
+    driver = nvidia_driver_present()
+    build = _torch_build(driver, read_record(folder))
+    parts = [
+        Part("torch", f"{build} {torch_version(root)}"),
+        _files_part(root, "base", *_base_files(options.colab)),
+    ]
+    if options.with_unsloth or (driver and not options.colab):
+        parts.append(_files_part(root, "unsloth", "requirements-unsloth.txt", alone=True))
+    if options.with_dev:
+        parts.append(_files_part(root, "dev", "requirements-dev.txt"))
+    metadata = [root / "pyproject.toml", *sorted(root.glob("*requirements*.txt"))]
+    parts.append(Part("temper", _hash(metadata)))
+    return Plan(root, folder, tuple(parts), build)
+
+
+def _torch_build(driver: bool, record: dict[str, str]) -> Literal["cpu", "cuda"]:
+    """A CUDA build that is there already stays: machines that share a folder may differ."""
+    return "cuda" if driver or record.get("torch", "").startswith("cuda") else "cpu"
+
+
+def _base_files(colab: bool) -> tuple[str, ...]:
+    return ("requirements-colab.txt", "constraints-colab.txt") if colab else ("requirements.txt",)
+
+
+def _files_part(root: Path, name: str, *files: str, alone: bool = False) -> Part:
+    paths = tuple(root / file for file in files)
+    return Part(name, _hash(paths), paths, with_dependencies=not alone)
+
+
+def _hash(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def torch_version(root: Path) -> str:
+    """The version that requirements.txt pins, such as `2.13.0`."""
+    for line in (root / "requirements.txt").read_text().splitlines():
+        if line.startswith("torch=="):
+            return line.removeprefix("torch==").strip()
+    raise InstallError("requirements.txt has no line torch==VERSION")
+
+
+# What there is
+
+
+def read_record(folder: Path) -> dict[str, str]:
+    """What the environment's record says; empty if there is none (or a damaged one)."""
+    try:
+        record = json.loads((folder / RECORD_NAME).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def is_ready(plan: Plan) -> bool:
+    """Whether nothing is to be done. Reads a few small files and starts no process."""
+    record = read_record(plan.folder)
+    in_place = record.get("location") == str(plan.folder) and python_of(plan.folder).exists()
+    return in_place and not pending(plan, record)
+
+
+def pending(plan: Plan, record: dict[str, str]) -> list[Part]:
+    """The parts that are not installed, or not as they should be."""
+    return [part for part in plan.parts if record.get(part.name) != part.fingerprint]
+
+
+def python_of(folder: Path) -> Path:
+    """The environment's own Python."""
+    return folder / "bin" / "python"
+
+
+# The way from one to the other
+
+
+def install(plan: Plan) -> None:
+    """Do what is to be done, a line a step.
+
+    Raises:
+        InstallError: a step failed; the text says which, and what pip said last.
+    """
+    started = time.monotonic()
+    record = read_record(plan.folder)
+    fresh = not is_usable(plan.folder, record)
+    todo = list(plan.parts) if fresh else pending(plan, record)
+    _check_disk(plan, todo)
+    say(f"temper: preparing {plan.folder}; pip's own words are in install.log there")
+    if fresh:
+        with step(f"virtual environment, Python {sys.version.split()[0]}"):
+            make_virtual_environment(plan.folder)
+        record = {"location": str(plan.folder)}
+    for name in remove_half_installed(plan.folder):
+        say(f"  removed a half-installed {name}")
+    for part in todo:
+        record.pop(part.name, None)
+        write_json(plan.folder / RECORD_NAME, record)
+        install_part(plan, part)
+        record[part.name] = part.fingerprint
+        write_json(plan.folder / RECORD_NAME, record)
+    say(f"  ready after {time.monotonic() - started:.0f} s; the next time there is nothing to do")
+
+
+def is_usable(folder: Path, record: dict[str, str]) -> bool:
+    """Whether `folder` is an environment to build on: made to its end, by us or by hand.
+
+    Raises:
+        InstallError: it is somebody's environment of a Python that is too old.
+    """
+    if record and record.get("location") != str(folder):
+        return False  # the folder was moved: its programs start with the old place's Python
+    probe = "import sys, importlib.metadata as m; m.distribution('pip').read_text('RECORD') or 1/0"
+    probe += "; print(*sys.version_info[:2], sep='.')"
+    if not python_of(folder).exists():
+        return False
+    answer = subprocess.run(
+        [python_of(folder), "-I", "-c", probe], capture_output=True, text=True, check=False
+    )
+    if answer.returncode != 0:
+        return False
+    if tuple(map(int, answer.stdout.split("."))) < (3, 11):
+        if record:
+            return False
+        version = answer.stdout.strip()
+        raise InstallError(f"{folder} is an environment of Python {version}; move it away first")
+    return True
+
+
+def make_virtual_environment(folder: Path) -> None:
+    """A new, empty environment in `folder`; what was there goes.
+
+    The base interpreter makes it, also when this runs in some other active environment.
+    """
+    base = getattr(sys, "_base_executable", sys.executable)
+    command = [base, "-I", "-m", "venv", "--clear", str(folder)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        raise InstallError(f"no environment in {folder}: {(made.stdout + made.stderr).strip()}")
+
+
+def remove_half_installed(folder: Path) -> list[str]:
+    """Remove what a killed pip left, so that pip installs it again; returns the names.
+
+    pip writes a package's RECORD last; it renames what it is replacing to `~name` first.
+    """
+    removed = []
+    for packages in sorted(folder.glob("lib/python*/site-packages")):
+        without_record = [p for p in packages.glob("*.dist-info") if not (p / "RECORD").exists()]
+        for leftover in [*without_record, *packages.glob("~*")]:
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            removed.append(leftover.name)
+    return removed
+
+
+def install_part(plan: Plan, part: Part) -> None:
+    """Run pip for one part."""
+    pip = Pip(python_of(plan.folder), log=plan.folder / "install.log")
+    if part.name == "torch":
+        install_torch(pip, plan)
+    elif part.name == "temper":
+        pip.install("temper itself, editable", "--no-deps", "--editable", str(plan.root))
+    else:
+        files = [word for file in part.files for word in ("-r", str(file))]
+        pip.install(part.title, *([] if part.with_dependencies else ["--no-deps"]), *files)
+
+
+def install_torch(pip: Pip, plan: Plan) -> None:
+    """The build of PyTorch that fits the machine, from the first source that has it.
+
+    With a driver it is the CUDA build, which is what the default index serves on Linux (`===`
+    keeps a CPU build from being taken for it). Without, it is a build marked `+cpu` where pip's
+    own configuration offers one, then PyTorch's CPU index, and only then the default build.
+    """
+    version = torch_version(plan.root)
+    if plan.torch_build == "cuda":
+        pip.install(
+            f"PyTorch {version}, CUDA build: an NVIDIA driver is here", f"torch==={version}"
+        )
+        return
+    cpu, title = f"torch=={version}+cpu", f"PyTorch {version}, CPU build: no NVIDIA driver here"
+    if pip.offers(cpu):
+        pip.install(title, cpu)
+    elif sys.platform == "linux" and pip.offers(cpu, "--index-url", PYTORCH_CPU_INDEX):
+        source = ("--index-url", PYTORCH_CPU_INDEX)
+        pip.install(f"{title}; from {PYTORCH_CPU_INDEX}", "--no-deps", *source, cpu)
+    else:
+        size = " (on Linux with CUDA, several GB)" if sys.platform == "linux" else ""
+        title = f"PyTorch {version}, the default index's build{size}: no CPU build to be had"
+        pip.install(title, f"torch=={version}")
+
+
+def show_machine(plan: Plan) -> None:
+    """Print what `temper doctor` finds; its verdict is for the reader, the command goes on."""
+    python = str(python_of(plan.folder))
+    command = [python, "-P", "-m", "infrastructure.testing.doctor"]
+    subprocess.run(command, stdout=sys.stderr, check=False)
+
+
+def _check_disk(plan: Plan, todo: list[Part]) -> None:
+    if not any(part.name == "torch" for part in todo):
+        return
+    free = shutil.disk_usage(plan.root).free
+    needed = DISK_NEEDED_BYTES[plan.torch_build]
+    if free < needed:
+        raise InstallError(
+            f"{plan.root} has {free / 1e9:.1f} GB free and the installation needs "
+            f"{needed / 1e9:.0f} GB: free some space"
+        )
+
+
+@contextmanager
+def only_one_installer() -> Iterator[None]:
+    """Wait for another installation of this checkout, also for a pip that outlived its parent."""
+    with Path(__file__).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("temper: waiting for another installation to end")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        os.set_inheritable(file.fileno(), True)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""The installer's decisions, one by one; `test_launch_training.py` runs it whole."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from infrastructure.deployment import environment
+from infrastructure.deployment.environment import Plan, make_plan, parse
+from infrastructure.deployment.pip_runner import InstallError
+from tests.deployment.small_project import make_small_project
+
+GB = 1_000_000_000
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project on a machine without a driver."""
+    monkeypatch.setattr(environment, "nvidia_driver_present", lambda: False)
+    return make_small_project(tmp_path).root
+
+
+def with_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "nvidia_driver_present", lambda: True)
+
+
+def write_record(folder: Path, **record: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / environment.RECORD_NAME).write_text(json.dumps(record))
+
+
+def names(plan: Plan) -> list[str]:
+    return [part.name for part in plan.parts]
+
+
+def test_parts_on_a_machine_without_a_gpu(root: Path) -> None:
+    plan = make_plan(root, parse([]))
+    assert names(plan) == ["torch", "base", "temper"]
+    assert plan.parts[0].fingerprint == "cpu 2.13.0"
+
+
+def test_unsloth_where_a_gpu_is_found_or_it_is_asked_for(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = make_plan(root, parse(["--with-unsloth", "--with-dev"]))
+    assert names(asked) == ["torch", "base", "unsloth", "dev", "temper"]
+    assert not asked.parts[2].with_dependencies
+    with_driver(monkeypatch)
+    found = make_plan(root, parse([]))
+    assert names(found) == ["torch", "base", "unsloth", "temper"]
+    assert found.parts[0].fingerprint == "cuda 2.13.0"
+
+
+def test_the_colab_column_is_an_environment_of_its_own(root: Path) -> None:
+    for name in ("requirements-colab.txt", "constraints-colab.txt"):
+        (root / name).write_text("leaf==1.0\n")
+    plan = make_plan(root, parse(["--colab"]))
+    assert plan.folder == root / ".venv-colab"
+    assert [f.name for f in plan.parts[1].files] == [
+        "requirements-colab.txt",
+        "constraints-colab.txt",
+    ]
+
+
+def test_a_cuda_build_that_is_there_stays(root: Path) -> None:
+    write_record(root / ".venv", torch="cuda 2.13.0")
+    assert make_plan(root, parse([])).torch_build == "cuda"
+
+
+def test_requirements_without_torch_are_refused(root: Path) -> None:
+    (root / "requirements.txt").write_text("leaf==1.0\n")
+    with pytest.raises(InstallError, match="no line torch==VERSION"):
+        make_plan(root, parse([]))
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]"])
+def test_a_damaged_record_is_no_record(tmp_path: Path, damage: str) -> None:
+    (tmp_path / environment.RECORD_NAME).write_text(damage)
+    assert environment.read_record(tmp_path) == {}
+
+
+class FakePip:
+    """Remembers what it was told to install; offers what the test says it does."""
+
+    def __init__(self, *offered: str) -> None:
+        self.offered = offered
+        self.asked: list[tuple[str, ...]] = []
+        self.installed: list[tuple[str, ...]] = []
+        self.titles: list[str] = []
+
+    def offers(self, requirement: str, *index: str) -> bool:
+        self.asked.append((requirement, *index))
+        return ("index" if index else "configured") in self.offered
+
+    def install(self, title: str, *arguments: str) -> None:
+        self.titles.append(title)
+        self.installed.append(arguments)
+
+
+CPU_INDEX = ("--index-url", environment.PYTORCH_CPU_INDEX)
+CPU_BUILD = "torch==2.13.0+cpu"
+
+
+@pytest.mark.parametrize(
+    ("offered", "installed", "title"),
+    [
+        (("configured", "index"), (CPU_BUILD,), "CPU build: no NVIDIA driver here"),
+        (("index",), ("--no-deps", *CPU_INDEX, CPU_BUILD), environment.PYTORCH_CPU_INDEX),
+        ((), ("torch==2.13.0",), "with CUDA, several GB"),
+    ],
+)
+def test_the_cpu_build_comes_from_the_first_that_offers_it(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    offered: tuple[str, ...],
+    installed: tuple[str, ...],
+    title: str,
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    pip: Any = FakePip(*offered)
+    environment.install_torch(pip, make_plan(root, parse([])))
+    assert pip.installed == [installed]
+    assert title in pip.titles[0]
+
+
+def test_elsewhere_than_on_linux_the_default_build_is_the_cpu_s(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    pip: Any = FakePip("index")
+    environment.install_torch(pip, make_plan(root, parse([])))
+    assert pip.installed == [("torch==2.13.0",)]
+    assert "CUDA" not in pip.titles[0]
+
+
+def test_with_a_driver_no_cpu_build_is_taken(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_driver(monkeypatch)
+    pip: Any = FakePip("configured", "index")
+    environment.install_torch(pip, make_plan(root, parse([])))
+    assert pip.installed == [("torch===2.13.0",)]
+    assert pip.asked == []
+
+
+def test_a_disk_too_small_is_told_before_anything_is_done(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * GB))
+    with pytest.raises(InstallError, match=r"2\.0 GB free and the installation needs 4 GB"):
+        environment.install(make_plan(root, parse([])))
+    assert not (root / ".venv").exists()
+
+
+def fake_interpreter(folder: Path, version: str) -> None:
+    """An environment whose Python answers that it is of this version."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/python").write_text(f"#!/bin/sh\necho {version}\n")
+    (folder / "bin/python").chmod(0o755)
+
+
+def test_an_environment_made_by_hand_is_built_on(tmp_path: Path) -> None:
+    fake_interpreter(tmp_path, "3.12")
+    assert environment.is_usable(tmp_path, record={})
+
+
+def test_an_old_environment_made_by_hand_is_not_touched(tmp_path: Path) -> None:
+    fake_interpreter(tmp_path, "3.9")
+    with pytest.raises(InstallError, match=r"environment of Python 3\.9; move it away first"):
+        environment.is_usable(tmp_path, record={})
+
+
+def test_an_environment_that_was_moved_is_made_anew(tmp_path: Path) -> None:
+    """The programs in it begin with the path of the old place's Python."""
+    fake_interpreter(tmp_path, "3.12")
+    assert environment.is_usable(tmp_path, record={"location": str(tmp_path)})
+    assert not environment.is_usable(tmp_path, record={"location": "/somewhere/else/.venv"})
+
+
+def test_an_environment_without_its_interpreter_is_made_anew(tmp_path: Path) -> None:
+    assert not environment.is_usable(tmp_path, record={"location": str(tmp_path)})
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(tmp_path / "removed")
+    assert not environment.is_usable(tmp_path, record={})

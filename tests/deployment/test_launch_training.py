@@ -1,0 +1,254 @@
+"""The one command, for real but small: bash, a real virtual environment, real pip, no network.
+
+The tests of `project` share one installation and leave it whole.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from infrastructure.core.nvidia_driver import nvidia_driver_present
+from infrastructure.deployment.environment import RECORD_NAME
+from tests.deployment.small_project import ROOT, SmallProject, make_small_project, make_wheel
+
+SCRIPTS = [
+    "launch_training.sh",
+    "infrastructure/deployment/launch_training.sh",
+    "infrastructure/deployment/environment.sh",
+    ".ci/run",
+]
+ENVIRONMENT = "infrastructure/deployment/environment.sh"
+LAUNCH = "launch_training.sh"
+
+on_a_machine_without_a_gpu = pytest.mark.skipif(
+    nvidia_driver_present(), reason="here the launcher chooses the CUDA build, as it should"
+)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> SmallProject:
+    """A project whose environment was made by the first launch."""
+    project = make_small_project(tmp_path_factory.mktemp("launch"))
+    first = project.run(LAUNCH, "--epochs", "2", "data with space.jsonl")
+    (project.root / "first.json").write_text(json.dumps([first.code, first.out, first.err]))
+    return project
+
+
+def first_launch(project: SmallProject) -> tuple[int, str, str]:
+    code, out, err = json.loads((project.root / "first.json").read_text())
+    return code, out, err
+
+
+def record(project: SmallProject) -> dict[str, str]:
+    text = (project.root / ".venv" / RECORD_NAME).read_text()
+    return dict(json.loads(text))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_are_valid_and_executable(script: str) -> None:
+    subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
+    assert os.access(ROOT / script, os.X_OK)
+
+
+@on_a_machine_without_a_gpu
+def test_the_first_launch_installs_and_says_so(project: SmallProject) -> None:
+    _, _, err = first_launch(project)
+    for step in ("virtual environment, Python", "CPU build", "requirements.txt", "temper itself"):
+        assert step in err
+    assert "unsloth" not in err
+    assert "the doctor was here" in err
+    assert (project.packages / "torch-2.13.0+cpu.dist-info/RECORD").exists()
+    assert (project.packages / "leaf-1.0.dist-info/RECORD").exists()
+    assert not (project.packages / "unsloth-1.0.dist-info").exists()
+
+
+def test_temper_gets_the_flags_and_the_folder_and_its_exit_code_is_the_launcher_s(
+    project: SmallProject,
+) -> None:
+    code, out, _ = first_launch(project)
+    assert code == 7
+    assert json.loads(out) == {
+        "arguments": ["train", "--epochs", "2", "data with space.jsonl"],
+        "folder": str(project.root.parent),
+    }
+
+
+def test_the_second_launch_only_trains(project: SmallProject, tmp_path: Path) -> None:
+    before = (project.root / ".venv" / RECORD_NAME).stat().st_mtime_ns
+    again = project.run(LAUNCH, cwd=tmp_path)
+    assert (again.code, again.err) == (7, "")
+    assert json.loads(again.out) == {"arguments": ["train"], "folder": str(tmp_path)}
+    assert (project.root / ".venv" / RECORD_NAME).stat().st_mtime_ns == before
+
+
+def test_through_a_relative_path(project: SmallProject) -> None:
+    done = subprocess.run(
+        ["bash", f"{project.root.name}/{LAUNCH}"],
+        cwd=project.root.parent,
+        env=project.variables({}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_unsloth_is_asked_for_and_stays_the_launcher_s_word(project: SmallProject) -> None:
+    done = project.run(LAUNCH, "--with-unsloth", "--epochs", "1")
+    assert "requirements-unsloth.txt, without their dependencies" in done.err
+    assert "requirements.txt …" not in done.err
+    assert json.loads(done.out)["arguments"] == ["train", "--epochs", "1"]
+    assert (project.packages / "unsloth-1.0.dist-info").exists()
+
+
+def test_a_changed_file_installs_that_part_alone(project: SmallProject) -> None:
+    make_wheel(project.wheels, "leaf", "1.1")
+    requirements = project.root / "requirements.txt"
+    requirements.write_text(requirements.read_text().replace("leaf==1.0", "leaf==1.1"))
+    assert project.run(ENVIRONMENT, "--check").code == 1
+    done = project.run(ENVIRONMENT)
+    assert "requirements.txt …" in done.err
+    assert "PyTorch" not in done.err
+    assert "virtual environment" not in done.err
+    assert (project.packages / "leaf-1.1.dist-info").exists()
+    assert project.run(ENVIRONMENT, "--check").code == 0
+
+
+def test_what_a_killed_pip_left_is_installed_again(project: SmallProject) -> None:
+    (leaf,) = project.packages.glob("leaf-*.dist-info")
+    (leaf / "RECORD").unlink()
+    (project.packages / "leaf.py").unlink()
+    (project.packages / "~eaf").mkdir()
+    stopped = {name: value for name, value in record(project).items() if name != "base"}
+    (project.root / ".venv" / RECORD_NAME).write_text(json.dumps(stopped))
+    done = project.run(ENVIRONMENT)
+    assert f"removed a half-installed {leaf.name}" in done.err
+    assert (leaf / "RECORD").exists()
+    assert (project.packages / "leaf.py").exists()
+    assert not (project.packages / "~eaf").exists()
+
+
+def test_pip_s_last_words_are_shown_when_it_fails(project: SmallProject) -> None:
+    development = project.root / "requirements-dev.txt"
+    development.write_text("nowhere-to-be-found==9.9\n")
+    done = project.run(ENVIRONMENT, "--with-dev")
+    assert done.code == 1
+    assert "No matching distribution found for nowhere-to-be-found==9.9" in done.err
+    development.write_text("checker==1.0\n")
+    assert project.run(ENVIRONMENT, "--with-dev").code == 0
+
+
+def test_a_stranger_s_settings_do_not_reach_pip(project: SmallProject, tmp_path: Path) -> None:
+    """A shell set up for something else must not send the packages elsewhere."""
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
+    foreign = {"PIP_TARGET": str(tmp_path / "elsewhere"), "PYTHONPATH": str(tmp_path)}
+    stopped = {name: value for name, value in record(project).items() if name != "temper"}
+    (project.root / ".venv" / RECORD_NAME).write_text(json.dumps(stopped))
+    done = project.run(ENVIRONMENT, cwd=tmp_path, **foreign)
+    assert done.code == 0, done.err
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@on_a_machine_without_a_gpu
+def test_killed_at_the_start_then_made_anew_for_a_gpu(tmp_path: Path) -> None:
+    project = make_small_project(tmp_path)
+    process = start_in_a_group_of_its_own(project)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    folder = tmp_path / "bin"
+    program(folder / "nvidia-smi", "echo 'GPU 0: NVIDIA L4'")
+    done = project.run(ENVIRONMENT, PATH=f"{folder}:{os.environ['PATH']}")
+    assert done.code == 0, done.err
+    for step in ("virtual environment", "CUDA build", "requirements-unsloth.txt"):
+        assert step in done.err
+    assert (project.packages / "torch-2.13.0.dist-info").exists()
+    # a machine without a GPU that shares the folder leaves the CUDA build there
+    assert project.run(ENVIRONMENT).err == ""
+
+
+def start_in_a_group_of_its_own(project: SmallProject) -> subprocess.Popen[str]:
+    """An installation that has just begun to make its virtual environment."""
+    process = subprocess.Popen(
+        [str(project.root / ENVIRONMENT)],
+        env=project.variables({}),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (project.root / ".venv/pyvenv.cfg").exists():
+        assert process.poll() is None
+    return process
+
+
+def program(path: Path, script: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_interrupted_it_says_how_to_go_on(tmp_path: Path) -> None:
+    project = make_small_project(tmp_path)
+    process = start_in_a_group_of_its_own(project)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert "interrupted; the same command goes on from here" in err
+    assert "Traceback" not in err
+
+
+def pythons(folder: Path, **answers: str) -> dict[str, str]:
+    """Variables under which only these interpreters, and `dirname`, can be found."""
+    folder.mkdir()
+    for name, script in answers.items():
+        program(folder / name.replace("_", "."), script)
+    for tool in ("bash", "dirname"):
+        (folder / tool).symlink_to(shutil.which(tool) or tool)
+    return {"PATH": str(folder), "TEMPER_PYTHON": ""}
+
+
+@pytest.mark.parametrize(
+    ("answers", "sentence"),
+    [
+        ({}, "temper needs Python 3.11 or newer; python3 does not answer: install one"),
+        ({"python3": "echo is 3.9"}, "temper needs Python 3.11 or newer; python3 is 3.9: install"),
+        (
+            {"python3_12": "echo 'pyenv: python3.12: command not found' >&2; exit 127"},
+            "temper needs Python 3.11 or newer; python3 does not answer: install one",
+        ),
+        (
+            {"python3": "echo 'has no venv module (Debian: apt install python3.11-venv)'"},
+            "python3 has no venv module (Debian: apt install python3.11-venv): install one",
+        ),
+    ],
+)
+def test_without_a_fitting_python_it_is_one_sentence(
+    tmp_path: Path, answers: dict[str, str], sentence: str
+) -> None:
+    project = make_small_project(tmp_path)
+    done = project.run(LAUNCH, **pythons(tmp_path / "bin", **answers))
+    assert done.code == 1
+    assert sentence in done.err
+    assert len(done.err.splitlines()) == 1
+    assert not (project.root / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "sentence"),
+    [
+        ('[ "$1" = -c ] && echo good && exit; echo "made by $0" >&2; exit 3', 3, "made by"),
+        ("exit 1", 1, "chosen does not answer: install one, or name it in TEMPER_PYTHON"),
+    ],
+)
+def test_temper_python_names_the_interpreter_and_no_other_is_taken(
+    tmp_path: Path, script: str, code: int, sentence: str
+) -> None:
+    project = make_small_project(tmp_path)
+    program(tmp_path / "chosen", script)
+    done = project.run(ENVIRONMENT, TEMPER_PYTHON=str(tmp_path / "chosen"))
+    assert done.code == code
+    assert sentence in done.err
