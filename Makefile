@@ -1,0 +1,61 @@
+# Each target makes the environment in .venv first, where it is not ready; nothing else is needed.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+ENVIRONMENT := infrastructure/deployment/environment.sh
+PYTHON := .venv/bin/python
+TEMPER := .venv/bin/temper
+SOURCES := infrastructure tests benchmarks
+TEST_FLAGS := -n 2 # two processes of one thread each
+
+# What a target is told on make's command line is for the target, not a variable of the environment,
+# which Temper reads as settings.
+unexport DATA_PATH CHECKPOINT MODEL DATA FLAGS TEST_FLAGS
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
+
+.PHONY: train
+train: ## train; DATA_PATH=file or folder (default: the sample data), FLAGS='…' of temper train
+	@./launch_training.sh $(if $(DATA_PATH),'$(DATA_PATH)') $(FLAGS)
+
+.PHONY: train-resume
+train-resume: ## go on with a run; CHECKPOINT=run, run@step or path (default: the newest run)
+	@$(ENVIRONMENT)
+	@$(TEMPER) train-resume $(if $(CHECKPOINT),'$(CHECKPOINT)') $(FLAGS)
+
+.PHONY: train-eval
+train-eval: ## evaluate MODEL=folder on DATA=file
+	@test -n '$(MODEL)' -a -n '$(DATA)' || { echo 'usage: make train-eval MODEL=… DATA=…' >&2; exit 2; }
+	@$(ENVIRONMENT)
+	@$(TEMPER) train-eval '$(MODEL)' '$(DATA)' $(FLAGS)
+
+.PHONY: check
+check: environment ## ruff and mypy
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+.PHONY: test
+test: check ## everything that must hold: the checks, then all tests
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(TEST_FLAGS)
+
+.PHONY: test-colab
+test-colab: ## the tests with the versions that a Colab runtime holds, in .venv-colab
+	@$(ENVIRONMENT) --colab --with-dev
+	OMP_NUM_THREADS=1 .venv-colab/bin/python -m pytest $(TEST_FLAGS)
+
+.PHONY: environment
+environment: ## .venv with everything that the tests need
+	@$(ENVIRONMENT) --with-unsloth --with-dev
+
+.PHONY: clean
+clean: ## remove caches and build leftovers; runs and the environments stay
+	rm -rf build dist temper.egg-info .pytest_cache .mypy_cache .ruff_cache unsloth_compiled_cache
+	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: clean-environment
+clean-environment: ## remove the environments; the next command makes them anew
+	rm -rf .venv .venv-colab
