@@ -84,11 +84,23 @@ def packed_attention(
     max_length = attention_mask.shape[2]
     window = sliding_window(module, max_length, kwargs)
     refuse_unsupported(module, query, key, is_causal, kwargs)
+    query, key, value = in_autocast_format(query, key, value)
     boundaries = attention_mask[0, 0, 0]
     if has_varlen_kernel(query, value, dropout):
         return varlen(query, key, value, boundaries, max_length, scaling, window), None
     lengths = boundaries.diff().tolist()
     return by_segment(query, key, value, lengths, dropout, scaling, window), None
+
+
+def in_autocast_format(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """What autocast would do inside each attention call, once for all of them.
+
+    Rotary embeddings leave queries and keys in fp32, which the variable-length kernel cannot read.
+    """
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return list(tensors)
+    return [tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors]
 
 
 def refuse_unsupported(

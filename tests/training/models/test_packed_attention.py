@@ -1,0 +1,242 @@
+"""Packed attention is causal attention of each example alone, and sdpa for everything else."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from infrastructure.training.models.packed_attention import (
+    ATTENTION_NAME,
+    PackingUnsupportedError,
+    attention_implementation,
+    has_varlen_kernel,
+    is_segment_mask,
+    model_arguments,
+    packed_attention,
+    segment_mask,
+    use_packed_attention,
+    use_plain_attention,
+    varlen,
+)
+from infrastructure.training.models.packing_check import pack_rows
+from infrastructure.training.models.token_loss import TokenLoss
+from tests.training.models.architectures import VOCAB_SIZE, gradients, tiny_model
+
+LENGTHS = [5, 1, 9, 3]
+CAUSAL = SimpleNamespace(is_causal=True, config=SimpleNamespace())
+
+
+def boundaries(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def random_heads(num_heads: int, device: str = "cpu", dtype: Any = torch.float32) -> torch.Tensor:
+    shape = (1, num_heads, sum(LENGTHS), 8)
+    generator = torch.Generator().manual_seed(num_heads)
+    return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
+
+
+def allowed(window: int | None) -> torch.Tensor:
+    """The mask (T, T) that packed attention never builds."""
+    example = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    length = len(example)
+    mask = (example[:, None] == example) & torch.ones(length, length, dtype=torch.bool).tril()
+    return mask if window is None else mask.triu(1 - window)
+
+
+@pytest.mark.parametrize("num_key_heads", [4, 2, 1])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("scaling", [None, 0.3])
+def test_it_is_masked_attention(
+    num_key_heads: int, window: int | None, scaling: float | None
+) -> None:
+    heads = [random_heads(4), random_heads(num_key_heads), random_heads(num_key_heads)]
+    expected = F.scaled_dot_product_attention(
+        *heads, attn_mask=allowed(window), scale=scaling, enable_gqa=True
+    ).transpose(1, 2)
+    mask = segment_mask(boundaries(LENGTHS), max(LENGTHS))
+    actual, _ = packed_attention(
+        CAUSAL,  # type: ignore[arg-type]
+        *heads,
+        mask,
+        scaling=scaling,
+        sliding_window=window,
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    weights = torch.randn(actual.shape, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(
+        torch.autograd.grad((actual * weights).sum(), heads),
+        torch.autograd.grad((expected * weights).sum(), heads),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_the_segment_mask_takes_no_memory() -> None:
+    mask = segment_mask(boundaries(LENGTHS), max_length=9)
+    assert mask.shape == (1, 1, 9, 5)
+    assert mask.untyped_storage().nbytes() == 5 * 4
+    assert is_segment_mask(mask)
+    assert not is_segment_mask(None)
+    assert not is_segment_mask(torch.ones(1, 5, dtype=torch.int64))
+    assert not is_segment_mask(torch.zeros(1, 1, 5, 5, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"softcap": 50.0}, "softcap"),
+        ({"position_bias": torch.zeros(1)}, "position_bias"),
+        ({"is_causal": False}, "causal"),
+        ({"output_attentions": True}, "weights"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(arguments: dict[str, Any], message: str) -> None:
+    heads = [random_heads(2)] * 3
+    mask = segment_mask(boundaries(LENGTHS), max(LENGTHS))
+    with pytest.raises(PackingUnsupportedError, match=message):
+        packed_attention(CAUSAL, *heads, mask, **arguments)  # type: ignore[arg-type]
+
+
+def test_autocast_reaches_it() -> None:
+    heads = [random_heads(2), random_heads(2), random_heads(2).bfloat16()]
+    mask = segment_mask(boundaries(LENGTHS), max(LENGTHS))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual, _ = packed_attention(CAUSAL, *heads, mask)  # type: ignore[arg-type]
+    heads = [head.bfloat16() for head in heads]
+    expected = F.scaled_dot_product_attention(*heads, attn_mask=allowed(None)).transpose(1, 2)
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_two_rows_are_refused() -> None:
+    heads = [random_heads(2).expand(2, -1, -1, -1)] * 3
+    mask = segment_mask(boundaries(LENGTHS), max(LENGTHS))
+    with pytest.raises(PackingUnsupportedError, match="one row"):
+        packed_attention(CAUSAL, *heads, mask)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", ["sliding_window", "attention_chunk_size"])
+def test_a_window_of_unknown_layers_is_refused_where_it_matters(limit: str) -> None:
+    heads = [random_heads(2)] * 3
+    mask = segment_mask(boundaries(LENGTHS), max(LENGTHS))
+    short, long = (
+        SimpleNamespace(is_causal=True, config=SimpleNamespace(**{limit: tokens}))
+        for tokens in (4, 9)
+    )
+    packed_attention(long, *heads, mask)  # type: ignore[arg-type]
+    with pytest.raises(PackingUnsupportedError, match=limit):
+        packed_attention(short, *heads, mask)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_packed_training_is_padded_training(architecture: str, checkpointing: bool) -> None:
+    model = tiny_model(architecture)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator) for n in (12, 4, 9)]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0)
+    mask = (padded != 0).long()
+    expected, num_items = TokenLoss()(
+        model,
+        {"input_ids": padded, "attention_mask": mask, "labels": padded.where(mask == 1, -100)},
+    )
+    expected.backward()
+    expected_gradients = gradients(model)
+    assert use_packed_attention(model)
+    packed = pack_rows(rows)
+    actual, num_packed_items = TokenLoss()(model, {**packed, "labels": packed["input_ids"].clone()})
+    actual.backward()
+    assert num_packed_items == num_items
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
+    for name, gradient in gradients(model).items():
+        scale = expected_gradients[name].abs().max().clamp_min(1e-3)
+        assert (gradient - expected_gradients[name]).abs().max() <= 5e-6 * scale, name
+
+
+def test_generation_goes_on_as_before() -> None:
+    model = tiny_model("llama").eval()
+    prompts = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])
+    arguments: dict[str, Any] = {
+        "attention_mask": (prompts != 0).long(),
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "eos_token_id": None,
+    }
+    expected = model.generate(prompts, **arguments)
+    assert use_packed_attention(model)
+    assert torch.equal(model.generate(prompts, **arguments), expected)
+    alone = model.generate(prompts[:1, 2:], **{**arguments, "attention_mask": torch.ones(1, 2)})
+    assert torch.equal(alone[0, 2:], expected[0, 4:])
+
+
+def test_a_saved_model_does_not_know_of_it(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = tiny_model("llama")
+    assert use_packed_attention(model)
+    model.save_pretrained(tmp_path)
+    assert all(ATTENTION_NAME not in file.read_text() for file in tmp_path.glob("*.json"))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert attention_implementation(loaded) == "sdpa"
+
+
+def test_it_is_switched_on_and_off() -> None:
+    model = tiny_model("llama")
+    assert use_packed_attention(model)
+    assert use_packed_attention(model)
+    assert attention_implementation(model) == ATTENTION_NAME
+    use_plain_attention(model)
+    assert attention_implementation(model) == "sdpa"
+
+
+@pytest.mark.parametrize(("architecture", "attention"), [("llama", "eager"), ("bloom", None)])
+def test_the_users_choice_and_other_models_are_left_alone(
+    architecture: str, attention: str | None
+) -> None:
+    model = tiny_model(architecture, attention=attention)
+    assert not use_packed_attention(model)
+    assert attention_implementation(model) == "eager"
+    assert not use_packed_attention(torch.nn.Linear(1, 1))
+
+
+def test_each_attention_is_told_in_its_own_way() -> None:
+    batch = pack_rows([torch.arange(3), torch.arange(5)])
+    model = tiny_model("llama")
+    assert model_arguments(model, batch).keys() == {"input_ids", "position_ids"}
+    model.config._attn_implementation_internal = "flash_attention_2"
+    arguments = model_arguments(model, batch)
+    assert arguments["cu_seq_lens_q"].tolist() == arguments["cu_seq_lens_k"].tolist() == [0, 3, 8]
+    assert arguments["max_length_q"] == arguments["max_length_k"] == 5
+    assert "attention_mask" not in arguments
+
+
+def test_a_model_without_position_ids_is_refused() -> None:
+    class NoPositions(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return input_ids
+
+    with pytest.raises(ValueError, match="takes no position_ids"):
+        model_arguments(NoPositions(), pack_rows([torch.arange(3)]))
+
+
+def test_no_kernel_for_fp32_on_a_cpu() -> None:
+    assert not has_varlen_kernel(random_heads(2), random_heads(2), dropout=0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [None, 3])
+def test_the_kernel_agrees_with_masked_attention(window: int | None) -> None:
+    heads = [random_heads(n, "cuda", torch.bfloat16) for n in (4, 2, 2)]
+    assert has_varlen_kernel(heads[0], heads[2], dropout=0.0)
+    actual = varlen(*heads, boundaries(LENGTHS).cuda(), max(LENGTHS), None, window)
+    expected = F.scaled_dot_product_attention(
+        *heads, attn_mask=allowed(window).cuda(), enable_gqa=True
+    ).transpose(1, 2)
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
