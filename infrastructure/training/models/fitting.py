@@ -32,7 +32,7 @@ def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.
         )
     if trains_all and name == "bf16":
         logger.warning(
-            "model.dtype=bf16: updates smaller than 0.4 %% of a weight are rounded away;"
+            "model.dtype=bf16: updates smaller than 0.4 % of a weight are rounded away;"
             " fp32 with training.mixed_precision=bf16 keeps them"
         )
     return DTYPES[name]

@@ -48,6 +48,8 @@ def apply_lora(model: torch.nn.Module, lora_config: LoraConfig) -> torch.nn.Modu
             fan_in_fan_out=_has_transposed_weights(model),
             task_type="CAUSAL_LM",
         ),
+        # which version of a hub model these matrices belong to
+        revision=getattr(getattr(model, "config", None), "_commit_hash", None),
     )
 
 

@@ -5,7 +5,7 @@ the modules beside it do the work. Loading leaves torch's random state as it was
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from infrastructure.training.models.transformers_backend import (
     load_config,
     load_lora,
     load_tokenizer,
+    offline_where_unreachable,
 )
 from infrastructure.training.models.unsloth_backend import (
     apply_unsloth_lora,
@@ -128,21 +129,22 @@ class ModelManager:
         return LoadedModel(model.train(), tokenizer, describe(model, self.config) | description)
 
     def _refuse_contradictions(self, source: ModelSource) -> None:
-        name, config = self.config.name, self.config
+        """Every setting of the model has an effect on this kind of model, or is refused."""
+        config = self.config
+        is_trained = source.kind not in (*WITHOUT_TEXT, SourceKind.EMBEDDED)
+        is_text = source.kind not in WITHOUT_TEXT
+        refusals = {
+            "quantization": (config.quantization, is_trained, "has no trained weights to quantise"),
+            "backend": (config.backend == "unsloth", is_trained, "is not loaded by unsloth"),
+            "revision": (config.revision, source.kind is SourceKind.HUB, "is no hub model"),
+            "lora_config": (config.lora_config, is_text, "is no language model"),
+            "dtype": (config.dtype != "auto", is_text, "is no language model"),
+            "attention": (self.attention, is_text, "is no language model"),
+        }
+        for key, (is_set, has_effect, reason) in refusals.items():
+            if is_set and not has_effect:
+                raise ValueError(f"model.{key}: model {config.name!r} {reason}; leave it out")
         trains_lora = config.lora_config is not None or source.kind is SourceKind.LORA_FOLDER
-        if source.kind in (*WITHOUT_TEXT, SourceKind.EMBEDDED):
-            if config.quantization is not None:
-                raise ValueError(
-                    f"model.quantization={config.quantization!r}: only trained models from a folder"
-                    f" or the hub are quantised, not {name!r}; leave it out"
-                )
-            if config.backend == "unsloth":
-                raise ValueError(
-                    f"model.backend='unsloth' loads folders and hub models, not {name!r}; leave it"
-                    " out, or give the final/ folder of a finished run as model.name"
-                )
-        if source.kind in WITHOUT_TEXT and config.lora_config is not None:
-            raise ValueError(f"model.lora_config: {name!r} is no language model; leave it out")
         if config.quantization is not None and not trains_lora:
             raise ValueError(
                 f"model.quantization={config.quantization!r} freezes the weights, so nothing would"
@@ -184,13 +186,19 @@ class ModelManager:
         options = self._options(trains_all=self._is_full and not is_lora)
         if self.config.backend == "unsloth":
             prepare_backend(self.config)
+        with offline_where_unreachable() if base.kind is SourceKind.HUB else nullcontext():
+            return self._load_from(source, base, options)
+
+    def _load_from(
+        self, source: ModelSource, base: ModelSource, options: LoadOptions
+    ) -> ModelAndTokenizer:
         check_length(load_config(base, options), self.max_length, self.config.name)
         if self.config.backend == "unsloth":
             return self._load_by_unsloth(source, options)
         own_tokenizer = any((Path(source.location) / file).is_file() for file in TOKENIZER_FILES)
         tokenizer = load_tokenizer(source if own_tokenizer else base, options)
         model = load_causal_lm(base, options)
-        if not is_lora:
+        if source.kind is not SourceKind.LORA_FOLDER:
             return self._with_lora(model), tokenizer
         if self.gradient_checkpointing:
             enable_gradient_checkpointing(model)

@@ -43,10 +43,16 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model's kind and its place: a registered name, a hub name, or an absolute folder."""
+    """A model's kind and its place.
+
+    Attributes:
+        location: a registered name, a hub name, or an absolute folder.
+        revision: which version of a hub model, where something other than the configuration says.
+    """
 
     kind: SourceKind
     location: str
+    revision: str | None = None
 
     @property
     def folder(self) -> Path:

@@ -7,7 +7,9 @@ more tokens than the model. Weights are read from safetensors only.
 
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -179,7 +181,8 @@ def _cannot_load(source: ModelSource, error: BaseException) -> str:
             " HF_TOKEN to a token of yours"
         )
     if is_lookup:
-        return not_found(source.location, hub_reachable=hub_is_reachable())
+        constants: Any = require("huggingface_hub.constants", "loading a model from the hub")
+        return not_found(source.location, hub_reachable=not constants.HF_HUB_OFFLINE)
     return f"model {source.location}: cannot be loaded ({_shortened(reason)})"
 
 
@@ -190,13 +193,28 @@ def _shortened(text: str, length: int = 300) -> str:
 def _hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, Any]:
     arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     if source.kind is SourceKind.HUB:
-        arguments["revision"] = options.revision or "main"
-        arguments["local_files_only"] = not hub_is_reachable()
+        arguments["revision"] = source.revision or options.revision or "main"
     return arguments
 
 
+@contextmanager
+def offline_where_unreachable() -> Iterator[None]:
+    """Where the hub cannot be reached, look into its cache only.
+
+    Its client would retry every file for half a minute, and transformers asks for some files
+    even when it is told to use local ones only.
+    """
+    constants: Any = require("huggingface_hub.constants", "loading a model from the hub")
+    was_offline = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = was_offline or not hub_is_reachable()
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = was_offline
+
+
 def hub_is_reachable() -> bool:
-    """Whether to ask the hub at all; offline, its client would retry for half a minute."""
+    """Whether the hub answers at its address, or a proxy stands before it."""
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
         return False
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
@@ -266,18 +284,24 @@ def base_of_lora(folder: Path) -> ModelSource:
     """Where the base model of the LoRA in `folder` is: beside it, in its old place, or on the hub.
 
     Raises:
-        ValueError: the LoRA does not say, or the folder is gone.
+        ValueError: the LoRA does not say, the folder is gone, or it is no LoRA.
     """
+    config = read_json(folder / "adapter_config.json")
+    if config.get("peft_type") != "LORA":
+        raise ValueError(
+            f"model {folder}: is a PEFT adapter of type {config.get('peft_type')}; only LoRA can"
+            " be trained on; give its base model"
+        )
     if (folder / "base" / "config.json").is_file():
         return ModelSource(SourceKind.FOLDER, str(folder / "base"))
-    name = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+    name = config.get("base_model_name_or_path")
     if not name:
         raise ValueError(
             f"LoRA {folder}: does not say which model it belongs to; write its folder or hub name"
             " as base_model_name_or_path into adapter_config.json"
         )
     try:
-        return find_source(name)
+        return replace(find_source(name), revision=config.get("revision"))
     except ValueError as error:
         raise ValueError(
             f"LoRA {folder}: its base model is gone ({error}); write the new place as"

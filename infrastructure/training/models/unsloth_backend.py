@@ -25,7 +25,7 @@ from packaging.version import Version
 from infrastructure.config.model_config import LoraConfig, ModelConfig
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import PIP_LINES, is_installed, require
-from infrastructure.training.models.lora import check_target_modules
+from infrastructure.training.models.lora import check_target_modules, target_paths
 from infrastructure.training.models.quantization import quantized_layers
 from infrastructure.training.models.source import ModelSource
 from infrastructure.training.models.transformers_backend import LoadOptions
@@ -35,15 +35,6 @@ MIN_VERSION = "2026.10.9"
 # For a model that is loaded to be looked at, not trained.
 DEFAULT_MAX_LENGTH = 2048
 PATCHED_PACKAGES = ("bitsandbytes", "datasets", "peft", "torch", "transformers", "trl")
-LLAMA_LINEAR_LAYERS = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-)
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +135,7 @@ def load_unsloth(
                 full_finetuning=train_all,
                 trust_remote_code=options.trust_remote_code,
                 revision=options.revision,
+                use_exact_model_name=True,  # else it may take another repository for the base
                 use_gradient_checkpointing="unsloth" if gradient_checkpointing else False,
             )
         except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -189,15 +181,16 @@ def apply_unsloth_lora(
     seed: int,
     gradient_checkpointing: bool,
 ) -> torch.nn.Module:
-    """LoRA by `FastLanguageModel.get_peft_model`; "all-linear" means its seven Llama projections.
+    """LoRA by `FastLanguageModel.get_peft_model`, which wants names of layers.
 
     Raises:
         ValueError: a target module is no linear layer of this model; lists those there are.
     """
     unsloth = require("unsloth", "model.backend=unsloth")
-    targets = lora_config.target_modules
-    names = list(LLAMA_LINEAR_LAYERS) if targets == "all-linear" else list(targets)
-    check_target_modules(model, names)
+    if lora_config.target_modules != "all-linear":
+        check_target_modules(model, lora_config.target_modules)
+    paths = target_paths(model, lora_config.target_modules)
+    names = sorted({path.rpartition(".")[2] for path in paths})
     with prints_to_stderr():
         return unsloth.FastLanguageModel.get_peft_model(
             model,

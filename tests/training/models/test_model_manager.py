@@ -164,7 +164,10 @@ def test_a_lora_whose_base_has_moved(llama_folder: Path, tmp_path: Path) -> None
     config = tmp_path / "lora" / "adapter_config.json"
     edit_json(config, base_model_name_or_path=str(tmp_path / "moved"))
     load(tmp_path / "lora")
-    edit_json(config, base_model_name_or_path="")
+    edit_json(config, peft_type="PREFIX_TUNING")
+    with pytest.raises(ValueError, match="adapter of type PREFIX_TUNING; only LoRA can"):
+        load(tmp_path / "lora")
+    edit_json(config, peft_type="LORA", base_model_name_or_path="")
     with pytest.raises(ValueError, match="does not say which model it belongs to"):
         load(tmp_path / "lora")
 
@@ -327,9 +330,13 @@ def test_what_a_language_model_cannot_do(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"quantization": "4bit", "lora_config": LoraConfig()}, "only trained models"),
-        ({"backend": "unsloth"}, "loads folders and hub models, not 'tactical_mappo'"),
-        ({"lora_config": LoraConfig()}, "is no language model; leave it out"),
+        ({"quantization": "4bit", "lora_config": LoraConfig()}, "model.quantization: .* has no tr"),
+        ({"backend": "unsloth"}, "model.backend: .*'tactical_mappo' is not loaded by unsloth"),
+        ({"revision": "main"}, "model.revision: .* is no hub model; leave it out"),
+        ({"lora_config": LoraConfig()}, "model.lora_config: .* is no language model"),
+        ({"dtype": "bf16"}, "model.dtype: .* is no language model"),
+        ({"attention": "sdpa"}, "model.attention: .* is no language model"),
+        ({"memory_efficient_attention": True}, "model.attention: .* is no language model"),
         ({"gradient_checkpointing": True}, "TacticalMappo cannot do it"),
     ],
 )
@@ -338,11 +345,40 @@ def test_what_a_registered_module_cannot_do(settings: dict[str, Any], sentence: 
         load("tactical_mappo", **settings)
 
 
+def test_what_only_other_sources_can_do(llama_folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"model.revision: .* is no hub model"):
+        load(llama_folder, revision="main")
+    with pytest.raises(ValueError, match=r"model.backend: .*'embedded' is not loaded by unsloth"):
+        load_embedded(backend="unsloth")
+    with pytest.raises(ValueError, match=r"model.quantization: .* no trained weights"):
+        load_embedded(quantization="8bit", lora_config=LoraConfig())
+
+
 def test_a_name_that_is_nowhere_is_told_quickly() -> None:
     with pytest.raises(ValueError, match="no folder of that name here, and the Hugging Face hub c"):
         load("someone/some-model")
     with pytest.raises(ValueError, match="did you mean 'tactical_mappo'"):
         load("tactical_mapo")
+
+
+def test_a_cached_hub_model_is_pinned_to_its_commit(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "a" * 40
+    cached = tmp_path / "hub" / "models--someone--some-model"
+    shutil.copytree(saved_llama, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    loaded = load("someone/some-model", lora_config=LoraConfig(r=2))
+    assert loaded.description["kind"] == "hub"
+    assert loaded.description["revision"] == commit
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "lora")
+    (cached / "refs" / "main").write_text("b" * 40)
+    again = load(tmp_path / "lora")
+    assert again.description["revision"] == commit
+    with pytest.raises(ValueError, match="model 'someone/some-model': no folder of that name"):
+        load("someone/some-model", revision="no-such-branch")
 
 
 def test_offline_is_found_without_asking_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
