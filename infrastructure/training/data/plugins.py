@@ -1,0 +1,57 @@
+"""Registries that plug-ins add to: by a call, or by an entry point of an installed package.
+
+An entry point is loaded when its name is first asked for, so an installed package that nobody asks
+for costs nothing and can break nothing.
+"""
+
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from infrastructure.core.lookup import unknown_name
+
+Plugin = TypeVar("Plugin")
+
+
+class Registry(Generic[Plugin]):
+    """Names → plug-ins of one kind.
+
+    Args:
+        what: the kind in words, for error messages.
+        group: entry point group of installed packages, such as "temper.formats".
+    """
+
+    def __init__(self, what: str, group: str) -> None:
+        self.what = what
+        self.group = group
+        self._plugins: dict[str, Plugin] = {}
+
+    def register(self, name: str, plugin: Plugin) -> None:
+        """Add a plug-in.
+
+        Raises:
+            ValueError: the name is taken by another plug-in.
+        """
+        if self._plugins.get(name, plugin) is not plugin:
+            raise ValueError(f"{self.what} {name!r} is registered already: choose another name")
+        self._plugins[name] = plugin
+
+    def unregister(self, name: str) -> None:
+        """Remove a plug-in that was added by a call."""
+        del self._plugins[name]
+
+    def names(self) -> list[str]:
+        """Registered and installed names."""
+        return sorted({*self._plugins, *(point.name for point in entry_points(group=self.group))})
+
+    def get(self, name: str) -> Plugin:
+        """The plug-in of that name, loaded from its package if need be.
+
+        Raises:
+            ValueError: there is none; the text suggests the nearest one.
+        """
+        if name not in self._plugins:
+            found = entry_points(group=self.group, name=name)
+            if not found:
+                raise ValueError(unknown_name(self.what, name, self.names()))
+            self._plugins[name] = next(iter(found)).load()
+        return self._plugins[name]

@@ -1,0 +1,124 @@
+"""What a file is, told by how it begins, whatever its name says.
+
+A download that gave a web page, an archive, a pointer of Git LFS or UTF-16 is named as such instead
+of being read as thousands of broken rows.
+"""
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+
+from infrastructure.training.data.lines import UTF8_MARK, open_bytes
+
+HEAD_BYTES = 1 << 16
+
+GZIP = b"\x1f\x8b"
+SIGNATURES = {
+    b"PAR1": "a Parquet file",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"PK\x03\x04": "a zip archive (or an Excel file)",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ\x00": "compressed with xz",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"ARROW1": "an Arrow file",
+    b"SQLite format 3\x00": "an SQLite database",
+    b"%PDF": "a PDF",
+    b"\x89PNG": "an image",
+    b"\xff\xd8\xff": "an image",
+    b"GGUF": "a GGUF model",
+    b"\x80\x02": "a pickle",
+    b"\x80\x04": "a pickle",
+    b"\x80\x05": "a pickle",
+}
+UNICODE_MARKS = {b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
+BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n"}
+REMEDIES = {"a Parquet file": "name it .parquet", "an HDF5 file": "name it .h5"}
+
+
+def read_head(path: Path) -> bytes:
+    """The first bytes of a file, decompressed where it ends in .gz.
+
+    Raises:
+        ValueError: it cannot be opened, or is no gzip file although its name says so.
+    """
+    try:
+        with open_bytes(path) as file:
+            return file.read(HEAD_BYTES)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"{path} is no whole gzip file although its name says so: {error}"
+        ) from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def check_text(path: Path, head: bytes) -> None:
+    """Refuse a file that is no UTF-8 text.
+
+    Raises:
+        ValueError: says what the file is, as far as its first bytes tell, and what to do.
+    """
+    what = _what_it_is(head)
+    if what:
+        known, remedy = what
+        raise ValueError(f"{path} is {known}, not the text that its name says: {remedy}")
+
+
+def _what_it_is(head: bytes) -> tuple[str, str] | None:
+    if not head.strip(b" \t\r\n\x0b\x0c" + UTF8_MARK):
+        return "empty", "give a file with data, or remove this one"
+    if head.startswith(GZIP):
+        return "compressed with gzip", "add .gz to its name, or unpack it"
+    for magic, kind in SIGNATURES.items():
+        if head.startswith(magic):
+            return kind, REMEDIES.get(kind, "unpack or export it as JSON lines, CSV or Parquet")
+    for mark, kind in UNICODE_MARKS.items():
+        if head.startswith(mark):
+            return kind, "save it as UTF-8"
+    start = head.removeprefix(UTF8_MARK).lstrip()[:200].lower()
+    if start.startswith((b"<!doctype html", b"<html", b"<head")):
+        return "a web page", "the download gave a page instead of the file; fetch the raw file"
+    if start.startswith(b"version https://git-lfs"):
+        return "a pointer of Git LFS", "run `git lfs pull` to fetch the file itself"
+    if b"\x00" in head:
+        return "binary", "give text, Parquet or HDF5"
+    return None
+
+
+def check_binary(path: Path, head: bytes, data_format: str) -> None:
+    """Refuse a file that does not begin as its format does.
+
+    Raises:
+        ValueError: names the format that was expected.
+    """
+    magic = BINARY_MAGIC.get(data_format)
+    if magic and not head.startswith(magic):
+        kind = _what_it_is(head)
+        what = f" but {kind[0]}" if kind else ""
+        raise ValueError(f"{path} is no {data_format} file{what}: check how it was made")
+
+
+def json_kind(head: bytes, named: str) -> str:
+    """Whether JSON text is one document ("json") or one object a line ("jsonl").
+
+    Args:
+        named: what the file's name says; it decides where the first line is broken.
+    """
+    lines = [line for line in head.removeprefix(UTF8_MARK).splitlines() if line.strip()]
+    first = lines[0].strip() if lines else b""
+    alone = len(lines) == 1
+    if first.startswith(b"["):
+        return "json" if alone or not _is_json(first) else "jsonl"
+    if alone and first.replace(b" ", b"").startswith(b'{"data":['):
+        return "json"
+    return "jsonl" if _is_json(first) or (alone and len(head) == HEAD_BYTES) else named
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""Readers of binary tables: Parquet, HDF5, and data sets of the `datasets` library.
+
+They read in slices of READ_ROWS records, so memory is bounded, and begin at any record. `line` and
+`offset` count records. The libraries are imported when such a file is read.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infrastructure.core.optional import require
+from infrastructure.training.data.lines import BEGIN, Start
+from infrastructure.training.data.rows import INVALID_UTF8, BadRow, Row
+
+READ_ROWS = 256
+
+
+def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+    """The rows of a Parquet file; row groups before the start are not read.
+
+    Raises:
+        ValueError: the file is damaged or no Parquet file.
+    """
+    parquet = require("pyarrow.parquet", "reading Parquet")
+    arrow = require("pyarrow", "reading Parquet")
+    try:
+        with parquet.ParquetFile(path) as file:
+            groups, first = _groups_from(file.metadata, start.offset)
+            for batch in file.iter_batches(batch_size=READ_ROWS, row_groups=groups):
+                skipped = min(max(0, start.offset - first), batch.num_rows)
+                yield from _arrow_rows(batch.slice(skipped), name, first + skipped)
+                first += batch.num_rows
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(f"{name}: the Parquet file is damaged or cut off ({error})") from error
+
+
+def _groups_from(metadata: Any, record: int) -> tuple[list[int], int]:
+    """The row groups that hold `record` and what follows, and the first record of the first."""
+    first = 0
+    for group in range(metadata.num_row_groups):
+        num_rows = metadata.row_group(group).num_rows
+        if first + num_rows > record:
+            return list(range(group, metadata.num_row_groups)), first
+        first += num_rows
+    return [], first
+
+
+def _arrow_rows(batch: Any, name: str, first: int) -> Iterator[Row | BadRow]:
+    try:
+        records = batch.to_pylist()
+    except UnicodeDecodeError:
+        if batch.num_rows == 1:
+            yield BadRow(name, first + 1, INVALID_UTF8, offset=first)
+            return
+        for index in range(batch.num_rows):
+            yield from _arrow_rows(batch.slice(index, 1), name, first + index)
+        return
+    yield from _numbered(records, name, first)
+
+
+def _numbered(records: list[dict[str, Any]], name: str, first: int) -> Iterator[Row]:
+    for index, values in enumerate(records, first):
+        yield Row(values, name, index + 1, index)
+
+
+def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+    """The rows of an HDF5 file: one one-dimensional dataset a column, all of the same length.
+
+    Raises:
+        ValueError: the file is damaged or not laid out like that.
+    """
+    h5py = require("h5py", "reading HDF5")
+    try:
+        with h5py.File(path, "r") as file:
+            columns = _hdf5_columns(file, name, h5py.Dataset)
+            length = len(next(iter(columns.values())))
+            for first in range(start.offset, length, READ_ROWS):
+                slices = {key: column[first : first + READ_ROWS] for key, column in columns.items()}
+                for index in range(len(next(iter(slices.values())))):
+                    yield _hdf5_row({k: s[index] for k, s in slices.items()}, name, first + index)
+    except OSError as error:
+        raise ValueError(f"{name}: the HDF5 file is damaged or cut off ({error})") from error
+
+
+def _hdf5_columns(file: Any, name: str, dataset_type: type) -> dict[str, Any]:
+    columns: dict[str, Any] = {
+        key: item for key, item in file.items() if isinstance(item, dataset_type)
+    }
+    if not columns:
+        raise ValueError(f"{name}: no column at the top of the HDF5 file (it has {list(file)})")
+    for key, column in columns.items():
+        if column.ndim != 1:
+            raise ValueError(f"{name}: column {key!r} has {column.ndim} dimensions, not one")
+    lengths = {key: len(column) for key, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"{name}: the columns differ in length: {lengths}")
+    return columns
+
+
+def _hdf5_row(fields: dict[str, Any], name: str, index: int) -> Row | BadRow:
+    try:
+        values = {key: _plain(field) for key, field in fields.items()}
+    except UnicodeDecodeError:
+        return BadRow(name, index + 1, INVALID_UTF8, offset=index)
+    return Row(values, name, index + 1, index)
+
+
+def _plain(field: Any) -> Any:
+    if isinstance(field, bytes):
+        return field.decode("utf-8")
+    return field.item() if isinstance(field, np.generic) else field
+
+
+def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+    """The rows of a data set of the `datasets` library; see `load_huggingface` for the path."""
+    dataset = load_huggingface(str(path)).with_format("arrow")
+    for first in range(start.offset, len(dataset), READ_ROWS):
+        table = dataset[first : first + READ_ROWS]
+        position = first
+        for batch in table.to_batches():
+            yield from _arrow_rows(batch, name, position)
+            position += batch.num_rows
+
+
+def load_huggingface(place: str) -> Any:
+    """Open a folder written by `save_to_disk`, or a data set of the Hugging Face Hub.
+
+    Args:
+        place: a folder, or `owner/name`; then, where needed, `:configuration` (hub) and `@split`,
+            such as `openai/gsm8k:main@train[:10%]`. The split is "train" where none is named.
+
+    Raises:
+        ValueError: there is no such data set, configuration or split.
+    """
+    datasets = require("datasets", "reading Hugging Face data sets")
+    where, split = split_place(place)
+    if Path(where).is_dir() and is_saved_dataset(Path(where)):
+        return _split_of(datasets.load_from_disk(where), split, place)
+    repository, _, configuration = where.partition(":")
+    try:
+        return datasets.load_dataset(repository, configuration or None, split=split or "train")
+    except (OSError, ValueError, ConnectionError, datasets.exceptions.DatasetsError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{place} is no file or folder here, and the Hugging Face Hub gave no data set of that"
+            f" name: {reason}"
+        ) from error
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """`folder@split` → (folder, split); a path that exists as it stands has no split."""
+    if Path(place).exists() or "@" not in place:
+        return place, ""
+    where, _, split = place.rpartition("@")
+    return where, split
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether `datasets.save_to_disk` wrote the folder."""
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+
+
+def _split_of(loaded: Any, split: str, place: str) -> Any:
+    splits = list(loaded.keys()) if hasattr(loaded, "keys") else []
+    if not splits and not split:
+        return loaded
+    if (split or "train") not in splits:
+        found = f"it has {', '.join(splits)}: write PATH@SPLIT" if splits else "it has no splits"
+        raise ValueError(f"{place} has no split {split or 'train'!r} ({found})")
+    return loaded[split or "train"]
