@@ -1,0 +1,192 @@
+"""Which shape the rows have, by what the configuration says and what columns there are.
+
+The first rows decide, and the reason is told. Where no shape or several fit, nothing is guessed.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infrastructure.core.lookup import unknown_name
+from infrastructure.training.data.rows import Row
+from infrastructure.training.data.shapes import (
+    ALPACA,
+    CHAT_KEYS,
+    PROMPT,
+    QA,
+    SHAPES,
+    TEXT,
+    Shape,
+    ShapeError,
+    from_json_text,
+)
+
+PAIR_COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    PROMPT: (("prompt", "input"), ("completion", "response", "answer", "output", "target")),
+    QA: (("question", "query", "problem"), ("answer", "response", "solution", "output")),
+    ALPACA: (("instruction",), ("output", "response")),
+}
+CHAT_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat")
+TEXT_COLUMNS = ("text", "content", "document")
+CONTEXT_COLUMNS = ("input", "context")
+SYSTEM_COLUMNS = ("system", "system_prompt")
+SAMPLE_ROWS = 100
+
+
+@dataclass(frozen=True)
+class ShapeRequest:
+    """What the configuration says about columns; None means: find out."""
+
+    shape: str = "auto"
+    prompt_column: str | None = None
+    answer_column: str | None = None
+    text_column: str | None = None
+    task_column: str | None = None
+    group_column: str | None = None
+
+    def check(self) -> None:
+        """Refuse requests that contradict themselves.
+
+        Raises:
+            ValueError: says which settings do not go together.
+        """
+        if self.shape not in ("auto", *SHAPES):
+            raise ValueError(f"data.shape: {unknown_name('shape', self.shape, ['auto', *SHAPES])}")
+        pair = self.prompt_column or self.answer_column
+        if self.text_column and pair:
+            raise ValueError(
+                "data.text_column is for plain text and data.prompt_column/answer_column for"
+                " pairs: set one of the two kinds"
+            )
+        if self.text_column and self.shape not in ("auto", TEXT):
+            raise ValueError(f"data.text_column does not go with data.shape={self.shape!r}")
+        if pair and self.shape not in ("auto", *PAIR_COLUMNS):
+            raise ValueError(f"data.prompt_column and answer_column do not go with {self.shape!r}")
+
+
+def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> Shape:
+    """The shape of the rows, by what is asked for and by the columns that most of them have.
+
+    Raises:
+        ValueError: no shape or several shapes fit; names the columns found and the remedy.
+    """
+    request.check()
+    columns = _common_columns(rows)
+    for setting in ("prompt_column", "answer_column", "text_column", "task_column"):
+        _check_exists(getattr(request, setting), f"data.{setting}", columns)
+    _check_exists(request.group_column, "data.balance_by", columns)
+    candidates = _candidates(rows, columns, request)
+    if len(candidates) != 1:
+        raise ValueError(_unclear(columns, candidates, request))
+    name, parts, reason = candidates[0]
+    task, group = request.task_column, request.group_column
+    unused = tuple(c for c in columns if c not in {*parts.values(), task, group})
+    return Shape(name, parts, reason, task, group, unused)
+
+
+Candidate = tuple[str, dict[str, str], str]
+
+
+def _common_columns(rows: Sequence[Row]) -> list[str]:
+    counts = Counter(column for row in rows for column in row.values)
+    return [column for column, count in counts.items() if 2 * count >= len(rows)]
+
+
+def _check_exists(column: str | None, setting: str, columns: list[str]) -> None:
+    if column and column not in columns:
+        raise ValueError(f"{setting}: {unknown_name('column', column, columns)}")
+
+
+def _candidates(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
+    found: list[Candidate] = []
+    if not request.text_column:
+        if not (request.prompt_column or request.answer_column):
+            found += _chat_candidates(rows, columns)
+        found += _pair_candidates(columns, request)
+    if request.shape != "auto":
+        found = [candidate for candidate in found if candidate[0] == request.shape]
+    if request.shape in ("auto", TEXT) and not found:
+        found = _text_candidates(columns, request)
+    return found
+
+
+def _chat_candidates(rows: Sequence[Row], columns: list[str]) -> list[Candidate]:
+    found: list[Candidate] = []
+    for column in _matching(CHAT_COLUMNS, columns):
+        name = _kind_of_chat([row.values.get(column) for row in rows])
+        if name:
+            keys = " and ".join(map(repr, CHAT_KEYS[name]))
+            found.append((name, {"chat": column}, f"column {column!r} lists messages with {keys}"))
+    return found
+
+
+def _kind_of_chat(values: Sequence[Any]) -> str | None:
+    kinds: Counter[str] = Counter()
+    for value in values:
+        try:
+            messages = from_json_text(value, "")
+        except ShapeError:
+            continue
+        first = messages[0] if isinstance(messages, list) and messages else None
+        if isinstance(first, dict):
+            kinds.update(name for name, keys in CHAT_KEYS.items() if keys[0] in first)
+    return kinds.most_common(1)[0][0] if kinds else None
+
+
+def _pair_candidates(columns: list[str], request: ShapeRequest) -> list[Candidate]:
+    if request.prompt_column and request.answer_column:
+        name = request.shape if request.shape in PAIR_COLUMNS else PROMPT
+        return [_pair(name, request.prompt_column, request.answer_column, columns)]
+    found = []
+    for name, (prompts, answers) in PAIR_COLUMNS.items():
+        if name == PROMPT and request.shape == "auto" and _matching(("instruction",), columns):
+            prompts = prompts[:1]  # beside an instruction, "input" is its context
+        left = [request.prompt_column] if request.prompt_column else _matching(prompts, columns)
+        right = [request.answer_column] if request.answer_column else _matching(answers, columns)
+        found += [_pair(name, p, a, columns) for p in left for a in right if p != a]
+    if request.prompt_column or request.answer_column:
+        found = list({(c[1]["prompt"], c[1]["answer"]): c for c in reversed(found)}.values())
+    return found
+
+
+def _pair(name: str, prompt: str, answer: str, columns: list[str]) -> Candidate:
+    parts = {"prompt": prompt, "answer": answer}
+    words = f"column {prompt!r} asks, column {answer!r} answers"
+    context = [c for c in _matching(CONTEXT_COLUMNS, columns) if c not in (prompt, answer)]
+    if name == ALPACA and context:
+        parts["context"] = context[0]
+        words += f", column {context[0]!r} is its context"
+    system = _matching(SYSTEM_COLUMNS, columns)
+    if system:
+        parts["system"] = system[0]
+        words += f", column {system[0]!r} is the system message"
+    return name, parts, words
+
+
+def _text_candidates(columns: list[str], request: ShapeRequest) -> list[Candidate]:
+    names = [request.text_column] if request.text_column else _matching(TEXT_COLUMNS, columns)
+    if not names and request.shape == TEXT and len(columns) == 1:
+        names = columns
+    return [(TEXT, {"text": name}, f"column {name!r} is plain text") for name in names]
+
+
+def _matching(names: Sequence[str], columns: list[str]) -> list[str]:
+    """The columns with these names, however capitalised, in the order of the names."""
+    lower = {column.strip().lower(): column for column in columns}
+    return [lower[name] for name in names if name in lower]
+
+
+def _unclear(columns: list[str], candidates: list[Candidate], request: ShapeRequest) -> str:
+    found = ", ".join(columns) or "none"
+    if candidates:
+        readings = "; or ".join(f"{name} ({reason})" for name, _, reason in candidates)
+        return (
+            f"the rows can be read in {len(candidates)} ways (columns: {found}): {readings}:"
+            " say which with data.shape, or with data.prompt_column and data.answer_column"
+        )
+    wanted = "of no known shape" if request.shape == "auto" else f"not of the shape {request.shape}"
+    return (
+        f"the rows are {wanted} (columns: {found}): name the columns with data.prompt_column and"
+        " data.answer_column, or with data.text_column for plain text"
+    )
