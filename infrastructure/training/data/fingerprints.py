@@ -1,0 +1,58 @@
+"""Hashes that decide whether prepared data may be used again."""
+
+import hashlib
+import importlib.metadata
+import json
+from typing import Any
+
+
+def text_hash(value: Any) -> str:
+    """SHA-256 of a JSON-like value, hexadecimal."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Changes whenever a text could be tokenised otherwise; does not depend on any name."""
+    parts = {
+        "class": type(tokenizer).__name__,
+        "special": tokenizer.special_tokens_map,
+        "added": {i: repr(token) for i, token in tokenizer.added_tokens_decoder.items()},
+        "template": tokenizer.chat_template,
+        "libraries": [
+            importlib.metadata.version(package) for package in ("transformers", "tokenizers")
+        ],
+    }
+    if tokenizer.is_fast:
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        for changed_by_use in ("padding", "truncation"):
+            state.pop(changed_by_use, None)
+        parts["state"] = state
+    else:
+        parts["vocabulary"] = tokenizer.get_vocab()
+    return text_hash(parts)
+
+
+def content_number(turns: list[list[str]]) -> int:
+    """A 64-bit number that depends on what is said alone: equal rows have equal numbers."""
+    text = json.dumps(turns, ensure_ascii=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+class ExampleHash:
+    """Hash of examples in their order, however they come in pieces."""
+
+    def __init__(self) -> None:
+        self._ids = hashlib.sha256()
+        self._masks = hashlib.sha256()
+        self._lengths = hashlib.sha256()
+
+    def add(self, example: Any) -> None:
+        """Take in the next `TokenizedExample`."""
+        self._ids.update(example.input_ids.astype("<i4").data)
+        self._masks.update(example.supervised.data)
+        self._lengths.update(len(example.input_ids).to_bytes(8, "little"))
+
+    def hexdigest(self) -> str:
+        parts = (self._ids, self._masks, self._lengths)
+        return hashlib.sha256(b"".join(part.digest() for part in parts)).hexdigest()
