@@ -1,0 +1,158 @@
+"""Where the examples of an epoch come from: the token store, or text that is tokenised on the way.
+
+Each source gives the examples of an epoch in its order, from any position on. Where they come from
+changes neither their number nor, without augmentation, their tokens.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from infrastructure.core.errors import DataError
+from infrastructure.training.data.augmentation import Augmentation
+from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.order import (
+    AUGMENT,
+    Indices,
+    balanced_order,
+    epoch_order,
+    random_state,
+)
+from infrastructure.training.data.rows import BadRow, Conversation
+from infrastructure.training.data.streaming_dataset import StreamingDataset
+from infrastructure.training.data.token_store import CheckedFile, TokenStore
+from infrastructure.training.data.tokenization import ConversationEncoder, Encoded
+
+ENCODED_TOGETHER = 32
+
+
+class ExampleSource(Protocol):
+    """Training examples, epoch by epoch."""
+
+    def __len__(self) -> int:
+        """Examples in an epoch."""
+
+    def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
+        """The examples of an epoch from position `start` on."""
+
+
+class Order:
+    """Which row of the store stands at which position of an epoch."""
+
+    def __init__(self, rows: Indices, seed: int, groups: Indices | None = None) -> None:
+        self.rows = rows
+        self.seed = seed
+        self.groups = groups
+        self._epoch = -1
+        self._order = np.zeros(0, dtype=np.int64)
+
+    def of(self, epoch: int) -> Indices:
+        """The rows of an epoch, in order; the last epoch asked for is remembered."""
+        if epoch != self._epoch:
+            if self.groups is None:
+                places = epoch_order(len(self.rows), self.seed, epoch)
+            else:
+                places = balanced_order(self.groups, self.seed, epoch)
+            self._epoch, self._order = epoch, self.rows[places]
+        return self._order
+
+
+class StoredExamples:
+    """Examples that were tokenised before."""
+
+    def __init__(self, store: TokenStore, order: Order) -> None:
+        self.store = store
+        self.order = order
+
+    def __len__(self) -> int:
+        return len(self.order.rows)
+
+    def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
+        for row in self.order.of(epoch)[start:]:
+            yield self.store.example(int(row))
+
+
+class StoredConversations:
+    """Texts that the store keeps beside the tokens, by row number."""
+
+    def __init__(self, store: TokenStore, name: str, ends: str) -> None:
+        self._path: Path = store.folder / name
+        self._file = CheckedFile(self._path, store.meta["files"][name])
+        self._ends = np.concatenate([[0], store.array(ends)])
+
+    def get(self, row: int) -> Conversation:
+        start, end = int(self._ends[row]), int(self._ends[row + 1])
+        self._file.check(start, end)
+        with self._path.open("rb") as file:
+            file.seek(start)
+            return Conversation.from_json(file.read(end - start).decode())
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """Tokenises conversations on the way, augmented if there is an augmentation."""
+
+    encoder: ConversationEncoder
+    seed: int
+    augment: Augmentation | None = None
+
+    def examples(
+        self, conversations: Iterable[Conversation], epoch: int, start: int
+    ) -> Iterator[TokenizedExample]:
+        """The examples of the conversations, whose first one stands at position `start`."""
+        numbered = enumerate(conversations, start)
+        while some := list(itertools.islice(numbered, ENCODED_TOGETHER)):
+            plain = [conversation for _, conversation in some]
+            changed = [self._changed(conversation, epoch, n) for n, conversation in some]
+            results = self.encoder.encode(changed)
+            for original, result in zip(plain, results, strict=True):
+                yield result.example if isinstance(result, Encoded) else self._unchanged(original)
+
+    def _changed(self, conversation: Conversation, epoch: int, position: int) -> Conversation:
+        if self.augment is None:
+            return conversation
+        return self.augment(conversation, random_state(AUGMENT, self.seed, epoch, position))
+
+    def _unchanged(self, conversation: Conversation) -> TokenizedExample:
+        """The row as it is, where its augmentation cannot be used."""
+        (result,) = self.encoder.encode([conversation])
+        if isinstance(result, BadRow):
+            raise DataError(f"{result}: it was usable before; restore the file and resume")
+        return result.example
+
+
+class AugmentedExamples:
+    """Examples that are changed each time they are seen."""
+
+    def __init__(
+        self, conversations: StoredConversations, order: Order, tokenizer: TextTokenizer
+    ) -> None:
+        self.conversations = conversations
+        self.order = order
+        self.tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return len(self.order.rows)
+
+    def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
+        rows = self.order.of(epoch)[start:]
+        texts = (self.conversations.get(int(row)) for row in rows)
+        return self.tokenizer.examples(texts, epoch, start)
+
+
+class StreamedExamples:
+    """Examples of files that are read while they are trained on."""
+
+    def __init__(self, dataset: StreamingDataset, tokenizer: TextTokenizer) -> None:
+        self.dataset = dataset
+        self.tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
+        return self.tokenizer.examples(self.dataset.iterate(epoch, start), epoch, start)

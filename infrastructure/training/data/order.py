@@ -1,0 +1,55 @@
+"""In which order examples come: a pure function of (seed, epoch), the same on every machine.
+
+`numpy.random.RandomState` is used on purpose: its stream is frozen, the newer generators' is not.
+Training goes on at any position without looking at an example before it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+ORDER, BALANCE, WINDOW, AUGMENT = range(4)  # keep the streams of different uses apart
+
+
+def random_state(use: int, seed: int, *numbers: int) -> np.random.RandomState:
+    """A generator that depends on these numbers alone."""
+    words = [use]
+    for number in (seed, *numbers):
+        words += [number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF]
+    return np.random.RandomState(words)
+
+
+def epoch_order(num_examples: int, seed: int, epoch: int) -> Indices:
+    """The examples of an epoch, each once, shuffled: int64 (num_examples,)."""
+    return random_state(ORDER, seed, epoch).permutation(num_examples).astype(np.int64)
+
+
+def balanced_order(groups: Sequence[int] | Indices, seed: int, epoch: int) -> Indices:
+    """As many examples as there are, drawn so that each group has the same share.
+
+    A small group's examples come again, each as often as the others of its group (± one); of a
+    large group other ones are left out in each epoch.
+
+    Args:
+        groups: the group of each example.
+    """
+    rng = random_state(BALANCE, seed, epoch)
+    groups = np.asarray(groups)
+    names = np.unique(groups)
+    quotas = np.full(len(names), len(groups) // max(1, len(names)))
+    remainder = len(groups) - int(quotas.sum())
+    quotas[(np.arange(remainder) + epoch) % max(1, len(names))] += 1
+    drawn = [
+        _draw(np.flatnonzero(groups == name), int(quota), rng)
+        for name, quota in zip(names, quotas, strict=True)
+    ]
+    everything = np.concatenate(drawn) if drawn else np.zeros(0)
+    return rng.permutation(everything).astype(np.int64)
+
+
+def _draw(members: Indices, quota: int, rng: np.random.RandomState) -> Indices:
+    rounds = -(-quota // len(members))
+    return np.concatenate([rng.permutation(members) for _ in range(max(1, rounds))])[:quota]

@@ -1,0 +1,59 @@
+"""The next batches are made in a background thread while the model is busy with this one."""
+
+import queue
+import threading
+from collections.abc import Generator, Iterable
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+
+class _Failure:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+_END = object()
+
+
+def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
+    """The same items in the same order, up to `depth` of them made ahead.
+
+    An exception in `items` comes out where its item would have. Closing the generator ends the
+    thread and closes `items`.
+    """
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    room = threading.Semaphore(depth)
+    stopped = threading.Event()
+
+    def work() -> None:
+        iterator = iter(items)
+        try:
+            item: Any = None
+            while item is not _END and room.acquire() and not stopped.is_set():
+                item = next(iterator, _END)
+                ready.put(item)
+        except BaseException as error:  # raised again in the consumer
+            ready.put(_Failure(error))
+        finally:
+            if isinstance(iterator, Generator):
+                iterator.close()
+
+    thread = threading.Thread(target=work, name="temper-prefetch", daemon=True)
+    thread.start()
+    try:
+        yield from _taken(ready, room)
+    finally:
+        stopped.set()
+        room.release()
+        thread.join()
+
+
+def _taken(
+    ready: "queue.SimpleQueue[Any]", room: threading.Semaphore
+) -> Generator[Any, None, None]:
+    while (item := ready.get()) is not _END:
+        if isinstance(item, _Failure):
+            raise item.error
+        yield item
+        room.release()
