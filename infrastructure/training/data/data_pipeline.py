@@ -1,0 +1,250 @@
+"""DataPipeline: from the path in the configuration to batches of examples.
+
+    pipeline = DataPipeline(config.data, tokenizer, cache_config=config.cache, seed=0)
+    print(*pipeline.prepare().lines(), sep="\\n")
+    for batch in pipeline.train_batches(epoch=0, start_example=0, batch_size=8): ...
+
+What an epoch holds, and in which order, is a pure function of data, settings, seed and epoch, so
+training goes on at any example without looking at those before it. With a `memory_limit` in percent
+the windows of a stream depend on the machine's memory; the fingerprint tells.
+"""
+
+import copy
+import itertools
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.resource_config import CacheConfig
+from infrastructure.training.data.augmentation import Augmentation, get_augmentation
+from infrastructure.training.data.data_report import DataReport
+from infrastructure.training.data.example_sources import (
+    AugmentedExamples,
+    ExampleSource,
+    Order,
+    StoredConversations,
+    StoredExamples,
+    StreamedExamples,
+    TextTokenizer,
+)
+from infrastructure.training.data.examples import EvaluationRow, Question, TokenizedExample
+from infrastructure.training.data.fingerprints import text_hash
+from infrastructure.training.data.order import Indices
+from infrastructure.training.data.planning import (
+    memory_bytes,
+    plan_key,
+    plan_preparation,
+    read_chat_template,
+    training_texts,
+)
+from infrastructure.training.data.prefetch import prefetch
+from infrastructure.training.data.preparation import (
+    CONVERSATION_ENDS,
+    CONVERSATIONS_FILE,
+    EVALUATION_FILE,
+    QUARANTINE_FILE,
+    TRAIN,
+    Preparation,
+    PreparationPlan,
+)
+from infrastructure.training.data.quarantine import Quarantine
+from infrastructure.training.data.rows import Conversation
+from infrastructure.training.data.streaming_dataset import StreamingDataset
+from infrastructure.training.data.token_cache import CacheEntry, TokenCache
+from infrastructure.training.data.token_store import TokenStore
+from infrastructure.training.data.tokenization import ConversationEncoder
+from infrastructure.training.data.window_index import WindowIndex
+
+__all__ = ["DataPipeline", "training_texts"]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What `DataPipeline` has once the data is prepared."""
+
+    entry: CacheEntry
+    report: DataReport
+    encoder: ConversationEncoder
+    source: ExampleSource
+    held_out: Indices
+
+
+class DataPipeline:
+    """The data of one training.
+
+    Args:
+        data_config: what to read and how.
+        tokenizer: a transformers tokenizer; `data_config.chat_template` becomes its chat template,
+            so that it is saved with the model.
+        cache_config: where prepared data is kept, and how much of it.
+        seed: of the order.
+
+    Raises:
+        ValueError: the chat template is neither a template nor a file.
+    """
+
+    def __init__(
+        self,
+        data_config: DataConfig,
+        tokenizer: Any,
+        *,
+        cache_config: CacheConfig | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.config = data_config
+        self.tokenizer = tokenizer
+        self.cache_config = cache_config or CacheConfig()
+        self.seed = seed
+        self._prepared: _Prepared | None = None
+        if data_config.chat_template is not None:
+            tokenizer.chat_template = read_chat_template(data_config.chat_template)
+
+    def prepare(self) -> DataReport:
+        """Read, check and tokenise the data, or find it prepared; the second call does nothing.
+
+        Raises:
+            ValueError: the data is not there, not clear, or too much of it cannot be used.
+            DataError: a process that prepares data died.
+        """
+        return self._ready().report
+
+    def _ready(self) -> "_Prepared":
+        if self._prepared is None:
+            name = self.config.augmentation
+            augment = get_augmentation(name) if name is not None else None
+            plan = plan_preparation(self.config, self.tokenizer)
+            cache = TokenCache(self.cache_config, memory_bytes(self.config))
+            entry = cache.open(plan_key(plan), lambda folder: Preparation(plan, folder).run())
+            try:
+                report = self._checked_report(entry)
+                source = self._make_source(plan, entry.store, augment)
+                held_out: Indices = entry.store.array("evaluation_rows.npy")
+            except BaseException:
+                entry.close()
+                raise
+            self._prepared = _Prepared(entry, report, plan.encoder, source, held_out)
+        return self._prepared
+
+    @property
+    def report(self) -> DataReport:
+        """What was found in the data; prepares it if need be."""
+        return self._ready().report
+
+    @property
+    def num_examples(self) -> int:
+        """Training examples in one epoch."""
+        return self.report.num_train
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the training examples, in their order in the files, and of how they are drawn."""
+        changes = [self.config.balance_by, self.config.augmentation]
+        found = self.report.fingerprint
+        return text_hash([found, *changes]) if any(changes) else found
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        """What answers end with in this data: where generation has to stop."""
+        ids = self.tokenizer.convert_tokens_to_ids(list(self.report.end_tokens))
+        eos = self.tokenizer.eos_token_id
+        return sorted({*ids, *([] if eos is None else [eos])})
+
+    def train_batches(
+        self, epoch: int, start_example: int, batch_size: int
+    ) -> Generator[list[TokenizedExample], None, None]:
+        """Batches of one epoch from `start_example` on; the last one may be short.
+
+        The next `prefetch_factor` batches are made ahead in a thread; close the generator to end
+        it.
+        """
+        examples = self._ready().source.iterate(epoch, start_example)
+        return prefetch(_batches(examples, batch_size), self.config.prefetch_factor)
+
+    def evaluation_batches(self, batch_size: int) -> Generator[list[TokenizedExample], None, None]:
+        """Batches of the held-out examples, always in the order of the files."""
+        prepared = self._ready()
+        examples = (prepared.entry.store.example(int(row)) for row in prepared.held_out)
+        return prefetch(_batches(examples, batch_size), self.config.prefetch_factor)
+
+    def evaluation_rows(self, max_rows: int | None = None) -> list[EvaluationRow]:
+        """Held-out rows that have a prompt, as text; at most `max_rows`, from everywhere."""
+        return [
+            EvaluationRow(c.messages()[:-1], c.turns[-1].text, c.task)
+            for c in self._held_out(max_rows)
+        ]
+
+    def questions(self, max_questions: int | None = None) -> list[Question]:
+        """The same rows with their prompts tokenised as in training, for generation."""
+        encoder = self._ready().encoder
+        return [
+            Question(
+                prompt=conversation.turns[-2].text,
+                prompt_ids=encoder.prompt_ids(conversation.turns[:-1]),
+                expected=conversation.turns[-1].text,
+                expected_length=encoder.num_tokens(conversation.turns[-1].text),
+                task=conversation.task,
+            )
+            for conversation in self._held_out(max_questions)
+        ]
+
+    def close(self) -> None:
+        """Let the cache entry be swept; the pipeline cannot be used afterwards."""
+        if self._prepared is not None:
+            self._prepared.entry.close()
+
+    def _held_out(self, max_rows: int | None) -> list[Conversation]:
+        lines = self._ready().entry.store.lines(EVALUATION_FILE)
+        found = [c for c in map(Conversation.from_json, lines) if len(c.turns) > 1]
+        if max_rows is None or len(found) <= max_rows:
+            return found
+        return [found[int(i)] for i in np.linspace(0, len(found) - 1, max_rows)]
+
+    def _checked_report(self, entry: CacheEntry) -> DataReport:
+        facts = entry.store.meta["report"]
+        entry.store.lines(QUARANTINE_FILE)
+        listed = entry.store.folder / QUARANTINE_FILE
+        quarantine = Quarantine.read(listed, facts["quarantined"])
+        report = DataReport.from_dict(facts, quarantine)
+        report.from_cache = entry.was_there
+        quarantine.check(report.rows_read, self.config.max_bad_rows_percent, listed)
+        if not report.num_train:
+            raise ValueError(f"{self.config.path}: no row is left to train on")
+        return report
+
+    def _make_source(
+        self, plan: PreparationPlan, store: TokenStore, augment: Augmentation | None
+    ) -> ExampleSource:
+        if self.config.streaming:
+            return StreamedExamples(self._stream(plan, store), self._texts(plan, augment))
+        rows: Indices = store.array("train_rows.npy")
+        groups = store.array("groups.npy")[rows] if self.config.balance_by else None
+        order = Order(rows, self.seed, groups)
+        if augment is None:
+            return StoredExamples(store, order)
+        kept = StoredConversations(store, CONVERSATIONS_FILE, CONVERSATION_ENDS)
+        return AugmentedExamples(kept, order, self._texts(plan, augment))
+
+    def _texts(self, plan: PreparationPlan, augment: Augmentation | None) -> TextTokenizer:
+        """Its own copy of the tokenizer: it works in a thread, and tokenizers are not shared."""
+        return TextTokenizer(copy.deepcopy(plan.encoder), self.seed, augment)
+
+    def _stream(self, plan: PreparationPlan, store: TokenStore) -> StreamingDataset:
+        return StreamingDataset(
+            plan.files[TRAIN],
+            self.config.buffer_size,
+            memory_bytes(self.config),
+            seed=self.seed,
+            convert=plan.shapes[TRAIN].convert,
+            index=WindowIndex(store.array("windows.npy"), store.array("is_used.npy")),
+        )
+
+
+def _batches(
+    examples: Iterable[TokenizedExample], batch_size: int
+) -> Iterator[list[TokenizedExample]]:
+    iterator = iter(examples)
+    while batch := list(itertools.islice(iterator, batch_size)):
+        yield batch

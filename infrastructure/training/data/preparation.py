@@ -1,0 +1,242 @@
+"""One pass over the data: read, understand, tokenise, set aside, hold out, write the entry, report.
+
+Memory is bounded by a few chunks of rows and some twenty bytes for each row of the data set.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infrastructure.training.data.data_report import DataReport
+from infrastructure.training.data.fingerprints import ExampleHash, text_hash
+from infrastructure.training.data.quarantine import Quarantine
+from infrastructure.training.data.row_facts import RowFacts
+from infrastructure.training.data.row_worker import (
+    CHUNK_ROWS,
+    Chunk,
+    PreparedChunk,
+    PreparedRow,
+    RowWorker,
+    work_on,
+)
+from infrastructure.training.data.rows import BadRow, Row
+from infrastructure.training.data.shapes import Shape
+from infrastructure.training.data.sources import DataFile
+from infrastructure.training.data.token_store import ArrayWriter, StoreWriter
+from infrastructure.training.data.tokenization import ConversationEncoder
+from infrastructure.training.data.window_index import (
+    WindowIndex,
+    WindowIndexBuilder,
+    estimated_bytes,
+)
+
+TRAIN, EVALUATION = 0, 1
+QUARANTINE_FILE = "quarantine.jsonl"
+EVALUATION_FILE = "evaluation.jsonl"
+CONVERSATIONS_FILE = "conversations.jsonl"
+CONVERSATION_ENDS = "conversation_ends.npy"
+NUM_PLACES = 3
+NUM_PROMPTS_CHECKED = 20
+
+
+@dataclass(frozen=True)
+class PreparationPlan:
+    """What to read and how.
+
+    Attributes:
+        files: for training and for evaluation (none: a share is held out).
+        shapes: of the two.
+        window_limits: rows and bytes of a streaming window; None stores all tokens.
+        keep_conversations: keep the texts as well, for augmentation.
+    """
+
+    files: tuple[list[DataFile], list[DataFile]]
+    shapes: tuple[Shape, Shape]
+    encoder: ConversationEncoder
+    validation_split: float
+    window_limits: tuple[int, int | None] | None = None
+    keep_conversations: bool = False
+    num_processes: int = 0
+
+
+class Preparation:
+    """Writes one entry of prepared data into a folder."""
+
+    def __init__(self, plan: PreparationPlan, folder: Path) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.started = monotonic()
+        self.store = StoreWriter(folder, len(plan.encoder.tokenizer))
+        self.quarantine = Quarantine()
+        self.report = DataReport(quarantine=self.quarantine)
+        self.facts = RowFacts()
+        self.hash = ExampleHash()
+        self.rows_of_file: Counter[int] = Counter()
+        self.windows = WindowIndexBuilder(*plan.window_limits) if plan.window_limits else None
+        self.evaluation_lines: list[str] = []
+        self.least: PreparedRow | None = None  # first to be held out where none is by chance
+        self.checked_prompts = self.differing_prompts = 0
+        self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
+        self.conversation_ends = ArrayWriter(folder / CONVERSATION_ENDS, np.int64)
+
+    @property
+    def files(self) -> list[DataFile]:
+        return [*self.plan.files[TRAIN], *self.plan.files[EVALUATION]]
+
+    def run(self) -> None:
+        """Do everything."""
+        worker = RowWorker(self.plan.encoder, list(self.plan.shapes))
+        for chunk in work_on(self._chunks(), worker, self.plan.num_processes):
+            self._take(chunk)
+        self._finish()
+
+    def _chunks(self) -> Iterator[Chunk]:
+        for number, file in enumerate(self.files):
+            shape = TRAIN if number < len(self.plan.files[TRAIN]) else EVALUATION
+            rows: list[Row | BadRow] = []
+            for row in file.rows():
+                rows.append(row)
+                if len(rows) == CHUNK_ROWS:
+                    yield Chunk(number, shape, rows)
+                    rows = []
+            yield Chunk(number, shape, rows)
+
+    def _take(self, chunk: PreparedChunk) -> None:
+        self.rows_of_file[chunk.file] += len(chunk.rows)
+        stored = []
+        for row in chunk.rows:
+            if isinstance(row, BadRow):
+                self.quarantine.add([row])
+                self._index(chunk.file, row.offset, row.line, 0, False)
+                continue
+            is_evaluation = chunk.shape == EVALUATION or self._is_held_out(row)
+            self._note(row, is_evaluation)
+            if is_evaluation or self.windows is None:
+                stored.append(row)
+            if chunk.shape == TRAIN:
+                size = estimated_bytes(row.conversation.pairs())
+                place = (row.offset, row.conversation.line)
+                self._index(chunk.file, *place, size, not is_evaluation)
+        self.store.append([row.example for row in stored])
+        if self.plan.keep_conversations:
+            self._keep(stored)
+
+    def _is_held_out(self, row: PreparedRow) -> bool:
+        share = 0.0 if self.plan.files[EVALUATION] else self.plan.validation_split
+        if share and (self.least is None or row.content < self.least.content):
+            self.least = row
+        return row.content < share * 2.0**64
+
+    def _index(self, file: int, offset: int, line: int, size: int, is_used: bool) -> None:
+        if self.windows is not None:
+            self.windows.add(file, offset, line, size, is_used)
+
+    def _note(self, row: PreparedRow, is_evaluation: bool) -> None:
+        self.facts.add(row, is_evaluation)
+        self.report.special_text_rows += row.holds_special_text
+        if row.is_truncated:
+            self.report.truncated += 1
+            self.report.truncated_examples += [row.conversation.place]
+            del self.report.truncated_examples[NUM_PLACES:]
+        elif self.checked_prompts < NUM_PROMPTS_CHECKED and len(row.conversation.turns) > 1:
+            self._check_prompt(row)
+        if is_evaluation:
+            self.evaluation_lines.append(row.conversation.to_json())
+        else:
+            self.hash.add(row.example)
+
+    def _check_prompt(self, row: PreparedRow) -> None:
+        """Compare what stands before the answer with what the model is asked at generation."""
+        prompt = self.plan.encoder.prompt_ids(row.conversation.turns[:-1])
+        self.checked_prompts += 1
+        self.differing_prompts += list(row.example.input_ids[: len(prompt)]) != prompt
+
+    def _keep(self, rows: list[PreparedRow]) -> None:
+        for row in rows:
+            self.conversations.write(row.conversation.to_json().encode() + b"\n")
+            self.conversation_ends.append(np.array([self.conversations.tell()]))
+
+    def _finish(self) -> None:
+        self.conversations.close()
+        self.conversation_ends.close()
+        is_evaluation = self._with_a_row_on_both_sides()
+        if self.windows is None:
+            train, evaluation = np.flatnonzero(~is_evaluation), np.flatnonzero(is_evaluation)
+        else:
+            train, evaluation = np.zeros(0, dtype=np.int64), np.arange(int(is_evaluation.sum()))
+        self._save("train_rows", train)
+        self._save("evaluation_rows", evaluation)
+        groups, group_of_row = np.unique(np.array(self.facts.group), return_inverse=True)
+        self._save("groups", group_of_row)
+        lines = "".join(line + "\n" for line in self.evaluation_lines)
+        (self.folder / EVALUATION_FILE).write_text(lines, "utf-8")
+        self.quarantine.write(self.folder / QUARANTINE_FILE)
+        index = self._save_windows()
+        self.report.rows_read = self.rows_of_file.total()
+        self.report.max_length = self.plan.encoder.max_length
+        self.facts.fill(self.report, is_evaluation, self.plan.encoder.tokenizer)
+        self._tell_sources()
+        layout = index.layout_hash() if index else ""
+        trained_on = self.facts.content_hash(~is_evaluation)
+        self.report.fingerprint = text_hash([self.hash.hexdigest(), trained_on, layout])
+        self.report.seconds = monotonic() - self.started
+        self.store.finish({"report": self.report.to_dict(), "groups": groups.tolist()})
+
+    def _with_a_row_on_both_sides(self) -> npt.NDArray[np.bool_]:
+        """Few rows may all fall on one side by chance: then one changes sides, with its equals."""
+        chosen = np.array(self.facts.is_evaluation, dtype=bool)
+        content = np.array(self.facts.content, dtype=np.uint64)
+        if self.least is None or self.windows is not None:
+            return chosen
+        if len(np.unique(content)) < 2:
+            sides = np.zeros(len(content), dtype=bool)
+        elif not chosen.any():
+            sides = content == content.min()
+            self.evaluation_lines = [self.least.conversation.to_json()] * int(sides.sum())
+            return sides
+        else:
+            sides = chosen & (content != content.max()) if chosen.all() else chosen
+        kept = zip(self.evaluation_lines, sides[chosen], strict=True)
+        self.evaluation_lines = [line for line, stays in kept if stays]
+        return sides
+
+    def _save(self, name: str, values: npt.NDArray[Any]) -> None:
+        np.save(self.folder / f"{name}.npy", values.astype(np.int64), allow_pickle=False)
+
+    def _save_windows(self) -> WindowIndex | None:
+        if self.windows is None:
+            return None
+        index = self.windows.finish()
+        self._save("windows", index.windows)
+        np.save(self.folder / "is_used.npy", index.is_used, allow_pickle=False)
+        return index
+
+    def _tell_sources(self) -> None:
+        report, shape = self.report, self.plan.shapes[TRAIN]
+        report.files = [
+            {"name": file.name, "format": file.format, "rows": self.rows_of_file[number]}
+            for number, file in enumerate(self.files)
+        ]
+        report.shape, report.shape_reason = shape.name, shape.reason
+        report.notes += [file.note for file in self.files if file.note]
+        if shape.unused:
+            report.notes.append(f"columns not used: {', '.join(shape.unused)}")
+        other = self.plan.shapes[EVALUATION]
+        if (other.name, other.columns) != (shape.name, shape.columns):
+            report.notes.append(f"held-out data has the shape {other.name}: {other.reason}")
+        if self.plan.validation_split and not report.num_evaluation:
+            report.notes.append("no row is held out: there are too few different ones")
+        template = self.plan.encoder.template
+        if template and template.writes_date:
+            report.notes.append("the chat template writes the date: a fixed one, to be repeatable")
+        if self.differing_prompts:
+            report.notes.append(
+                f"{self.differing_prompts} of {self.checked_prompts} prompts are written otherwise"
+                " in training than for generation: check the chat template"
+            )
