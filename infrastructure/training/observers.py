@@ -34,17 +34,20 @@ class MetricsObserver(Observer):
     def __init__(self, metrics_logger: MetricsLogger) -> None:
         self.metrics_logger = metrics_logger
         self._logged: dict[str, float] | None = None
+        self._epoch = 0
 
     def train_start(self, state: TrainingState) -> None:
-        self._logged = state.metrics
+        self._logged, self._epoch = state.metrics, state.position.epoch
         self.metrics_logger.truncate_after(state.step)
 
     def step_end(self, state: TrainingState) -> None:
+        self._epoch = state.position.epoch
         if state.metrics:
             self._log_step(state)
 
     def eval_end(self, state: TrainingState) -> None:
-        position = {"step": state.step, "epoch": state.position.epoch}
+        """Of the epoch of the last step; at its end the position is in the next one already."""
+        position = {"step": state.step, "epoch": self._epoch}
         self.metrics_logger.log({**position, "kind": EVALUATION, **state.evaluation})
 
     def error(self, state: TrainingState) -> None:

@@ -5,13 +5,14 @@ import json
 import logging
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from infrastructure.core.errors import TrainingDivergedError
 from infrastructure.monitoring.metrics_file import read_metrics
-from infrastructure.training.extensions.extension_hooks import Event, HookRunner
+from infrastructure.training.extensions.extension_hooks import Event, HookRunner, Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import make_sinks
@@ -22,6 +23,7 @@ from infrastructure.training.observers import (
     ReportObserver,
 )
 from infrastructure.training.state import TrainingState
+from tests.training.test_loop import Training
 
 
 @pytest.fixture
@@ -101,6 +103,42 @@ def test_an_error_of_another_kind_writes_nothing_twice(
     hooks.fire(Event.ERROR, state)
     hooks.fire(Event.TRAIN_END, state)
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+class Crash(Observer):
+    """Raises after a step, as a machine that goes away does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            raise RuntimeError("the machine went away")
+
+
+def lasting(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records without what differs from one moment to the next."""
+    changing = {"seconds", "tokens_per_second", "memory_bytes"}
+    return [{k: v for k, v in record.items() if k not in changing} for record in records]
+
+
+def test_the_numbers_of_a_killed_run_are_those_of_a_whole_one(tmp_path: Path) -> None:
+    def observed(directory: Path, *hooks: Observer) -> Training:
+        sinks = make_sinks(["jsonl", "csv"], directory)
+        observer = MetricsObserver(MetricsLogger(sinks))
+        settings = {"log_frequency": 2, "checkpoint_frequency": 4, "validation_frequency": 3}
+        return Training(directory / "checkpoints", hooks=[observer, *hooks], **settings)
+
+    observed(tmp_path / "whole").run()
+    with pytest.raises(RuntimeError, match="went away"):
+        observed(tmp_path / "killed", Crash(step=7)).run()
+    observed(tmp_path / "killed").resume(tmp_path / "killed" / "checkpoints" / "step-00000004")
+    whole = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    killed = read_metrics(tmp_path / "killed" / "metrics.jsonl")
+    assert lasting(killed) == lasting(whole)
+    assert {record["step"] for record in whole if "kind" in record} == {3, 6, 9, 12}
+    table = (tmp_path / "killed" / "metrics.csv").read_text().splitlines()
+    assert len(table) == 1 + len(whole)
 
 
 # --- progress ----------------------------------------------------------------
