@@ -23,6 +23,9 @@ from infrastructure.testing.doctor import examine, exit_code, render
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
+# Libraries that warn, on import, of parts of themselves that nobody here asks for.
+CHATTY_LOGGERS = ("torchao", "torch.utils._pytree", "httpx")
+
 log = logging.getLogger("temper")
 
 
@@ -133,6 +136,8 @@ def _configure(options: argparse.Namespace, **settings: Any) -> DeploymentConfig
 def _start_logging(level: str) -> None:
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
     logging.captureWarnings(True)
+    for chatty in CHATTY_LOGGERS:
+        logging.getLogger(chatty).setLevel(logging.ERROR)
 
 
 def _deployment() -> Any:
@@ -151,7 +156,7 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    config = _configure(options, **{"model.name": options.model, "data.eval_path": options.data})
+    config = _configure(options, **{"model.name": options.model, "data.path": options.data})
     return int(_deployment().evaluate(config))
 
 

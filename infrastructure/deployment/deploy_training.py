@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
-from infrastructure.core.files import write_json
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.files import write_json
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
 from infrastructure.deployment.run_record import (
     closing_lines,

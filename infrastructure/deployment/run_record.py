@@ -1,6 +1,5 @@
 """What a run writes down about itself: run.json at its start, summary.json at its end."""
 
-import math
 import shlex
 import sys
 import time
@@ -17,7 +16,9 @@ from infrastructure.core.hardware import detect
 from infrastructure.core.redact import redact
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.evaluation.held_out import HeldOut
+from infrastructure.monitoring.metrics_file import spell_numbers
 from infrastructure.monitoring.tables import before_after_table
+from infrastructure.training.data.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 RECORDED_PACKAGES = (
@@ -66,14 +67,20 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
             "data": {
                 "fingerprint": data.fingerprint,
                 "num_examples": data.num_examples,
-                **(report.to_dict() if report else {}),
+                **(_describe_data(data, report) if report else {}),
             },
         },
     )
     if report is not None:
-        report.write_quarantine(run.quarantine_file)
+        report.quarantine.write(run.quarantine_file)
     if trainer.adapter.tokenizer is not None:
         trainer.adapter.tokenizer.save_pretrained(run.tokenizer)
+
+
+def _describe_data(data: Any, report: Any) -> dict[str, Any]:
+    first = next(data.evaluation_batches(1), None) or next(data.train_batches(0, 0, 1))
+    preview = token_preview_html(first[0], data.tokenizer)
+    return {**report.to_dict(), "lines": report.lines(), "preview_html": preview}
 
 
 def _json_value(value: Any) -> Any:
@@ -105,7 +112,7 @@ def summarise(
         "metrics": run.path / "metrics.jsonl",
         "report": run.path / "report.html",
     }
-    return {
+    summary = {
         "status": status,
         "reason": state.stop_reason,
         "error": None if error is None else redact(f"{type(error).__name__}: {error}"),
@@ -114,13 +121,14 @@ def summarise(
         "epochs": state.position.epoch,
         "tokens": state.num_tokens,
         "seconds": seconds,
-        "loss": state.loss if math.isfinite(state.loss) else None,
+        "loss": state.loss,
         "peak_memory_bytes": state.metrics.get("memory_bytes"),
         "before": before.table_row(),
         "after": None if after is None else after.table_row(),
         "example": {**example, **written} if before.example else None,
         "paths": {name: str(path) for name, path in paths.items() if path.exists()},
     }
+    return dict(spell_numbers(summary))
 
 
 def closing_lines(run: RunDirectory, summary: dict[str, Any], after: HeldOut) -> list[str]:

@@ -3,24 +3,15 @@
 Greedy decoding, so that the same model gives the same answers. For models that have `generate`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from infrastructure.training.data.examples import Question
+
 ANSWER_MARGIN_TOKENS = 8
-
-
-@dataclass(frozen=True)
-class Question:
-    """A prompt (text and its token ids), the answer that is right, and its kind of task."""
-
-    prompt: str
-    prompt_ids: Sequence[int]
-    expected: str
-    expected_length: int
-    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,7 +29,11 @@ class Answer:
 
 @torch.no_grad()
 def generate_answers(
-    model: Any, tokenizer: Any, questions: Iterable[Question], batch_size: int = 32
+    model: Any,
+    tokenizer: Any,
+    questions: Iterable[Question],
+    stop_token_ids: list[int],
+    batch_size: int = 32,
 ) -> list[Answer]:
     """One greedy answer to each question, in the order of the questions.
 
@@ -52,17 +47,19 @@ def generate_answers(
     model.eval()
     for start in range(0, len(by_length), batch_size):
         batch = by_length[start : start + batch_size]
-        written = _generate_batch(model, tokenizer, [questions[i] for i in batch])
+        written = _generate_batch(model, tokenizer, [questions[i] for i in batch], stop_token_ids)
         for index, text in zip(batch, written, strict=True):
             texts[index] = text
     model.train(was_training)
     return [Answer(question, text) for question, text in zip(questions, texts, strict=True)]
 
 
-def _generate_batch(model: Any, tokenizer: Any, questions: list[Question]) -> list[str]:
+def _generate_batch(
+    model: Any, tokenizer: Any, questions: list[Question], stop_token_ids: list[int]
+) -> list[str]:
     device = next(model.parameters()).device
     width = max(len(question.prompt_ids) for question in questions)
-    pad = tokenizer.pad_token_id
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_token_ids[0]
     ids = torch.full((len(questions), width), pad, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, question in enumerate(questions):  # padded on the left: all prompts end together
@@ -75,7 +72,7 @@ def _generate_batch(model: Any, tokenizer: Any, questions: list[Question]) -> li
         max_new_tokens=max(q.expected_length for q in questions) + ANSWER_MARGIN_TOKENS,
         do_sample=False,
         pad_token_id=pad,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=stop_token_ids,
     )
     return list(tokenizer.batch_decode(output[:, width:], skip_special_tokens=True))
 

@@ -1,15 +1,14 @@
 """What a model can do on held-out data: loss, exact match by task, and an example to look at."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from infrastructure.evaluation.generation import (
     Answer,
-    Question,
     exact_match_by_task,
     generate_answers,
 )
+from infrastructure.monitoring.metrics_file import spell_numbers
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
@@ -34,11 +33,14 @@ class HeldOut:
     example: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON values; a number that is not finite is its name."""
+        return dict(spell_numbers(asdict(self)))
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
-        return cls(**saved)
+        """What `to_dict` gave."""
+        metrics = {name: float(value) for name, value in saved["metrics"].items()}
+        return cls(**{**saved, "metrics": metrics})
 
     def table_row(self) -> dict[str, Any]:
         """As the before → after table and summary.json take it."""
@@ -67,4 +69,4 @@ def answer_questions(trainer: EnhancedTrainer, max_questions: int) -> list[Answe
         return []
     questions = data.questions(max_questions)
     with trainer.precision.autocast():
-        return generate_answers(model, trainer.adapter.tokenizer, questions)
+        return generate_answers(model, trainer.adapter.tokenizer, questions, data.stop_token_ids)

@@ -1,4 +1,4 @@
-"""EnhancedTrainer: puts adapter, data, strategy, hooks and loop together. It trains nothing itself."""
+"""EnhancedTrainer puts adapter, data, strategy, hooks and loop together; it trains nothing."""
 
 import random
 import sys
@@ -221,7 +221,8 @@ class EnhancedTrainer:
     def train_step(self, batch: Sequence[Any]) -> float:
         """One optimizer step on a batch of examples outside the loop; returns the mean loss."""
         self.prepare()
-        assert self.state is not None and self.participants is not None
+        assert self.state is not None
+        assert self.participants is not None
         output = self.strategy.train_step(
             self.initialize_model(),
             self.adapter.prepare_batch(batch),
@@ -250,7 +251,8 @@ class EnhancedTrainer:
             CheckpointError: it is damaged, or of another model or optimizer.
         """
         self.prepare()
-        assert self.state is not None and self.participants is not None
+        assert self.state is not None
+        assert self.participants is not None
         restore_snapshot(load_checkpoint(checkpoint), self.state, self.participants)
 
 

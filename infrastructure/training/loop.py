@@ -192,7 +192,7 @@ class TrainingLoop:
         """Everything between two steps. Saving comes last, so that it holds what hooks did."""
         epoch_ended = state.position.example >= self.data.num_examples
         phase_ended = epoch_ended and self._phase_ends_with(state.position.epoch)
-        will_save = self._save_is_due(state, epoch_ended)
+        will_save = self._save_is_due(state, epoch_ended) or state.stop_reason is not None
         if will_save or epoch_ended or state.every(self.config.log_frequency) or state.step == 1:
             self._read_log(state)
         else:

@@ -55,7 +55,7 @@ class TrainingState:
         step: optimizer steps done.
         total_steps: optimizer steps of the whole training, all phases.
         loss: mean loss per supervised item of the last finished step; NaN is shown as NaN.
-        metrics: the last step's numbers (`lr`, `grad_norm`, `tokens`, `seconds`, ...).
+        metrics: the last step's numbers (`learning_rate`, `grad_norm`, `tokens`, `seconds`, ...).
         evaluation: the last evaluation's numbers.
         micro_batch_size: examples per forward; may shrink after running out of memory.
         stop_reason: why training shall end at the next step boundary, or None.

@@ -58,6 +58,9 @@ class ToyAdapter(ModelAdapter):
     def count_tokens(self, examples: Sequence[int]) -> int:
         return self.count_items(examples)
 
+    def create_data_source(self, cache_config: Any, seed: int) -> "ToySource":
+        return ToySource()
+
 
 def items_of(example: int) -> np.ndarray:
     return np.random.RandomState(example).randn(example % 5 + 1, NUM_FEATURES)
