@@ -78,60 +78,82 @@ class PlainFormat:
 
 
 class TemplateFormat:
-    """The tokenizer's chat template."""
+    """The tokenizer's chat template.
+
+    Answers are those that the template marks with {% generation %}, if it does; else they are found
+    by what it writes with and without them. The end-of-turn token after an answer belongs to it.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.special_texts = tuple(special_tokens(tokenizer).values())
-        template = tokenizer.get_chat_template()
-        self.marks_answers = tokenizer.is_fast and GENERATION_TAG.search(template) is not None
-        self.writes_date = "strftime_now" in template
-        self.extras = {"strftime_now": TEMPLATE_DATE.strftime} if self.writes_date else {}
+        self.template: str = tokenizer.get_chat_template()
+        self.variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        self.writes_date = "strftime_now" in self.template
+        if self.writes_date:
+            self.variables["strftime_now"] = TEMPLATE_DATE.strftime
+        self._marks_answers = GENERATION_TAG.search(self.template) is not None
+        texts = sorted(special_tokens(tokenizer).values(), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def write(self, conversation: Conversation) -> Written:
-        text = self._render(conversation.turns)
-        spans = []
-        for index, turn in enumerate(conversation.turns):
+        if self._marks_answers:
+            text, marked = self._render(conversation.turns, mark=True)
+            spans = [(start, self._with_end(text, end)) for start, end in marked if end > start]
+            return Written((), text, tuple(spans))
+        text, _ = self._render(conversation.turns)
+        turns, spans = conversation.turns, []
+        for index, turn in enumerate(turns):
             if turn.role == "assistant":
-                start = len(self._before(conversation.turns[:index], text))
-                end = len(self._before(conversation.turns[: index + 1], text, complete=True))
+                start = self._length_before(turns[:index], text, prompts=True)
+                end = self._length_before(turns[: index + 1], text)
                 spans.append((start, self._without_trailing_space(text, start, end)))
         return Written((), text, tuple(spans))
 
     def write_prompt(self, turns: Sequence[Turn]) -> Written:
-        return Written((), self._render(turns, prompts=True), ())
+        return Written((), self._render(turns, prompts=True)[0], ())
 
-    def _before(self, turns: Sequence[Turn], text: str, complete: bool = False) -> str:
-        if not turns:
-            raise FormatError("the conversation begins with an answer")
-        prefix = self._render(turns, prompts=not complete)
+    def _length_before(self, turns: Sequence[Turn], text: str, prompts: bool = False) -> int:
+        prefix, _ = self._render(turns, prompts=prompts)
         if not text.startswith(prefix):
-            what = "earlier messages" if complete else "what stands before an answer"
+            what = "what stands before an answer" if prompts else "earlier messages"
             raise FormatError(
                 f"the template writes {what} differently once the conversation goes on, so its"
                 " answers cannot be told apart; give data.chat_template one that does not, or one"
                 " with {% generation %}"
             )
-        return prefix
+        return len(prefix)
+
+    def _with_end(self, text: str, end: int) -> int:
+        """The end of an answer, with the end-of-turn token that follows it."""
+        follows = self._special.match(text, end)
+        return follows.end() if follows else end
 
     def _without_trailing_space(self, text: str, start: int, end: int) -> int:
         """Where an answer ends: with its end-of-turn token, not with the space after it."""
         stripped = text[start:end].rstrip()
-        return start + len(stripped) if stripped.endswith(self.special_texts) else end
+        last = [match.end() for match in self._special.finditer(stripped)][-1:]
+        return start + len(stripped) if last == [len(stripped)] else end
 
-    def _render(self, turns: Sequence[Turn], prompts: bool = False) -> str:
-        messages = [{"role": turn.role, "content": turn.text} for turn in turns]
-        rendered: str = self.apply(messages, tokenize=False, add_generation_prompt=prompts)
-        return rendered
-
-    def apply(self, messages: Any, **options: Any) -> Any:
-        """`apply_chat_template`; a template that refuses the conversation is a `FormatError`."""
+    def _render(
+        self, turns: Sequence[Turn], prompts: bool = False, mark: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """What the template writes, and the answers that it marks."""
         from jinja2.exceptions import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
 
+        if not turns:
+            raise FormatError("the conversation begins with an answer")
         try:
-            return self.tokenizer.apply_chat_template(messages, **options, **self.extras)
+            rendered: Any = render_jinja_template(
+                conversations=[[{"role": turn.role, "content": turn.text} for turn in turns]],
+                chat_template=self.template,
+                return_assistant_tokens_mask=mark,
+                add_generation_prompt=prompts,
+                **self.variables,
+            )
         except (TemplateError, TypeError) as error:
             raise FormatError(f"the template refuses the conversation: {error}") from error
+        (text,), marked = rendered
+        return text, list(marked[0]) if mark else []
 
 
 def special_tokens(tokenizer: Any) -> dict[int, str]:

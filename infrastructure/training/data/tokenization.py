@@ -82,10 +82,7 @@ class ConversationEncoder:
         written: dict[int, Written] = {}
         for index, conversation in enumerate(conversations):
             try:
-                if self._is_marked_by_template(conversation):
-                    results[index] = self._finish(conversation, *self._marked(conversation))
-                else:
-                    written[index] = self._format(conversation).write(conversation)
+                written[index] = self._format(conversation).write(conversation)
             except FormatError as error:
                 results[index] = _bad(conversation, CHAT_TEMPLATE, str(error))
         tokens = self._tokenise(list(written.values()))
@@ -123,21 +120,6 @@ class ConversationEncoder:
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
-    def _is_marked_by_template(self, conversation: Conversation) -> bool:
-        marks = self.template is not None and self.template.marks_answers
-        return marks and not conversation.is_text
-
-    def _marked(self, conversation: Conversation) -> tuple[list[int], Mask]:
-        """Tokens and mask of a template that marks its answers with {% generation %}."""
-        assert self.template is not None
-        options = {"return_dict": True, "return_assistant_tokens_mask": True}
-        encoded = self.template.apply(conversation.messages(), tokenize=True, **options)
-        ids: list[int] = encoded["input_ids"]
-        mask = np.array(encoded["assistant_masks"], dtype=bool)
-        for index in np.flatnonzero(mask[:-1] & ~mask[1:]) + 1:  # what follows each answer
-            mask[index] = self._is_special(ids[index]) and not self._is_special(ids[index - 1])
-        return ids, mask
-
     def _tokenise(self, written: list[Written]) -> list[tuple[list[int], Mask]]:
         pieces = [_pieces(w) for w in written]
         if not self.splits_cleanly:
@@ -159,11 +141,16 @@ class ConversationEncoder:
             heads = [next(parts) for _ in texts[:-1]]
             bounds = self._bounds(texts, heads, ids)
             if bounds is None:
-                apart = [*heads, *self._ids(texts[-1:])]
+                apart = [heads[0], *(self._continuation(text) for text in texts[1:])]
             else:
                 apart = [ids[a:b] for a, b in itertools.pairwise([0, *bounds, len(ids)])]
             results.append(_masked(one, apart))
         return results
+
+    def _continuation(self, text: str) -> list[int]:
+        """The tokens of a text that goes on after a line break: no mark of a beginning."""
+        lead, both = self._ids(["\n", "\n" + text])
+        return both[len(lead) :] if both[: len(lead)] == lead else self._ids([text])[0]
 
     def _bounds(self, texts: list[str], heads: list[list[int]], ids: list[int]) -> list[int] | None:
         """Token positions between the pieces; None where tokens reach across, or differ alone."""
