@@ -107,18 +107,11 @@ def json_kind(head: bytes, named: str) -> str:
         named: what the file's name says; it decides where the first line is broken.
     """
     lines = [line for line in head.removeprefix(UTF8_MARK).splitlines() if line.strip()]
-    first = lines[0].strip() if lines else b""
     alone = len(lines) == 1
-    if first.startswith(b"["):
-        return "json" if alone or not _is_json(first) else "jsonl"
-    if alone and first.replace(b" ", b"").startswith(b'{"data":['):
-        return "json"
-    return "jsonl" if _is_json(first) or (alone and len(head) == HEAD_BYTES) else named
-
-
-def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
+        first = json.loads(lines[0])
     except (ValueError, RecursionError):
-        return False
-    return True
+        return "json" if lines[0].lstrip().startswith(b"[") else named
+    if alone and (isinstance(first, list) or (isinstance(first, dict) and "data" in first)):
+        return "json"
+    return "jsonl"

@@ -42,7 +42,7 @@ def read_jsonl(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Ba
             if line.data is None:
                 yield too_long(name, line)
             elif not line.is_blank:
-                yield _json_row(line.data, name, line)
+                yield _json_row(line.data.rstrip(b"\r\n"), name, line)
 
 
 def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
