@@ -92,9 +92,10 @@ class Preparation:
     def run(self) -> None:
         """Do everything."""
         worker = RowWorker(self.plan.encoder, list(self.plan.shapes))
-        for chunk in work_on(self._chunks(), worker, self.plan.num_processes):
-            self._take(chunk)
-        self._finish()
+        with self.store, self.conversations, self.conversation_ends.file:
+            for chunk in work_on(self._chunks(), worker, self.plan.num_processes):
+                self._take(chunk)
+            self._finish()
 
     def _chunks(self) -> Iterator[Chunk]:
         for number, file in enumerate(self.files):

@@ -16,7 +16,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,7 @@ class ArrayWriter:
 
 
 class StoreWriter:
-    """Writes examples into a folder; `finish` makes it a readable entry."""
+    """Writes examples into a folder; `finish` makes it a readable entry. A context manager."""
 
     def __init__(self, folder: Path, vocabulary_size: int) -> None:
         self.folder = folder
@@ -76,10 +76,18 @@ class StoreWriter:
         self.supervised = ArrayWriter(folder / "supervised.npy", np.uint8)
         self.offsets = ArrayWriter(folder / "offsets.npy", np.int64)
         self.tasks = ArrayWriter(folder / "tasks.npy", np.uint32)
+        self._writers = (self.input_ids, self.supervised, self.offsets, self.tasks)
         self.offsets.append(np.zeros(1))
         self._task_indices: dict[str, int] = {}
         self._rest: npt.NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._end = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for writer in self._writers:
+            writer.file.close()
 
     def append(self, examples: Sequence[TokenizedExample]) -> None:
         """Add examples at the end."""
@@ -104,7 +112,7 @@ class StoreWriter:
     def finish(self, meta: dict[str, Any]) -> None:
         """Close the arrays and write meta.json with the checksums of all files in the folder."""
         self.supervised.append(np.packbits(self._rest, bitorder="little"))
-        for writer in (self.input_ids, self.supervised, self.offsets, self.tasks):
+        for writer in self._writers:
             writer.close()
         write_meta(self.folder, {**meta, "tasks": list(self._task_indices)})
 

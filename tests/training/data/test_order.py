@@ -1,0 +1,57 @@
+"""Order is a pure function of seed, epoch and position."""
+
+import numpy as np
+import pytest
+
+from infrastructure.training.data.order import balanced_order, epoch_order, random_state
+
+
+def test_each_example_comes_once_in_an_epoch() -> None:
+    for num_examples in (0, 1, 7, 1000):
+        order = epoch_order(num_examples, seed=3, epoch=2)
+        assert sorted(order) == list(range(num_examples))
+        assert order.dtype == np.int64
+
+
+def test_order_depends_on_seed_and_epoch_alone() -> None:
+    np.random.seed(1)
+    first = epoch_order(100, 0, 0)
+    np.random.seed(2)
+    assert np.array_equal(first, epoch_order(100, 0, 0))
+    others = [epoch_order(100, *pair) for pair in ((0, 1), (1, 0), (-1, 0), (2**40, 0))]
+    assert len({tuple(order) for order in [first, *others]}) == 5
+
+
+def test_the_order_is_the_same_in_every_version() -> None:
+    """A checkpoint of an older version must find its examples: these numbers never change."""
+    assert epoch_order(10, seed=1, epoch=2).tolist() == EXPECTED_ORDER
+    assert balanced_order([0, 0, 0, 1, 1, 2], seed=1, epoch=0).tolist() == EXPECTED_BALANCED
+
+
+EXPECTED_ORDER = [1, 4, 6, 7, 9, 3, 0, 8, 2, 5]
+EXPECTED_BALANCED = [0, 5, 4, 5, 3, 1]
+
+
+@pytest.mark.parametrize("sizes", [[90, 9, 1], [5, 5], [7], [1, 1, 10]])
+def test_groups_have_equal_shares(sizes: list[int]) -> None:
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    order = balanced_order(groups, seed=0, epoch=1)
+    assert len(order) == len(groups)
+    shares = np.bincount(groups[order], minlength=len(sizes))
+    assert shares.max() - shares.min() <= 1
+    for group, size in enumerate(sizes):
+        times = np.bincount(order, minlength=len(groups))[groups == group]
+        assert times.max() - times.min() <= 1, "an example is preferred within its group"
+        assert times.sum() == shares[group]
+        assert size == len(times)
+
+
+def test_large_groups_are_seen_whole_over_the_epochs() -> None:
+    groups = np.repeat([0, 1], [40, 4])
+    seen = {int(i) for epoch in range(12) for i in balanced_order(groups, 0, epoch)}
+    assert seen == set(range(44))
+
+
+def test_uses_do_not_share_a_stream() -> None:
+    streams = {tuple(random_state(use, 0, 0).permutation(50)) for use in range(4)}
+    assert len(streams) == 4
