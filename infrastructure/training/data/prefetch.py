@@ -55,5 +55,5 @@ def _taken(
     while (item := ready.get()) is not _END:
         if isinstance(item, _Failure):
             raise item.error
-        yield item
         room.release()
+        yield item
