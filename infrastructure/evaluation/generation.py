@@ -74,7 +74,14 @@ def _generate_batch(
         pad_token_id=pad,
         eos_token_id=stop_token_ids,
     )
-    return list(tokenizer.batch_decode(output[:, width:], skip_special_tokens=True))
+    written = [before_stop(row, stop_token_ids) for row in output[:, width:].tolist()]
+    return list(tokenizer.batch_decode(written, skip_special_tokens=True))
+
+
+def before_stop(ids: list[int], stop_token_ids: list[int]) -> list[int]:
+    """The tokens before the first one that ends an answer; not every such token is special."""
+    ends = (index for index, token in enumerate(ids) if token in stop_token_ids)
+    return ids[: next(ends, len(ids))]
 
 
 def exact_match_by_task(answers: Iterable[Answer]) -> dict[str, float]:

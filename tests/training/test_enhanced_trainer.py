@@ -1,0 +1,184 @@
+"""The whole training on a real small Llama: exact resume, accumulation, packing, seed 001's calls."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.resource_config import CacheConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.model_adapters import get_model_adapter
+from infrastructure.training.state import TrainingState
+from infrastructure.training.strategies import get_training_strategy
+from infrastructure.training.trainer_factory import TrainerFactory
+
+NUM_ROWS = 26
+
+
+@pytest.fixture
+def data_file(tmp_path: Path) -> Path:
+    """Rows of very different lengths; answers only are learnt."""
+    random = np.random.RandomState(0)
+    rows = []
+    for index in range(NUM_ROWS):
+        words = [str(word) for word in random.choice(["sky", "grass", "blue", "12"], index % 7 + 1)]
+        rows.append({"prompt": f"Reverse {' '.join(words)}", "completion": " ".join(words[::-1])})
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+class Losses(Observer):
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def step_end(self, state: TrainingState) -> None:
+        self.values.append(state.loss)
+
+
+class Training:
+    """An EnhancedTrainer on the small Llama with what a test wants changed."""
+
+    def __init__(self, model: Path, data: Path, *, lora: bool = False, **settings: Any) -> None:
+        data_settings = {k: settings.pop(k) for k in ("packing", "streaming") if k in settings}
+        checkpoints = settings.pop("checkpoints", None)
+        values = {"batch_size": 4, "num_epochs": 2, "learning_rate": 3e-3, "warmup_steps": 1}
+        self.losses = Losses()
+        self.trainer = EnhancedTrainer(
+            ModelConfig(
+                name=str(model),
+                lora_config=LoraConfig(r=4, alpha=8, dropout=0.1) if lora else None,
+            ),
+            TrainingConfig(**{**values, **settings}),
+            DataConfig(
+                path=str(data), max_length=96, validation_split=0.2, num_workers=0, **data_settings
+            ),
+            device="cpu",
+            cache_config=CacheConfig(directory=str(data.parent / "cache")),
+            checkpoint_directory=checkpoints,
+            hooks=[self.losses],
+        )
+
+    def run(self) -> "Training":
+        self.trainer.train()
+        return self
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        model = self.trainer.initialize_model()
+        return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def assert_same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_resumed_lora_training_gives_the_same_bits(
+    saved_llama: Path, data_file: Path, tmp_path: Path, streaming: bool
+) -> None:
+    """LoRA with dropout, packing, accumulation 3, mid-epoch and in a later epoch."""
+    settings: dict[str, Any] = {
+        "lora": True,
+        "batch_size": 2,
+        "gradient_accumulation": 3,
+        "num_epochs": 3,
+        "checkpoint_frequency": 1,
+        "keep_checkpoints": 99,
+        "streaming": streaming,
+    }
+    whole = Training(saved_llama, data_file, checkpoints=tmp_path / "a", **settings).run()
+    assert whole.trainer.adapter.packs  # type: ignore[attr-defined]
+    num_steps = len(whole.losses.values)
+    assert num_steps == 12
+    for step in (2, num_steps // 2 + 1):
+        again = Training(saved_llama, data_file, checkpoints=tmp_path / "b", **settings)
+        again.trainer.restore(tmp_path / "a" / f"step-{step:08d}")
+        again.run()
+        assert again.losses.values == whole.losses.values[step:]
+        assert_same_bits(again.weights, whole.weights)
+
+
+def largest_difference(first: Training, second: Training) -> float:
+    pairs = zip(first.weights.values(), second.weights.values(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def test_one_times_eight_equals_eight_times_one(saved_llama: Path, data_file: Path) -> None:
+    """Answers of different lengths, one optimizer step of plain gradient descent."""
+    settings: dict[str, Any] = {"optimizer": "sgd", "max_steps": 1, "learning_rate": 0.1}
+    whole = Training(saved_llama, data_file, batch_size=8, **settings).run()
+    pieces = Training(saved_llama, data_file, batch_size=1, gradient_accumulation=8, **settings)
+    assert largest_difference(whole, pieces.run()) < 1e-6
+    assert whole.losses.values == pytest.approx(pieces.losses.values, abs=1e-6)
+
+
+def test_packing_changes_the_speed_and_not_the_result(saved_llama: Path, data_file: Path) -> None:
+    settings: dict[str, Any] = {"optimizer": "sgd", "max_steps": 1, "learning_rate": 0.1}
+    packed = Training(saved_llama, data_file, packing=True, **settings).run()
+    padded = Training(saved_llama, data_file, packing=False, **settings).run()
+    assert packed.trainer.adapter.packs  # type: ignore[attr-defined]
+    assert not padded.trainer.adapter.packs  # type: ignore[attr-defined]
+    assert largest_difference(packed, padded) < 1e-6
+
+
+def test_training_lowers_the_held_out_loss(saved_llama: Path, data_file: Path) -> None:
+    training = Training(saved_llama, data_file, num_epochs=6)
+    before = training.trainer.evaluate()["eval_loss"]
+    training.run()
+    assert training.trainer.evaluate()["eval_loss"] < 0.8 * before
+
+
+def test_evaluating_leaves_no_trace(saved_llama: Path, data_file: Path) -> None:
+    often = Training(saved_llama, data_file, lora=True, validation_frequency=1).run()
+    never = Training(saved_llama, data_file, lora=True, validation_interval=None).run()
+    assert_same_bits(often.weights, never.weights)
+
+
+def test_gradient_checkpointing_changes_memory_and_not_the_result(
+    saved_llama: Path, data_file: Path
+) -> None:
+    plain = Training(saved_llama, data_file, lora=True, max_steps=3).run()
+    again = Training(
+        saved_llama, data_file, lora=True, max_steps=3, gradient_checkpointing=True
+    ).run()
+    assert largest_difference(plain, again) < 1e-6
+
+
+def test_the_calls_of_the_specification_work(saved_llama: Path, data_file: Path) -> None:
+    """Seed 001: components made one by one, and the factory."""
+    model_config = ModelConfig(name=str(saved_llama))
+    training_config = TrainingConfig(max_steps=1, batch_size=2)
+    data_config = DataConfig(path=str(data_file), max_length=96, num_workers=0)
+    model_adapter = get_model_adapter("standard", model_config, training_config, "cpu")
+    training_strategy = get_training_strategy("standard", training_config)
+    trainer = EnhancedTrainer(
+        model_config=model_config,
+        training_config=training_config,
+        data_config=data_config,
+        model_adapter=model_adapter,
+        training_strategy=training_strategy,
+        device="cpu",
+        cache_config=CacheConfig(directory=str(data_file.parent / "cache")),
+    )
+    assert trainer.initialize_model() is model_adapter.model
+    assert trainer.train().step == 1
+    made = TrainerFactory().create_trainer(model_config, training_config, data_config)
+    assert type(made) is EnhancedTrainer
+
+
+def test_data_in_which_nothing_is_left_is_refused(saved_llama: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n')
+    training = Training(saved_llama, path)
+    training.trainer.data_config.max_length = 2
+    with pytest.raises(ValueError, match=r"rows\.jsonl"):
+        training.trainer.prepare()
