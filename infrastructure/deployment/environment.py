@@ -264,7 +264,15 @@ def install_part(plan: Plan, part: Part) -> None:
         pip.install("temper itself, editable", "--no-deps", "--editable", str(plan.root))
     else:
         files = [word for file in part.files for word in ("-r", str(file))]
-        pip.install(part.title, *([] if part.with_dependencies else ["--no-deps"]), *files)
+        mode = ["-c", str(hold_torch(plan))] if part.with_dependencies else ["--no-deps"]
+        pip.install(part.title, *mode, *files)
+
+
+def hold_torch(plan: Plan) -> Path:
+    """A constraints file that keeps pip from putting another PyTorch in place of the chosen one."""
+    file = plan.folder / "held.txt"
+    file.write_text(f"torch=={torch_version(plan.root)}\n")
+    return file
 
 
 def install_torch(pip: Pip, plan: Plan) -> None:
