@@ -20,6 +20,7 @@ import numpy as np
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.training.data.augmentation import Augmentation, get_augmentation
+from infrastructure.training.data.chat_format import special_tokens
 from infrastructure.training.data.data_report import DataReport
 from infrastructure.training.data.example_sources import (
     AugmentedExamples,
@@ -134,6 +135,11 @@ class DataPipeline:
         return self._ready().report
 
     @property
+    def store(self) -> TokenStore:
+        """The prepared examples (of a stream, the held-out ones); prepares them if need be."""
+        return self._ready().entry.store
+
+    @property
     def num_examples(self) -> int:
         """Training examples in one epoch."""
         return self.report.num_train
@@ -148,9 +154,9 @@ class DataPipeline:
     @property
     def stop_token_ids(self) -> list[int]:
         """What answers end with in this data: where generation has to stop."""
-        ids = self.tokenizer.convert_tokens_to_ids(list(self.report.end_tokens))
-        eos = self.tokenizer.eos_token_id
-        return sorted({*ids, *([] if eos is None else [eos])})
+        ends = {*self.report.end_tokens, self.tokenizer.eos_token}
+        special = special_tokens(self.tokenizer)  # a cut answer ends with any token
+        return sorted(number for number, token in special.items() if token in ends)
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
@@ -196,7 +202,7 @@ class DataPipeline:
             self._prepared.entry.close()
 
     def _held_out(self, max_rows: int | None) -> list[Conversation]:
-        lines = self._ready().entry.store.lines(EVALUATION_FILE)
+        lines = self.store.lines(EVALUATION_FILE)
         found = [c for c in map(Conversation.from_json, lines) if len(c.turns) > 1]
         if max_rows is None or len(found) <= max_rows:
             return found

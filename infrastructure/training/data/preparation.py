@@ -1,6 +1,6 @@
 """One pass over the data: read, understand, tokenise, set aside, hold out, write the entry, report.
 
-Memory is bounded by a few chunks of rows and some twenty bytes for each row of the data set.
+Memory is bounded by a few chunks of rows and some forty bytes for each row of the data set.
 """
 
 from collections import Counter
@@ -79,7 +79,7 @@ class Preparation:
         self.hash = ExampleHash()
         self.rows_of_file: Counter[int] = Counter()
         self.windows = WindowIndexBuilder(*plan.window_limits) if plan.window_limits else None
-        self.evaluation_lines: list[str] = []
+        self.evaluation = (folder / EVALUATION_FILE).open("w+", encoding="utf-8")
         self.least: PreparedRow | None = None  # first to be held out where none is by chance
         self.checked_prompts = self.differing_prompts = 0
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
@@ -92,7 +92,7 @@ class Preparation:
     def run(self) -> None:
         """Do everything."""
         worker = RowWorker(self.plan.encoder, list(self.plan.shapes))
-        with self.store, self.conversations, self.conversation_ends.file:
+        with self.store, self.evaluation, self.conversations, self.conversation_ends.file:
             for chunk in work_on(self._chunks(), worker, self.plan.num_processes):
                 self._take(chunk)
             self._finish()
@@ -148,7 +148,7 @@ class Preparation:
         elif self.checked_prompts < NUM_PROMPTS_CHECKED and len(row.conversation.turns) > 1:
             self._check_prompt(row)
         if is_evaluation:
-            self.evaluation_lines.append(row.conversation.to_json())
+            self.evaluation.write(row.conversation.to_json() + "\n")
         else:
             self.hash.add(row.example)
 
@@ -167,6 +167,7 @@ class Preparation:
         self.conversations.close()
         self.conversation_ends.close()
         is_evaluation = self._with_a_row_on_both_sides()
+        self.evaluation.close()
         if self.windows is None:
             train, evaluation = np.flatnonzero(~is_evaluation), np.flatnonzero(is_evaluation)
         else:
@@ -175,8 +176,6 @@ class Preparation:
         self._save("evaluation_rows", evaluation)
         groups, group_of_row = np.unique(np.array(self.facts.group), return_inverse=True)
         self._save("groups", group_of_row)
-        lines = "".join(line + "\n" for line in self.evaluation_lines)
-        (self.folder / EVALUATION_FILE).write_text(lines, "utf-8")
         self.quarantine.write(self.folder / QUARANTINE_FILE)
         index = self._save_windows()
         self.report.rows_read = self.rows_of_file.total()
@@ -196,16 +195,24 @@ class Preparation:
         if self.least is None or self.windows is not None:
             return chosen
         if len(np.unique(content)) < 2:
-            sides = np.zeros(len(content), dtype=bool)
-        elif not chosen.any():
+            self._rewrite_evaluation([])
+            return np.zeros(len(content), dtype=bool)
+        if not chosen.any():
             sides = content == content.min()
-            self.evaluation_lines = [self.least.conversation.to_json()] * int(sides.sum())
+            self._rewrite_evaluation([self.least.conversation.to_json() + "\n"] * int(sides.sum()))
             return sides
-        else:
-            sides = chosen & (content != content.max()) if chosen.all() else chosen
-        kept = zip(self.evaluation_lines, sides[chosen], strict=True)
-        self.evaluation_lines = [line for line, stays in kept if stays]
-        return sides
+        if chosen.all():
+            sides = content != content.max()
+            self.evaluation.seek(0)
+            kept = zip(self.evaluation.readlines(), sides, strict=True)
+            self._rewrite_evaluation([line for line, stays in kept if stays])
+            return sides
+        return chosen
+
+    def _rewrite_evaluation(self, lines: list[str]) -> None:
+        self.evaluation.seek(0)
+        self.evaluation.truncate()
+        self.evaluation.writelines(lines)
 
     def _save(self, name: str, values: npt.NDArray[Any]) -> None:
         np.save(self.folder / f"{name}.npy", values.astype(np.int64), allow_pickle=False)

@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,13 +21,13 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass
 class RowFacts:
-    """One entry a row, in order."""
+    """One entry a row, in order; some forty bytes each."""
 
-    content: list[int] = field(default_factory=list)
-    is_evaluation: list[bool] = field(default_factory=list)
-    length: list[int] = field(default_factory=list)
-    supervised: list[int] = field(default_factory=list)
-    last_token: list[int] = field(default_factory=list)
+    content: "array[int]" = field(default_factory=lambda: array("Q"))
+    is_evaluation: "array[int]" = field(default_factory=lambda: array("b"))
+    length: "array[int]" = field(default_factory=lambda: array("i"))
+    supervised: "array[int]" = field(default_factory=lambda: array("i"))
+    last_token: "array[int]" = field(default_factory=lambda: array("i"))
     task: list[str] = field(default_factory=list)
     group: list[str] = field(default_factory=list)
 

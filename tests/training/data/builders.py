@@ -116,13 +116,34 @@ def pairs(count: int, start: int = 0) -> list[dict[str, Any]]:
     ]
 
 
+def texts(prepared: DataPipeline, batches: Any) -> list[str]:
+    """Examples of batches as text."""
+    return [prepared.tokenizer.decode(e.input_ids) for batch in batches for e in batch]
+
+
+def epoch(prepared: DataPipeline, number: int = 0, start: int = 0, size: int = 8) -> list[str]:
+    """The training examples of an epoch as text, in order."""
+    return texts(prepared, prepared.train_batches(number, start, size))
+
+
+def held_out(prepared: DataPipeline) -> list[str]:
+    """The held-out examples as text, in order."""
+    return texts(prepared, prepared.evaluation_batches(8))
+
+
 def pipeline(
-    path: Path | str, cache_directory: Path, tokenizer: Any = None, seed: int = 0, **settings: Any
+    path: Path | str,
+    cache_directory: Path,
+    tokenizer: Any = None,
+    *,
+    seed: int = 0,
+    memory_size: int = 1000,
+    **settings: Any,
 ) -> DataPipeline:
     """A pipeline over `path`, in this process unless told otherwise."""
     return DataPipeline(
         DataConfig(path=str(path), **{"num_workers": 0, **settings}),
         tokenizer or byte_level_tokenizer(),
-        cache_config=CacheConfig(directory=str(cache_directory)),
+        cache_config=CacheConfig(directory=str(cache_directory), memory_size=memory_size),
         seed=seed,
     )
