@@ -1,0 +1,334 @@
+"""DataPipeline on real files with real tokenizers: order, starts, cache, modes, refusals."""
+
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.resource_config import CacheConfig
+from infrastructure.training.data.augmentation import (
+    register_augmentation,
+    unregister_augmentation,
+)
+from infrastructure.training.data.collate import pack
+from infrastructure.training.data.data_pipeline import training_texts
+from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.rows import Conversation, Turn
+from infrastructure.training.data.token_cache import TokenCache
+from tests.training.data.builders import (
+    CHATML,
+    byte_level_tokenizer,
+    epoch,
+    held_out,
+    metaspace_tokenizer,
+    pairs,
+    pipeline,
+    slow_tokenizer,
+    write_jsonl,
+)
+
+
+def same(left: TokenizedExample, right: TokenizedExample) -> bool:
+    return (
+        np.array_equal(left.input_ids, right.input_ids)
+        and np.array_equal(left.supervised, right.supervised)
+        and left.task == right.task
+    )
+
+
+def test_an_epoch_holds_each_training_example_once(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache)
+    train, evaluation = epoch(prepared), held_out(prepared)
+    assert len(train) == prepared.num_examples
+    assert len({*train, *evaluation}) == 100
+    assert epoch(prepared, 1) != train
+    assert sorted(epoch(prepared, 1)) == sorted(train)
+    sizes = [len(batch) for batch in prepared.train_batches(0, 0, 8)]
+    assert sizes == [8] * (len(train) // 8) + [len(train) % 8] * (len(train) % 8 > 0)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "stored": {},
+    "streaming": {"streaming": True, "buffer_size": 7},
+    "small memory": {"memory_size": 0},
+    "balanced": {"balance_by": "task"},
+    "augmented": {"augmentation": "shout"},
+    "streaming augmented": {"streaming": True, "buffer_size": 7, "augmentation": "shout"},
+}
+
+
+def shout(conversation: Conversation, rng: np.random.RandomState) -> Conversation:
+    """Raise the voice by a random number of marks."""
+    asked, *rest = conversation.turns
+    louder = Turn(asked.role, asked.text + "!" * rng.randint(1, 20))
+    return Conversation((louder, *rest), conversation.task, conversation.group)
+
+
+@pytest.fixture
+def shouting() -> Any:
+    register_augmentation("shout", shout)
+    yield
+    unregister_augmentation("shout")
+
+
+@pytest.mark.usefixtures("shouting")
+@pytest.mark.parametrize("mode", MODES)
+def test_any_start_gives_the_rest_of_the_epoch(data: Path, cache: Path, mode: str) -> None:
+    whole = epoch(pipeline(data, cache, **MODES[mode]), 1)
+    again = pipeline(data, cache, **MODES[mode])
+    assert len(whole) == again.num_examples
+    for start in (0, 1, 7, 8, 40, len(whole) - 1, len(whole)):
+        assert epoch(again, 1, start, size=3) == whole[start:]
+    assert epoch(again, 0) != whole
+
+
+@pytest.mark.usefixtures("shouting")
+@pytest.mark.parametrize("mode", MODES)
+def test_order_is_fixed_by_the_seed(data: Path, cache: Path, mode: str) -> None:
+    orders = [epoch(pipeline(data, cache, seed=s, **MODES[mode])) for s in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_streaming_gives_the_same_examples(data: Path, cache: Path) -> None:
+    stored = pipeline(data, cache, task_column="task")
+    streamed = pipeline(data, cache, task_column="task", streaming=True, buffer_size=9)
+    assert sorted(epoch(stored)) == sorted(epoch(streamed))
+    assert held_out(stored) == held_out(streamed)
+    assert streamed.evaluation_rows() == stored.evaluation_rows()
+    left, right = stored.report.to_dict(), streamed.report.to_dict()
+    assert left.pop("fingerprint") != right.pop("fingerprint")  # the order differs
+    for report in (left, right):
+        del report["seconds"]
+    assert left == right
+
+
+def test_mapped_files_give_the_same_examples(data: Path, cache: Path) -> None:
+    assert epoch(pipeline(data, cache)) == epoch(pipeline(data, cache, memory_size=0))
+
+
+def test_memory_limit_decides_what_is_held_in_memory(tmp_path: Path, cache: Path) -> None:
+    row = {"prompt": "Say it", "completion": "a b " * 150_000}
+    data = write_jsonl(tmp_path / "a.jsonl", [row])
+    for limit, in_memory in (("1MB", False), ("100MB", True)):
+        prepared = pipeline(data, cache, max_length=1 << 20, memory_limit=limit)
+        assert prepared.store.is_in_memory == in_memory
+
+
+def test_prefetching_does_not_change_the_order(data: Path, cache: Path) -> None:
+    orders = [epoch(pipeline(data, cache, prefetch_factor=factor)) for factor in (1, 2, 50)]
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_packing_concerns_batches_alone(data: Path, cache: Path) -> None:
+    packing = [epoch(pipeline(data, cache, packing=packing)) for packing in (True, False)]
+    assert packing[0] == packing[1]
+    batch = next(pipeline(data, cache).train_batches(0, 0, 4))
+    assert pack(batch)["cu_seq_lens"][-1] == sum(len(e.input_ids) for e in batch)
+
+
+@pytest.mark.parametrize("build", [byte_level_tokenizer, metaspace_tokenizer, slow_tokenizer])
+def test_every_kind_of_tokenizer(data: Path, cache: Path, build: Any) -> None:
+    for template in (None, CHATML):
+        prepared = pipeline(data, cache, build(template))
+        assert prepared.num_examples > 50
+        assert prepared.report.notes == ["columns not used: task"]
+        (question, *_) = prepared.questions(1)
+        assert prepared.tokenizer.decode(question.prompt_ids).find(question.prompt[-4:]) > 0
+
+
+def test_the_cache_is_found_and_depends_on_what_matters(data: Path, cache: Path) -> None:
+    first = pipeline(data, cache)
+    assert not first.report.from_cache
+    assert pipeline(data, cache).report.from_cache
+    harmless = {"packing": False, "prefetch_factor": 5, "num_workers": 1, "pin_memory": False}
+    for name, value in harmless.items():
+        assert pipeline(data, cache, **{name: value}).report.from_cache, name
+    matters = {
+        "max_length": 100,
+        "over_length": "truncate",
+        "train_on": "all",
+        "validation_split": 0.2,
+        "task_column": "task",
+        "chat_template": CHATML,
+        "streaming": True,
+        "shape": "prompt",
+        "answer_column": "task",
+    }
+    matters["prompt_column"] = "question"
+    del matters["shape"]
+    for name, value in matters.items():
+        found = pipeline(data, cache, **{name: value})
+        assert not found.report.from_cache or name == "prompt_column", name
+    assert not pipeline(data, cache, metaspace_tokenizer()).report.from_cache
+
+
+def test_a_changed_file_is_read_again_whatever_its_time(data: Path, cache: Path) -> None:
+    before = pipeline(data, cache)
+    stamp = data.stat()
+    before.prepare()
+    data.write_text(data.read_text().replace("What is 5 ", "What is 8 "))
+    os.utime(data, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    after = pipeline(data, cache)
+    assert not after.report.from_cache
+    assert after.fingerprint != before.fingerprint
+
+
+def test_the_fingerprint_is_that_of_the_examples(data: Path, tmp_path: Path, cache: Path) -> None:
+    moved = tmp_path / "elsewhere" / "other-name.jsonl"
+    write_jsonl(moved, pairs(100))
+    same_data = pipeline(moved, cache)
+    assert same_data.fingerprint == pipeline(data, cache).fingerprint
+    assert same_data.fingerprint == pipeline(data, cache, max_length=500).fingerprint
+    different = [
+        pipeline(data, cache, seed=0, train_on="all"),
+        pipeline(data, cache, validation_split=0.3),
+        pipeline(data, cache, balance_by="task"),
+        pipeline(data, cache, metaspace_tokenizer()),
+        pipeline(data, cache, streaming=True),
+        pipeline(data, cache, streaming=True, buffer_size=3),
+    ]
+    assert len({same_data.fingerprint, *(p.fingerprint for p in different)}) == 7
+
+
+def test_a_damaged_entry_is_prepared_again(data: Path, cache: Path) -> None:
+    first = epoch(pipeline(data, cache))
+    (entry,) = (p for p in (cache / "tokens").iterdir() if not p.name.startswith("."))
+    content = bytearray((entry / "input_ids.npy").read_bytes())
+    content[-3] ^= 1
+    (entry / "input_ids.npy").write_bytes(content)
+    again = pipeline(data, cache)
+    assert not again.report.from_cache
+    assert epoch(again) == first
+
+
+def test_questions_ask_as_in_training(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache, byte_level_tokenizer(CHATML), task_column="task")
+    questions, rows = prepared.questions(), prepared.evaluation_rows()
+    batches = list(prepared.evaluation_batches(3))
+    examples = [example for batch in batches for example in batch]
+    for question, row, example in zip(questions, rows, examples, strict=True):
+        start = int(np.flatnonzero(example.supervised)[0])
+        assert question.prompt_ids == example.input_ids[:start].tolist()
+        assert row.messages == [{"role": "user", "content": question.prompt}]
+        assert row.answer == question.expected
+        assert question.expected_length == example.supervised.sum() - 1
+        assert question.task == row.task == example.task
+    few = prepared.questions(3)
+    assert [few[0], few[-1]] == [questions[0], questions[-1]]
+    assert len(few) == 3
+
+
+def test_groups_are_balanced(tmp_path: Path, cache: Path) -> None:
+    rows = [{**row, "task": "rare" if i % 10 == 0 else "common"} for i, row in enumerate(pairs(90))]
+    data = write_jsonl(tmp_path / "a.jsonl", rows)
+    for settings in ({"task_column": "task"}, {}):
+        prepared = pipeline(data, cache, balance_by="task", validation_split=0, **settings)
+        shares = Counter("rare" if _number(t) % 10 == 0 else "common" for t in epoch(prepared))
+        assert shares == {"rare": 45, "common": 45}
+    with pytest.raises(ValueError, match=r"data\.balance_by draws .*data\.streaming cannot"):
+        pipeline(data, cache, balance_by="task", streaming=True).prepare()
+    with pytest.raises(ValueError, match=r"data\.balance_by: unknown column 'tusk'.*'task'"):
+        pipeline(data, cache, balance_by="tusk").prepare()
+
+
+def _number(text: str) -> int:
+    return int(text.split()[2])
+
+
+@pytest.mark.usefixtures("shouting")
+@pytest.mark.parametrize("streaming", [False, True])
+def test_augmentation_changes_what_is_seen(data: Path, cache: Path, streaming: bool) -> None:
+    plain = pipeline(data, cache, streaming=streaming)
+    changed = pipeline(data, cache, streaming=streaming, augmentation="shout")
+    first, second = epoch(changed, 0), epoch(changed, 1)
+    assert sorted(text.replace("!", "") for text in first) == sorted(epoch(plain))
+    assert all("!" in text for text in first)
+    assert sorted(first) != sorted(second)
+    assert held_out(changed) == held_out(plain)
+    assert changed.fingerprint != plain.fingerprint
+
+
+def test_an_augmentation_that_cannot_be_used_leaves_the_row(data: Path, cache: Path) -> None:
+    def blow_up(conversation: Conversation, rng: np.random.RandomState) -> Conversation:
+        return Conversation((Turn("user", "word " * 999), conversation.turns[1]))
+
+    register_augmentation("blow_up", blow_up)
+    try:
+        blown = pipeline(data, cache, augmentation="blow_up")
+        assert epoch(blown) == epoch(pipeline(data, cache))
+    finally:
+        unregister_augmentation("blow_up")
+    with pytest.raises(ValueError, match="unknown augmentation 'blow_up'"):
+        pipeline(data, cache, augmentation="blow_up").prepare()
+
+
+def test_chat_templates_come_from_text_or_file(data: Path, tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    for setting in (CHATML, str(tmp_path / "chat.jinja")):
+        prepared = pipeline(data, cache, chat_template=setting)
+        assert prepared.tokenizer.chat_template == CHATML  # saved with the model
+        assert epoch(prepared)[0].startswith("<|im_start|>user")
+    assert prepared.report.end_tokens == {"<|im_end|>": 100}
+    eos, end = (
+        prepared.tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_end|>")
+    )
+    assert prepared.stop_token_ids == sorted([eos, end])
+    with pytest.raises(ValueError, match=r"data\.chat_template: 'chat' is no file"):
+        pipeline(data, cache, chat_template="chat")
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    ("{broken\n{broken\n", {}, r"a\.jsonl: no row can be read: a\.jsonl:1: broken JSON"),
+    ('{"foo": "1"}\n', {}, r"a\.jsonl: the rows are of no known shape \(columns: foo\)"),
+    ('{"question": "Q", "answer": ""}\n', {}, r"1 of 1 rows \(100\.0 %\)"),
+    ('{"question": "Q", "answer": ""}\n', {"max_bad_rows_percent": 100}, "no row is left"),
+    ('{"question": "Q", "answer": "A"}\n', {"path": None}, "no training data: set data.path"),
+    ('{"question": "Q", "answer": "A"}\n', {"format": "jason"}, "did you mean 'json'"),
+    ('{"question": "Q", "answer": "A"}\n', {"eval_path": "gone.jsonl"}, "no training data at"),
+    ('{"question": "Q", "answer": "A"}\n', {"augmentation": "none such"}, "unknown augmentation"),
+]
+
+
+@pytest.mark.parametrize(("content", "settings", "sentence"), REFUSED)
+def test_what_cannot_be_used_is_refused(
+    tmp_path: Path, cache: Path, content: str, settings: dict[str, Any], sentence: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    prepared = pipeline(tmp_path / "a.jsonl", cache)
+    prepared.config = prepared.config.copy_with(**settings)
+    with pytest.raises(ValueError, match=sentence):
+        prepared.prepare()
+
+
+def test_batches_end_their_threads(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache)
+    batches = prepared.train_batches(0, 0, 2)
+    next(batches)
+    batches.close()
+    list(prepared.evaluation_batches(2))
+    assert not [t for t in threading.enumerate() if "prefetch" in t.name]
+
+
+def test_an_entry_in_use_is_kept_until_closed(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache)
+    prepared.prepare()
+    full = TokenCache(CacheConfig(directory=str(cache), disk_size=0))
+    full.sweep()
+    assert len(epoch(prepared)) == prepared.num_examples
+    prepared.close()
+    full.sweep()
+    assert [p for p in (cache / "tokens").iterdir() if not p.name.startswith(".")] == []
+
+
+def test_training_texts_leave_out_what_is_held_out(data: Path, cache: Path) -> None:
+    found = set(training_texts(DataConfig(path=str(data))))
+    prepared = pipeline(data, cache)
+    asked = {row.messages[0]["content"] for row in prepared.evaluation_rows()}
+    assert len(asked) >= 1
+    assert not asked & found
+    assert len(found) == 2 * prepared.num_examples
