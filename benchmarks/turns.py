@@ -1,0 +1,81 @@
+"""Side by side on a busy machine: systems that train at once, one step of each in turn.
+
+Whatever else the machine does is then done to all of them alike, and the ratio of two neighbouring
+steps means something where two runs after each other do not. Each system trains in its own thread,
+and waits in its own step callback while the others have their turn.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+
+class Clock:
+    """Lets a system do one step when it is its turn, and takes the time of it.
+
+    Attributes:
+        num_tokens: real tokens that the system has trained on; it counts them itself.
+        speeds: tokens per second of each step.
+        seconds: duration of each step.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.seconds: list[float] = []
+        self.speeds: list[float] = []
+        self._counted = 0
+        self._started = 0.0
+        self._may_step = threading.Semaphore(0)
+        self._has_stepped = threading.Semaphore(0)
+
+    def mark(self) -> None:
+        """The system says that a step is done; returns when it may do the next one."""
+        self.seconds.append(time.perf_counter() - self._started)
+        self.speeds.append((self.num_tokens - self._counted) / self.seconds[-1])
+        self._counted = self.num_tokens
+        self._has_stepped.release()
+        self.wait()
+
+    def wait(self) -> None:
+        self._may_step.acquire()
+        self._started = time.perf_counter()
+
+    def step(self) -> None:
+        """Let the system do one step, or come to its end."""
+        self._may_step.release()
+        self._has_stepped.acquire()
+
+    def run(self, system: "Callable[[Clock], None]") -> None:
+        """Train, in a thread of its own, whenever it is its turn."""
+        self.wait()
+        try:
+            system(self)
+        finally:
+            self._has_stepped.release()
+
+
+def take_turns(
+    systems: Mapping[str, Callable[[Clock], None]], num_steps: int, title: str
+) -> dict[str, Clock]:
+    """Train all systems, one step of each in turn; tells the speeds on stderr.
+
+    Args:
+        systems: each trains for `num_steps` steps, and marks the clock it is given after each.
+
+    Returns:
+        The clocks, with the time of every step.
+    """
+    clocks = {name: Clock() for name in systems}
+    with ThreadPoolExecutor(len(systems)) as threads:
+        running = [threads.submit(clock.run, systems[name]) for name, clock in clocks.items()]
+        for step in range(num_steps + 1):  # after the last step they come to their end
+            for name, clock in clocks.items():
+                clock.step()
+                for speed in clock.speeds[step:]:
+                    told = f"{title}, step {step + 1}: {name} {speed:.0f} tokens/s"
+                    print(told, file=sys.stderr, flush=True)
+        for future in running:
+            future.result()
+    return clocks
