@@ -27,6 +27,7 @@ class Clock:
         self.speeds: list[float] = []
         self._counted = 0
         self._started = 0.0
+        self._has_ended = False
         self._may_step = threading.Semaphore(0)
         self._has_stepped = threading.Semaphore(0)
 
@@ -44,6 +45,8 @@ class Clock:
 
     def step(self) -> None:
         """Let the system do one step, or come to its end."""
+        if self._has_ended:
+            return
         self._may_step.release()
         self._has_stepped.acquire()
 
@@ -53,6 +56,7 @@ class Clock:
         try:
             system(self)
         finally:
+            self._has_ended = True
             self._has_stepped.release()
 
 
@@ -66,6 +70,9 @@ def take_turns(
 
     Returns:
         The clocks, with the time of every step.
+
+    Raises:
+        Exception: what a system raised, once the others are done.
     """
     clocks = {name: Clock() for name in systems}
     with ThreadPoolExecutor(len(systems)) as threads:
