@@ -162,7 +162,10 @@ def _gpus_by_nvml() -> list[GPU] | None:
     """The GPUs, or None when NVML (package or driver) is not there."""
     if not is_installed("pynvml"):
         return None
-    nvml = require("pynvml", "GPU facts")
+    try:
+        nvml = require("pynvml", "GPU facts")
+    except ImportError:  # another package of that name, broken
+        return None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:

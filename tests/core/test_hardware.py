@@ -151,6 +151,15 @@ def test_no_driver_means_no_gpus(
     assert hardware.gpus() == []
 
 
+def test_a_broken_nvml_package_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, no_nvidia_smi: Path
+) -> None:
+    (no_nvidia_smi / "pynvml.py").write_text("import no_such_module\n")
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.syspath_prepend(str(no_nvidia_smi))
+    assert hardware.gpus() == []
+
+
 def gputil(monkeypatch: pytest.MonkeyPatch, folder: Path, get_gpus: object) -> None:
     """Only GPUtil, and an `nvidia-smi` for it to call, are there."""
     (folder / "nvidia-smi").write_text("#!/bin/sh\n")
