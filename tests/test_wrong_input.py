@@ -1,6 +1,6 @@
 """Whatever a person gets wrong ends in exit code 2 and one sentence: what, where, what to do.
 
-Each row: what is wrong, the files it needs, the command line, and words that the sentence must have.
+A row: what is wrong, the files it needs, the command line, words that the sentence must have.
 """
 
 import json

@@ -37,11 +37,11 @@ class EmbeddedModelConfig(Section):
 
     prefix: ClassVar[str] = "model.embedded"
 
-    hidden_size: Count = Field(default=192, description="Width of the residual stream.")
+    hidden_size: Count = Field(default=128, description="Width of the residual stream.")
     num_layers: Count = Field(default=4, description="Number of decoder layers.")
-    num_heads: Count = Field(default=6, description="Attention heads; divides hidden_size.")
-    num_kv_heads: Count = Field(default=2, description="Key/value heads; divides num_heads.")
-    intermediate_size: Count = Field(default=512, description="Width of the gated MLP.")
+    num_heads: Count = Field(default=4, description="Attention heads; divides hidden_size.")
+    num_kv_heads: Count = Field(default=4, description="Key/value heads; divides num_heads.")
+    intermediate_size: Count = Field(default=336, description="Width of the gated MLP.")
     vocab_size: Count = Field(
         default=1024, description="Size of the tokenizer trained from the data."
     )

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +54,42 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically. Refuses NaN, which is not JSON."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def whole_directory(directory: Path) -> Iterator[Path]:
+    """A temporary neighbour of `directory` that takes its name when everything is on the disk.
+
+    An older directory of that name steps aside just before and goes only after. On an exception the
+    temporary one is removed and the older one stays.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    part = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.part")
+    aside = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.old")
+    part.mkdir()
+    try:
+        yield part
+        _sync_tree(part)
+        if directory.exists():
+            directory.rename(aside)
+        part.rename(directory)
+    except BaseException:
+        if aside.exists() and not directory.exists():
+            aside.rename(directory)
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    sync_directory(directory.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync_tree(directory: Path) -> None:
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            sync_directory(path)
+    sync_directory(directory)
 
 
 def file_sha256(path: Path) -> str:

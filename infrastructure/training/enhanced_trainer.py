@@ -35,6 +35,7 @@ from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.models.registry import MODELS
+from infrastructure.training.models.source import registered_name
 from infrastructure.training.precision import Precision, choose_device, choose_precision
 from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies import get_training_strategy
@@ -174,7 +175,6 @@ class EnhancedTrainer:
         )
         self.participants = Participants(
             model=model,
-            trained_names=frozenset(n for n, p in model.named_parameters() if p.requires_grad),
             optimizer=optimizer,
             scheduler=scheduler,
             scaler=loop.scaler,
@@ -258,8 +258,8 @@ class EnhancedTrainer:
 
 def adapter_name(model_config: ModelConfig) -> str:
     """A registered model says which adapter it needs; any other has the configured one."""
-    entry = MODELS.get(model_config.name)
-    return entry.adapter if entry else model_config.adapter
+    name = registered_name(model_config.name)
+    return MODELS[name].adapter if name in MODELS else model_config.adapter
 
 
 def starts_from_scratch(model_config: ModelConfig) -> bool:

@@ -7,6 +7,7 @@ optimizer steps; a window that fails half-way is done again from its recorded ra
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -217,14 +218,14 @@ class TrainingLoop:
         return epoch + 1 in phase_ends(self.phases)
 
     def _evaluation_is_due(self, state: TrainingState, epoch_ended: bool) -> bool:
-        interval = self.config.validation_interval
-        by_epoch = epoch_ended and bool(interval) and state.position.epoch % interval == 0
+        interval = self.config.validation_interval or sys.maxsize
+        by_epoch = epoch_ended and state.position.epoch % interval == 0
         by_step = state.every(self.config.validation_frequency)
         return by_epoch or by_step or state.step == self.total_steps
 
     def _save_is_due(self, state: TrainingState, epoch_ended: bool) -> bool:
-        interval = self.config.checkpoint_interval
-        by_epoch = epoch_ended and bool(interval) and (state.position.epoch + 1) % interval == 0
+        interval = self.config.checkpoint_interval or sys.maxsize
+        by_epoch = epoch_ended and (state.position.epoch + 1) % interval == 0
         by_step = state.every(self.config.checkpoint_frequency)
         return by_epoch or by_step or state.step == self.total_steps
 

@@ -1,4 +1,4 @@
-"""The whole training on a real small Llama: exact resume, accumulation, packing, seed 001's calls."""
+"""The whole training on a real small Llama: exact resume, accumulation, packing, seed 001."""
 
 import json
 from pathlib import Path

@@ -96,9 +96,8 @@ class Training:
             total_steps=total,
             evaluate=lambda: {"eval_loss": 1.0},
         )
-        trained = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
         self.parts = Participants(
-            model, trained, optimizer, self.loop.scheduler, None, runner, self.adapter.device
+            model, optimizer, self.loop.scheduler, None, runner, self.adapter.device
         )
         if directory is not None:
             self.checkpoints = CheckpointManager(directory, keep=99)

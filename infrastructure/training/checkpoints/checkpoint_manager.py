@@ -9,9 +9,7 @@ skipped with a warning and the one before it serves. One writer per run.
 
 import json
 import logging
-import os
 import re
-import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from infrastructure.core.errors import CheckpointError
-from infrastructure.core.files import file_sha256, sync_directory, write_json
+from infrastructure.core.files import file_sha256, whole_directory, write_json
 from infrastructure.training.checkpoints.snapshot import Snapshot
 
 FORMAT_VERSION = 1
@@ -53,16 +51,9 @@ class CheckpointManager:
         Raises:
             OSError: the disk refuses; what was saved before is untouched.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
         target = self.directory / f"step-{snapshot.values['step']:08d}"
-        part = self.directory / f".{target.name}.{secrets.token_hex(4)}.part"
-        part.mkdir()
-        try:
+        with whole_directory(target) as part:
             write_checkpoint(part, snapshot)
-            replace_directory(part, target)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
         self._rotate()
         return target
 
@@ -93,7 +84,7 @@ class CheckpointManager:
     def _rotate(self) -> None:
         for path in self.checkpoints()[: -self.keep]:
             shutil.rmtree(path)
-        for leftover in self.directory.glob(".step-*.part"):
+        for leftover in self.directory.glob(".step-*"):  # of a process that was killed
             shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -108,29 +99,12 @@ def write_checkpoint(directory: Path, snapshot: Snapshot) -> None:
     for group, tensors in snapshot.tensors.items():
         path = directory / f"{group}.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        _sync_file(path)
     write_json(directory / VALUES, snapshot.values)
     files = {
         path.name: {"size_bytes": path.stat().st_size, "sha256": file_sha256(path)}
         for path in sorted(directory.iterdir())
     }
     write_json(directory / MANIFEST, {"format": FORMAT_VERSION, "files": files})
-
-
-def replace_directory(part: Path, target: Path) -> None:
-    """Give `part` the name `target`; a checkpoint of that name steps aside first."""
-    aside = part.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    if target.exists():
-        target.rename(aside)
-    part.rename(target)
-    sync_directory(target.parent)
-    if aside.exists():
-        shutil.rmtree(aside)
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.random_state import capture_random, restore_random
+from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 from infrastructure.training.state import Position, TrainingState
 
 Tensors = dict[str, torch.Tensor]
@@ -37,7 +38,6 @@ class Participants:
     """The objects of a training that have a state of their own."""
 
     model: torch.nn.Module
-    trained_names: frozenset[str]
     optimizer: torch.optim.Optimizer
     scheduler: LambdaLR | None
     scaler: torch.amp.GradScaler | None
@@ -49,7 +49,7 @@ def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
     """The whole state, sharing memory with the living tensors: write it before training on."""
     optimizer_tensors, optimizer_values = split_optimizer(parts.optimizer.state_dict())
     tensors = {
-        "model": model_tensors(parts.model, parts.trained_names),
+        "model": trainable_state(parts.model),
         "optimizer": optimizer_tensors,
         "random": capture_random(parts.device),
     }
@@ -77,7 +77,7 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
         CheckpointError: the snapshot is of another model, optimizer or precision.
     """
     values = snapshot.values
-    load_model_tensors(parts.model, parts.trained_names, snapshot.tensors["model"])
+    load_trainable_state(parts.model, snapshot.tensors["model"])
     merged = merge_optimizer(snapshot.tensors["optimizer"], values["optimizer"])
     try:
         parts.optimizer.load_state_dict(merged)
@@ -111,40 +111,6 @@ def _finite_or_none(value: float) -> float | None:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def model_tensors(model: torch.nn.Module, trained_names: frozenset[str]) -> Tensors:
-    """The parameters that train and all persistent buffers, by name; tied ones once."""
-    parameters = {n: p.detach() for n, p in model.named_parameters() if n in trained_names}
-    persistent = model.state_dict(keep_vars=True)
-    buffers = {n: b.detach() for n, b in model.named_buffers() if n in persistent}
-    return {**parameters, **buffers}
-
-
-@torch.no_grad()
-def load_model_tensors(
-    model: torch.nn.Module, trained_names: frozenset[str], tensors: Tensors
-) -> None:
-    """Copy `tensors` into the model in place.
-
-    Raises:
-        CheckpointError: names or shapes are not the model's.
-    """
-    living = model_tensors(model, trained_names)
-    missing, unexpected = living.keys() - tensors.keys(), tensors.keys() - living.keys()
-    if missing or unexpected:
-        raise CheckpointError(
-            f"the checkpoint is of another model: {len(missing)} tensors missing"
-            f" (e.g. {min(missing, default='-')}), {len(unexpected)} unknown"
-            f" (e.g. {min(unexpected, default='-')})"
-        )
-    for name, tensor in living.items():
-        if tensor.shape != tensors[name].shape:
-            raise CheckpointError(
-                f"the checkpoint is of another model: {name} has shape"
-                f" {tuple(tensors[name].shape)}, the model's has {tuple(tensor.shape)}"
-            )
-        tensor.copy_(tensors[name])
 
 
 def split_optimizer(state_dict: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:

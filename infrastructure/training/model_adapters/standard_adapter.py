@@ -11,7 +11,7 @@ from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.training.data.collate import pack, pad
 from infrastructure.training.data.data_pipeline import DataPipeline, training_texts
-from infrastructure.training.data.rows import TokenizedExample
+from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import (
     Batch,
     DataSource,

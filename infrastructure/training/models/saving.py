@@ -6,9 +6,6 @@ nowhere else. A registered module: `temper_model.json` + `model.safetensors`. Th
 beside. Never pickle.
 """
 
-import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +15,7 @@ import torch
 from safetensors.torch import load_model
 from safetensors.torch import save_model as save_module
 
-from infrastructure.core.files import sync_directory, write_json
+from infrastructure.core.files import whole_directory, write_json
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import require
 from infrastructure.training.models.lora import count_parameters
@@ -118,42 +115,6 @@ def load_registered(directory: Path) -> tuple[str, torch.nn.Module]:
             f"model {directory}: does not fit the code of {name!r} ({reason})"
         ) from error
     return name, model
-
-
-@contextmanager
-def whole_directory(directory: Path) -> Iterator[Path]:
-    """A temporary neighbour of `directory` that takes its name when everything is on the disk.
-
-    An older directory of that name steps aside just before and goes only after. On an exception the
-    temporary one is removed and the older one stays.
-    """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    part = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.part")
-    aside = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.old")
-    part.mkdir()
-    try:
-        yield part
-        _sync_tree(part)
-        if directory.exists():
-            directory.rename(aside)
-        part.rename(directory)
-    except BaseException:
-        if aside.exists() and not directory.exists():
-            aside.rename(directory)
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    sync_directory(directory.parent)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync_tree(directory: Path) -> None:
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        else:
-            sync_directory(path)
-    sync_directory(directory)
 
 
 @contextmanager

@@ -46,6 +46,12 @@ def test_groups_have_equal_shares(sizes: list[int]) -> None:
         assert size == len(times)
 
 
+def test_what_does_not_divide_goes_round() -> None:
+    groups = np.repeat([0, 1, 2], [5, 5, 1])  # 11 examples: one group gets 3, two get 4
+    drawn = [groups[balanced_order(groups, 0, epoch)] for epoch in range(3)]
+    assert np.bincount(np.concatenate(drawn)).tolist() == [11, 11, 11]
+
+
 def test_large_groups_are_seen_whole_over_the_epochs() -> None:
     groups = np.repeat([0, 1], [40, 4])
     seen = {int(i) for epoch in range(12) for i in balanced_order(groups, 0, epoch)}

@@ -47,7 +47,8 @@ def test_closing_early_ends_thread_and_source() -> None:
         finally:
             closed.set()
 
-    ahead = prefetch(items(), 2)
+    source = items()  # held here, so that only an explicit close ends it
+    ahead = prefetch(source, 2)
     next(ahead)
     assert threads() == ["temper-prefetch"]
     ahead.close()

@@ -1,0 +1,78 @@
+"""A tokenizer made from training texts: byte-level BPE with a chat template.
+
+Any text survives the way there and back. Digits stand alone, so that numbers are read the way they
+are written, and the template marks answers with `{% generation %}`.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+PAD, BEGIN, END, USER, ASSISTANT, SYSTEM = SPECIAL_TOKENS = (
+    "<|pad|>",
+    "<|begin|>",
+    "<|end|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+)
+
+# How text is cut before merging: contractions, words, single digits, punctuation, white space
+# (the GPT-2 pattern, with digits one by one).
+PIECES = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # codespell:ignore
+)
+
+# A space before each message, so that its first word is the same token as inside a sentence.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}"
+    "<|assistant|>{% generation %} {{ message['content'] }}{{ eos_token }}{% endgeneration %}"
+    "{% else %}"
+    "<|{{ message['role'] }}|> {{ message['content'] }}"
+    "{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """A `PreTrainedTokenizerFast` of at most `vocab_size` tokens; the same texts give the same one.
+
+    Raises:
+        ValueError: the vocabulary could not even hold the 256 bytes and the special tokens.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(alphabet) + len(SPECIAL_TOKENS)
+    if vocab_size < smallest:
+        raise ValueError(
+            f"model.embedded.vocab_size {vocab_size} is too small: bytes and special tokens alone"
+            f" are {smallest}"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((" " + text for text in texts), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BEGIN,
+        eos_token=END,
+        additional_special_tokens=[USER, ASSISTANT, SYSTEM],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
