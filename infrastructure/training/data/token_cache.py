@@ -5,6 +5,7 @@ nothing that could be read. A lock that dies with its process keeps entries in u
 and lets a second process wait for the first instead of doing the same work. POSIX only.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -27,6 +28,7 @@ DEFAULT_DIRECTORY = "~/.cache/temper"
 MEGABYTE = 10**6
 SECONDS_PER_DAY = 86_400
 LOCK = "in_use.lock"
+NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
 class Lock:
@@ -38,12 +40,20 @@ class Lock:
         self._close = weakref.finalize(self, os.close, descriptor)
 
     def take(self, *, shared: bool = False, wait: bool = True) -> bool:
-        """Take the lock, or change its kind; False when it is not free and `wait` is not set."""
+        """Take the lock, or change its kind; False when it is not free and `wait` is not set.
+
+        On a file system without locks (some network mounts) an entry is used without one, and
+        never swept: there nobody can tell whether it is in use.
+        """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
             fcntl.flock(self._descriptor, kind | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             return False
+        except OSError as error:
+            if error.errno not in NO_LOCKS_HERE:
+                raise
+            return wait
         return True
 
     def release(self) -> None:

@@ -1,5 +1,7 @@
 """Entries are built once, whole or not at all, kept within limits, and not swept while in use."""
 
+import errno
+import fcntl
 import logging
 import os
 import subprocess
@@ -162,6 +164,19 @@ def test_memory_size_decides_what_is_held_in_memory(tmp_path: Path) -> None:
     limited = TokenCache(CacheConfig(directory=str(tmp_path)), memory_bytes=1000)
     assert not limited.open("a", builder()).store.is_in_memory
     assert np.array_equal(large.example(0).input_ids, np.arange(400_000))
+
+
+def test_without_locks_entries_are_used_and_never_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert not cache(tmp_path).open("a", builder()).was_there
+    age(tmp_path, "a", days=99)
+    cache(tmp_path).sweep()
+    assert cache(tmp_path).open("a", builder()).was_there
 
 
 def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
