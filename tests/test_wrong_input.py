@@ -26,6 +26,8 @@ class Wrong:
 GOOD_ROW = json.dumps({"prompt": "Say a.", "completion": "a"})
 GOOD_DATA = "\n".join([GOOD_ROW] * 40)
 ROW = {"prompt": "Say b.", "completion": "b"}
+REAL_TOKENIZER = "the tokenizer of the tests' small model"
+RUN = json.dumps({"configuration": {"values": {}, "sources": {}}})
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
 CONFIGURATION = [
@@ -43,7 +45,7 @@ CONFIGURATION = [
     Wrong(
         "config file is not YAML",
         "config --config bad.yaml",
-        ["bad.yaml", "2"],
+        ["bad.yaml:3", "not valid YAML"],
         {"bad.yaml": "training:\n  batch_size: [1\n"},
     ),
     Wrong(
@@ -107,7 +109,7 @@ DATA = [
     Wrong(
         "a page instead of data",
         "train page.jsonl",
-        ["page.jsonl", "HTML"],
+        ["page.jsonl", "web page", "fetch the raw file"],
         {"page.jsonl": "<!DOCTYPE html><html><body>404</body></html>"},
     ),
     Wrong(
@@ -190,7 +192,11 @@ MODEL = [
         "model without weights",
         "train data.jsonl --model ./folder",
         ["folder", "weights"],
-        {"data.jsonl": GOOD_DATA, "folder/config.json": json.dumps(LLAMA)},
+        {
+            "data.jsonl": GOOD_DATA,
+            "folder/config.json": json.dumps(LLAMA),
+            "folder/tokenizer.json": REAL_TOKENIZER,
+        },
     ),
     Wrong(
         "pickled weights",
@@ -199,6 +205,7 @@ MODEL = [
         {
             "data.jsonl": GOOD_DATA,
             "folder/config.json": json.dumps(LLAMA),
+            "folder/tokenizer.json": REAL_TOKENIZER,
             "folder/pytorch_model.bin": b"\x80\x04.",
         },
     ),
@@ -209,6 +216,7 @@ MODEL = [
         {
             "data.jsonl": GOOD_DATA,
             "folder/config.json": json.dumps(LLAMA),
+            "folder/tokenizer.json": REAL_TOKENIZER,
             "folder/model.safetensors": b"\xff" * 100,
         },
     ),
@@ -233,7 +241,7 @@ CHECKPOINT = [
         "a run without checkpoints",
         "train-resume runs/a",
         ["no checkpoint"],
-        {"runs/a/run.json": "{}"},
+        {"runs/a/run.json": RUN},
     ),
     Wrong(
         "a step that was not saved",
@@ -251,7 +259,13 @@ CHECKPOINT = [
         "a checkpoint without manifest",
         "train-resume runs/a/checkpoints/step-00000003",
         ["manifest.json"],
-        {"runs/a/run.json": "{}", "runs/a/checkpoints/step-00000003/state.json": "{}"},
+        {"runs/a/run.json": RUN, "runs/a/checkpoints/step-00000003/state.json": "{}"},
+    ),
+    Wrong(
+        "a run.json of something else",
+        "train-resume runs/a",
+        ["run.json", "configuration"],
+        {"runs/a/run.json": "{}"},
     ),
     Wrong("evaluating nothing", "train-eval", ["MODEL"]),
     Wrong(
@@ -283,8 +297,11 @@ def test_wrong_input_ends_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     restore_logging: Callable[[], None],
+    saved_llama: Path,
 ) -> None:
+    tokenizer = (saved_llama / "tokenizer.json").read_bytes()
     for name, content in wrong.files.items():
+        content = tokenizer if content == REAL_TOKENIZER else content
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -23,7 +23,6 @@ from infrastructure.deployment.run_record import (
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report import write_report
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.data.samples import SAMPLE_HELDOUT, SAMPLE_TRAIN
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
@@ -75,14 +74,12 @@ class TrainingDeployment:
         write_json(run.before_file, before.to_dict())
         return self._train(run, trainer, before)
 
-    def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> dict[str, Any]:
-        """Go on with `run` from `checkpoint`, or from its newest that verifies.
+    def resume(self, run: RunDirectory, checkpoint: Path) -> dict[str, Any]:
+        """Go on with `run` from `checkpoint`.
 
         Raises:
-            CheckpointError: there is nothing to go on from, or it is damaged.
-            ValueError: the run's data or model is not what it was.
+            CheckpointError: it is damaged, or the run's data or model is not what it was.
         """
-        checkpoint = checkpoint or CheckpointManager(run.checkpoints).newest()
         trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
         refuse_other_data(run, trainer)
         before = HeldOut.from_dict(json.loads(run.before_file.read_text()))

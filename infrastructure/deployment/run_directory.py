@@ -62,14 +62,17 @@ class RunDirectory:
         """The contents of run.json.
 
         Raises:
-            ValueError: it is missing or damaged.
+            ValueError: it is missing, damaged, or not written by a run.
         """
         try:
-            return dict(json.loads(self.run_file.read_text()))
+            contents = dict(json.loads(self.run_file.read_text()))
         except FileNotFoundError as error:
             raise ValueError(f"{self.path} is no run: it has no {RUN_FILE}") from error
         except ValueError as error:
             raise ValueError(f"{self.run_file} is not readable JSON: {error}") from error
+        if "configuration" not in contents:
+            raise ValueError(f"{self.run_file} holds no configuration: it is not a run of temper")
+        return contents
 
 
 def plan_run(output_dir: Path, name: str) -> RunDirectory:
