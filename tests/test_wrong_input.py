@@ -196,6 +196,7 @@ MODEL = [
             "data.jsonl": GOOD_DATA,
             "folder/config.json": json.dumps(LLAMA),
             "folder/tokenizer.json": REAL_TOKENIZER,
+            "folder/tokenizer_config.json": REAL_TOKENIZER,
         },
     ),
     Wrong(
@@ -206,6 +207,7 @@ MODEL = [
             "data.jsonl": GOOD_DATA,
             "folder/config.json": json.dumps(LLAMA),
             "folder/tokenizer.json": REAL_TOKENIZER,
+            "folder/tokenizer_config.json": REAL_TOKENIZER,
             "folder/pytorch_model.bin": b"\x80\x04.",
         },
     ),
@@ -217,6 +219,7 @@ MODEL = [
             "data.jsonl": GOOD_DATA,
             "folder/config.json": json.dumps(LLAMA),
             "folder/tokenizer.json": REAL_TOKENIZER,
+            "folder/tokenizer_config.json": REAL_TOKENIZER,
             "folder/model.safetensors": b"\xff" * 100,
         },
     ),
@@ -299,11 +302,11 @@ def test_wrong_input_ends_in_one_sentence(
     restore_logging: Callable[[], None],
     saved_llama: Path,
 ) -> None:
-    tokenizer = (saved_llama / "tokenizer.json").read_bytes()
     for name, content in wrong.files.items():
-        content = tokenizer if content == REAL_TOKENIZER else content
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        if content == REAL_TOKENIZER:
+            content = (saved_llama / path.name).read_bytes()
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TEMPER_CACHE__DIRECTORY", str(tmp_path / "cache"))

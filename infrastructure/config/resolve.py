@@ -8,9 +8,11 @@ from infrastructure.config.training_config import TrainingConfig
 
 # From scratch, LoRA, all weights: common starting points for AdamW.
 SCRATCH_LEARNING_RATE = 1e-3
+# What suits the default embedded model; a wider one learns slower, in proportion to its width.
+EMBEDDED_LEARNING_RATE, EMBEDDED_WIDTH = 3e-3, 128
 LORA_LEARNING_RATE = 2e-4
 FULL_LEARNING_RATE = 2e-5
-SCRATCH_EPOCHS = 30
+SCRATCH_EPOCHS = 8
 FINETUNE_EPOCHS = 3
 
 
@@ -25,6 +27,8 @@ def learning_rate_for(training: TrainingConfig, model: ModelConfig, from_scratch
         return training.learning_rate
     if model.lora_config is not None:
         return LORA_LEARNING_RATE
+    if trains_from_scratch(model):
+        return EMBEDDED_LEARNING_RATE * EMBEDDED_WIDTH / model.embedded.hidden_size
     return SCRATCH_LEARNING_RATE if from_scratch else FULL_LEARNING_RATE
 
 

@@ -29,8 +29,9 @@ class CacheConfig(Section):
     directory: PathText | None = Field(
         default=None, description="Folder of the cache; none: ~/.cache/temper."
     )
-    memory_size: Annotated[Megabytes, _C] = Field(
-        default=1000, description="Memory that cached data may take, in MB."
+    memory_size: Megabytes = Field(
+        default=1000,
+        description="Memory that cached data may take, in MB; larger data is memory-mapped.",
     )
     disk_size: Megabytes = Field(default=10000, description="Disk that the cache may take, in MB.")
     cleanup_interval: CountOrZero = Field(

@@ -50,13 +50,13 @@ class TrainingConfig(StackwiseFields):
     )
     learning_rate: Annotated[float, Gt(0), Le(10)] | Auto = Field(
         default="auto",
-        description="Peak learning rate; auto: 1e-3 from scratch, 2e-4 LoRA, 2e-5 all weights.",
+        description="Peak learning rate; auto: new weights by width, LoRA 2e-4, others 2e-5.",
     )
     weight_decay: Share = Field(
         default=0.01, description="Decoupled weight decay of matrices; none on biases and norms."
     )
     warmup_steps: CountOrZero = Field(
-        default=20,
+        default=50,
         description="Optimizer steps in which the learning rate rises from 0 to its peak.",
     )
     scheduler_type: Literal["cosine", "linear", "constant"] = Field(
@@ -71,9 +71,7 @@ class TrainingConfig(StackwiseFields):
     adam_beta1: ShareBelowOne = Field(
         default=0.9, description="Decay of AdamW's mean of gradients."
     )
-    adam_beta2: ShareBelowOne = Field(
-        default=0.999, description="Decay of AdamW's mean of squares."
-    )
+    adam_beta2: ShareBelowOne = Field(default=0.95, description="Decay of AdamW's mean of squares.")
     mixed_precision: bool | Literal["bf16", "fp16", "fp32"] = Field(
         default=True,
         description="Precision of the forward pass; true: the best that the device has.",
@@ -127,9 +125,7 @@ class TrainingConfig(StackwiseFields):
     )
     enabled_extensions: Annotated[
         Names, Later("extensions", ("memory", "multimodal", "quantum"))
-    ] = Field(
-        default=[], description="Extensions by name, in their order."
-    )
+    ] = Field(default=[], description="Extensions by name, in their order.")
     optimization_frequency: Annotated[Count | None, Later("E")] = Field(
         default=None, description="Steps between two quantum optimisation steps; none: never."
     )

@@ -16,8 +16,8 @@ SPECIAL: dict[str, Any] = {
     "training.enabled_extensions": ["memory", "quantum"],
     "training.metrics_sinks": ["csv", "jsonl"],
     "model.lora_config.target_modules": ["q_proj", "v_proj"],
-    "model.embedded.num_heads": 2,
-    "model.embedded.num_kv_heads": 3,
+    "model.embedded.num_heads": 8,
+    "model.embedded.num_kv_heads": 2,
     "model.embedded.hidden_size": 96,
 }
 

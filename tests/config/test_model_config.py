@@ -23,7 +23,7 @@ def test_a_wrong_value_deep_inside_is_one_sentence() -> None:
     [
         ({"hidden_size": 100}, "hidden_size 100 must be an even multiple of model.embedded.num_h"),
         ({"hidden_size": 6}, "an even multiple"),
-        ({"num_kv_heads": 4}, "num_heads 6 must be a multiple of model.embedded.num_kv_heads 4"),
+        ({"num_kv_heads": 3}, "num_heads 4 must be a multiple of model.embedded.num_kv_heads 3"),
         ({"num_layers": 0}, "model.embedded.num_layers must be a whole number of at least 1"),
     ],
 )

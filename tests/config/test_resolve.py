@@ -1,6 +1,6 @@
 import pytest
 
-from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.model_config import EmbeddedModelConfig, LoraConfig, ModelConfig
 from infrastructure.config.resolve import attention_for, resolve_auto
 from infrastructure.config.training_config import TrainingConfig
 
@@ -10,13 +10,19 @@ LORA = ModelConfig(name="some/model", lora_config=LoraConfig())
 
 @pytest.mark.parametrize(
     ("model", "learning_rate", "num_epochs"),
-    [(EMBEDDED, 1e-3, 30), (HUB, 2e-5, 3), (LORA, 2e-4, 3)],
+    [(EMBEDDED, 3e-3, 8), (HUB, 2e-5, 3), (LORA, 2e-4, 3)],
 )
 def test_auto(model: ModelConfig, learning_rate: float, num_epochs: int) -> None:
     given = TrainingConfig()
     resolved = resolve_auto(given, model, num_steps_per_epoch=10)
     assert (resolved.learning_rate, resolved.num_epochs) == (learning_rate, num_epochs)
     assert (given.learning_rate, given.num_epochs) == ("auto", "auto")
+
+
+def test_a_wider_new_model_learns_slower() -> None:
+    wide = ModelConfig(embedded=EmbeddedModelConfig(hidden_size=384, num_heads=6, num_kv_heads=6))
+    resolved = resolve_auto(TrainingConfig(), wide, num_steps_per_epoch=10)
+    assert resolved.learning_rate == pytest.approx(1e-3)
 
 
 def test_what_is_given_stays() -> None:

@@ -59,7 +59,7 @@ YAML_SAMPLES: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
             "cache.max_age_days": 7,
         },
         set(),
-        {"cache.memory_size"},
+        set(),
     ),
     "003_data": (
         {

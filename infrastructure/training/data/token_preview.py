@@ -5,9 +5,6 @@ from typing import Any
 
 from infrastructure.training.data.examples import TokenizedExample
 
-LEARNT_STYLE = "background:#cfe8cf;border-radius:2px"
-GIVEN_STYLE = "color:#888"
-
 
 def token_preview(example: TokenizedExample, tokenizer: Any) -> str:
     """The tokens as text: `|` between them, learnt ones in ⟦ ⟧."""
@@ -19,13 +16,13 @@ def token_preview(example: TokenizedExample, tokenizer: Any) -> str:
 
 
 def token_preview_html(example: TokenizedExample, tokenizer: Any) -> str:
-    """The tokens as an HTML element: learnt ones are coloured, and say so when pointed at."""
+    """The tokens as an HTML element: learnt ones are marked, and say so when pointed at."""
     spans = []
     for tokens, is_learnt in _runs(example, tokenizer):
-        style, title = (LEARNT_STYLE, "learnt") if is_learnt else (GIVEN_STYLE, "given")
+        tag, title = ("mark", "learnt") if is_learnt else ("span", "given")
         shown = (html.escape(token).replace("\n", "⏎\n") for token in tokens)
-        spans += [f'<span style="{style}" title="{title}">{token}</span>' for token in shown]
-    return f'<pre style="white-space:pre-wrap">{"&#8203;".join(spans)}</pre>'
+        spans += [f'<{tag} title="{title}">{token}</{tag}>' for token in shown]
+    return f"<pre>{'&#8203;'.join(spans)}</pre>"
 
 
 def _runs(example: TokenizedExample, tokenizer: Any) -> list[tuple[list[str], bool]]:

@@ -28,7 +28,6 @@ from infrastructure.training.data.samples.words import (
     NAMES,
 )
 
-NUM_TRAIN_PER_TASK = 700
 NUM_HELDOUT_PER_TASK = 50
 RESERVED_ONE_IN = 8
 
@@ -182,16 +181,19 @@ def find_kind(rng: Random) -> tuple[Key, str, str]:
     return tuple(sorted(words)), layout.format(f"{article} {kind}", ", ".join(words)), words[asked]
 
 
-TASKS: list[Callable[[Random], tuple[Key, str, str]]] = [
-    answer_question,
-    find_kind,
-    pick_end,
-    reverse_list,
-    write_capitals,
-    write_date,
-    write_json,
-    write_sentence,
-]
+Task = Callable[[Random], tuple[Key, str, str]]
+
+# Training examples of each: more where there is more to learn.
+TASKS: dict[Task, int] = {
+    answer_question: 500,
+    find_kind: 1200,
+    pick_end: 700,
+    reverse_list: 600,
+    write_capitals: 1000,
+    write_date: 700,
+    write_json: 450,
+    write_sentence: 450,
+}
 
 
 def is_reserved(task: str, key: Key) -> bool:
@@ -199,9 +201,7 @@ def is_reserved(task: str, key: Key) -> bool:
     return zlib.crc32("|".join((task, *key)).encode()) % RESERVED_ONE_IN == 0
 
 
-def examples(
-    task: Callable[[Random], tuple[Key, str, str]], count: int, *, reserved: bool, seed: int
-) -> list[Example]:
+def examples(task: Task, count: int, *, reserved: bool, seed: int) -> list[Example]:
     name = task.__name__
     rng = Random(zlib.crc32(f"{name}|{reserved}|{seed}".encode()))
     found: dict[str, Example] = {}
@@ -212,17 +212,28 @@ def examples(
     return list(found.values())
 
 
-def write_files(folder: Path) -> None:
-    """Write both data files into `folder`."""
-    for path, count, reserved in (
-        (folder / SAMPLE_TRAIN.name, NUM_TRAIN_PER_TASK, False),
-        (folder / SAMPLE_HELDOUT.name, NUM_HELDOUT_PER_TASK, True),
-    ):
-        rows = [e for task in TASKS for e in examples(task, count, reserved=reserved, seed=0)]
-        order = Random(0).permutation(len(rows))
-        lines = [json.dumps(asdict(rows[i]), ensure_ascii=False) for i in order]
-        write_text(path, "\n".join(lines) + "\n")
+def training_examples() -> list[Example]:
+    """All training examples, task by task."""
+    return [
+        e for task, count in TASKS.items() for e in examples(task, count, reserved=False, seed=0)
+    ]
+
+
+def heldout_examples() -> list[Example]:
+    """All held-out examples, as many of each task."""
+    return [
+        e for task in TASKS for e in examples(task, NUM_HELDOUT_PER_TASK, reserved=True, seed=0)
+    ]
+
+
+def write_shuffled(rows: Sequence[Example], path: Path) -> None:
+    """One JSON object a line, in an order that depends on nothing but the number of rows."""
+    lines = [
+        json.dumps(asdict(rows[i]), ensure_ascii=False) for i in Random(0).permutation(len(rows))
+    ]
+    write_text(path, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    write_files(SAMPLE_TRAIN.parent)
+    write_shuffled(training_examples(), SAMPLE_TRAIN)
+    write_shuffled(heldout_examples(), SAMPLE_HELDOUT)
