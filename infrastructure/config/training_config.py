@@ -106,6 +106,10 @@ class TrainingConfig(StackwiseFields):
     validation_frequency: Count | None = Field(
         default=None, description="Steps between two evaluations, instead of validation_interval."
     )
+    validation_prompts: CountOrZero = Field(
+        default=320,
+        description="Held-out prompts answered before and after, for exact match; 0: none.",
+    )
     log_frequency: Count = Field(
         default=1, description="Steps that one line of metrics covers; each line reads the device."
     )

@@ -10,9 +10,11 @@ from infrastructure.evaluation.generation import (
 )
 from infrastructure.monitoring.metrics_file import spell_numbers
 from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.data.examples import Question
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
-MAX_QUESTIONS = 320
+# Long answers take long to write: this many expected tokens are enough for a measurement.
+MAX_ANSWER_TOKENS = 8000
 
 
 @dataclass
@@ -47,10 +49,13 @@ class HeldOut:
         return {**self.metrics, "exact_match": self.exact_match}
 
 
-def measure(trainer: EnhancedTrainer, max_questions: int = MAX_QUESTIONS) -> HeldOut:
-    """Loss over all held-out examples, and greedy answers to at most `max_questions` of them."""
+def measure(trainer: EnhancedTrainer) -> HeldOut:
+    """Loss over all held-out examples, and greedy answers to some of them.
+
+    How many is `training.validation_prompts`, and fewer where the answers are long.
+    """
     metrics = trainer.evaluate()
-    answers = answer_questions(trainer, max_questions)
+    answers = answer_questions(trainer, trainer.training_config.validation_prompts)
     held_out = HeldOut(metrics, exact_match_by_task(answers), len(answers))
     if answers:
         shown = answers[0]
@@ -65,8 +70,15 @@ def measure(trainer: EnhancedTrainer, max_questions: int = MAX_QUESTIONS) -> Hel
 def answer_questions(trainer: EnhancedTrainer, max_questions: int) -> list[Answer]:
     """Greedy answers, if the model can write and the held-out data has answers to compare with."""
     model, data = trainer.initialize_model(), trainer.initialize_data()
-    if not isinstance(data, DataPipeline) or not hasattr(model, "generate"):
+    if not max_questions or not isinstance(data, DataPipeline) or not hasattr(model, "generate"):
         return []
-    questions = data.questions(max_questions)
+    questions = affordable(data.questions(max_questions))
     with trainer.precision.autocast():
         return generate_answers(model, trainer.adapter.tokenizer, questions, data.stop_token_ids)
+
+
+def affordable(questions: list[Question]) -> list[Question]:
+    """Evenly many of the questions, so that their answers stay within `MAX_ANSWER_TOKENS`."""
+    total = sum(question.expected_length for question in questions)
+    stride = max(1, -(-total // MAX_ANSWER_TOKENS))
+    return questions[::stride]

@@ -1,0 +1,64 @@
+"""Measuring: loss over everything, answers to some, and never more than can be afforded."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.resource_config import CacheConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.evaluation.held_out import (
+    MAX_ANSWER_TOKENS,
+    HeldOut,
+    affordable,
+    measure,
+)
+from infrastructure.training.data.examples import Question
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+
+
+@pytest.fixture
+def trainer(saved_llama: Path, tmp_path: Path) -> EnhancedTrainer:
+    rows = [{"prompt": f"Reverse {n}", "completion": str(n)[::-1]} for n in range(10, 40)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return EnhancedTrainer(
+        ModelConfig(name=str(saved_llama)),
+        TrainingConfig(validation_prompts=4),
+        DataConfig(path=str(path), max_length=64, validation_split=0.3, num_workers=0),
+        device="cpu",
+        cache_config=CacheConfig(directory=str(tmp_path / "cache")),
+    )
+
+
+def test_as_many_prompts_are_answered_as_the_configuration_says(trainer: EnhancedTrainer) -> None:
+    held_out = measure(trainer)
+    assert held_out.num_questions == 4
+    assert held_out.metrics["eval_loss"] > 1.0
+    assert held_out.exact_match == {"all": 0.0}
+    assert held_out.example["prompt"].startswith("Reverse")
+
+
+def test_no_prompts_no_generation(trainer: EnhancedTrainer) -> None:
+    trainer.training_config.validation_prompts = 0
+    held_out = measure(trainer)
+    assert (held_out.num_questions, held_out.exact_match, held_out.example) == (0, {}, {})
+
+
+def test_a_measurement_is_written_and_read_back_even_when_it_is_not_a_number() -> None:
+    held_out = HeldOut({"eval_loss": float("nan")}, {"all": 0.5}, 2, {"prompt": "a"})
+    again = HeldOut.from_dict(json.loads(json.dumps(held_out.to_dict(), allow_nan=False)))
+    assert str(again) == str(held_out)
+
+
+def questions(count: int, length: int) -> list[Question]:
+    return [Question(str(n), [1], "x", length) for n in range(count)]
+
+
+def test_long_answers_are_fewer() -> None:
+    assert len(affordable(questions(300, 5))) == 300
+    few = affordable(questions(300, 200))
+    assert sum(question.expected_length for question in few) <= MAX_ANSWER_TOKENS
+    assert len(few) > 30
