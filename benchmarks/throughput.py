@@ -125,8 +125,9 @@ def train_tokenizer(texts: list[str]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = ByteLevelBPETokenizer()
-    special_tokens = ["<pad>", "<eos>"]
-    tokenizer.train_from_iterator(texts, VOCAB_SIZE, special_tokens=special_tokens)
+    tokenizer.train_from_iterator(
+        texts, VOCAB_SIZE, special_tokens=["<pad>", "<eos>"], show_progress=False
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer._tokenizer, pad_token="<pad>", eos_token="<eos>"
     )
