@@ -72,7 +72,7 @@ class ModelConfig(Section):
         description='Model to train: "embedded", a registered name, a hub name or a folder.',
     )
     backend: Literal["auto", "transformers", "unsloth"] = Field(
-        default="auto", description="Library that loads the model; auto: unsloth where it helps."
+        default="auto", description="Library that loads the model; auto: transformers."
     )
     adapter: Annotated[str, Later("adapters", ("dialogue", "multimodal"))] = Field(
         default="standard", description="Model adapter: how to talk to the model."

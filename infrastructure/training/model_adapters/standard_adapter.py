@@ -22,6 +22,7 @@ from infrastructure.training.models.model_manager import ModelManager
 from infrastructure.training.models.packing_check import prepare_packing
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.token_loss import TokenLoss, backbone, supervised_targets
+from infrastructure.training.precision import choose_precision
 
 
 class StandardModelAdapter(ModelAdapter):
@@ -54,18 +55,22 @@ class StandardModelAdapter(ModelAdapter):
         ).load()
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.description = loaded.description
-        if self.data_config.packing:
-            self._try_packing(loaded.model)
+        with choose_precision(self.training_config.mixed_precision, self.device).autocast():
+            self._probe(loaded.model)
         if self.training_config.compile_mode is not None:
             compiled = backbone(loaded.model) or loaded.model
-            compiled.compile(mode=self.training_config.compile_mode)
+            # dynamic: every batch has another length, and each would be compiled anew
+            compiled.compile(mode=self.training_config.compile_mode, dynamic=True)
         return loaded.model
 
-    def _try_packing(self, model: torch.nn.Module) -> None:
-        check = prepare_packing(model)
-        self.packs = check.isolated
-        if not check.isolated:
-            self._notes.append(check.reason)
+    def _probe(self, model: torch.nn.Module) -> None:
+        """Measure what this model allows, in the number format that it will train in."""
+        self.token_loss.prepare(model)
+        if self.data_config.packing:
+            check = prepare_packing(model)
+            self.packs = check.isolated
+            if not check.isolated:
+                self._notes.append(check.reason)
 
     def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
         """One packed row or padded rows on the device; the targets are found before that."""

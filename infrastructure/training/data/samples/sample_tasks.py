@@ -185,14 +185,14 @@ Task = Callable[[Random], tuple[Key, str, str]]
 
 # Training examples of each: more where there is more to learn.
 TASKS: dict[Task, int] = {
-    answer_question: 500,
-    find_kind: 1200,
-    pick_end: 700,
-    reverse_list: 600,
-    write_capitals: 1000,
-    write_date: 700,
-    write_json: 450,
-    write_sentence: 450,
+    answer_question: 700,
+    find_kind: 1800,
+    pick_end: 1100,
+    reverse_list: 900,
+    write_capitals: 1300,
+    write_date: 1000,
+    write_json: 600,
+    write_sentence: 600,
 }
 
 
