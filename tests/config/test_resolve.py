@@ -10,7 +10,7 @@ LORA = ModelConfig(name="some/model", lora_config=LoraConfig())
 
 @pytest.mark.parametrize(
     ("model", "learning_rate", "num_epochs"),
-    [(EMBEDDED, 3e-3, 8), (HUB, 2e-5, 3), (LORA, 2e-4, 3)],
+    [(EMBEDDED, 3e-3, 4), (HUB, 2e-5, 3), (LORA, 2e-4, 3)],
 )
 def test_auto(model: ModelConfig, learning_rate: float, num_epochs: int) -> None:
     given = TrainingConfig()
