@@ -9,6 +9,9 @@ TEMPER := .venv/bin/temper
 SOURCES := infrastructure tests benchmarks
 TEST_FLAGS := -n 2 # two processes of one thread each
 
+# Some containers forbid bytecode; every start would then compile PyTorch's sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What a target is told on make's command line is for the target, not a variable of the environment,
 # which Temper reads as settings.
 unexport DATA_PATH CHECKPOINT MODEL DATA FLAGS TEST_FLAGS

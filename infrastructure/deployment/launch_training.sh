@@ -17,4 +17,5 @@ for argument in "$@"; do
 done
 
 "$here/environment.sh" ${environment_flags[@]+"${environment_flags[@]}"}
+unset PYTHONDONTWRITEBYTECODE # where a container sets it, each start would compile PyTorch anew
 exec "$root/.venv/bin/temper" train ${training_flags[@]+"${training_flags[@]}"}
