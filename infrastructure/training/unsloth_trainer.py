@@ -4,10 +4,12 @@ Unsloth changes transformers when it is imported, so it comes first: make this t
 anything else imports transformers.
 """
 
+from pathlib import Path
 from typing import Any
 
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.unsloth_backend import prepare_backend
@@ -25,13 +27,16 @@ class UnslothTrainer(EnhancedTrainer):
         model_config: ModelConfig,
         training_config: TrainingConfig | None = None,
         data_config: DataConfig | None = None,
+        cache_config: CacheConfig | None = None,
         **options: Any,
     ) -> None:
         model_config = model_config.model_copy(update={"backend": "unsloth"})
-        prepare_backend(model_config)
+        directory = cache_config.directory if cache_config else None
+        prepare_backend(model_config, Path(directory) if directory else None)
         super().__init__(
             model_config,
             training_config or TrainingConfig(),
             data_config or DataConfig(),
+            cache_config=cache_config,
             **options,
         )

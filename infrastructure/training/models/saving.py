@@ -6,8 +6,6 @@ nowhere else. A registered module: `temper_model.json` + `model.safetensors`. Th
 beside. Never pickle.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,8 @@ from safetensors.torch import save_model as save_module
 
 from infrastructure.core.files import whole_directory, write_json
 from infrastructure.core.lookup import look_up
-from infrastructure.core.optional import require
 from infrastructure.training.models.lora import count_parameters
+from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.source import (
     REGISTERED_MANIFEST,
@@ -64,7 +62,7 @@ def save_model(
 
 
 def _save_pretrained(model: Any, directory: Path, **arguments: Any) -> None:
-    with _without_progress_bars():
+    with without_progress_bars():
         model.save_pretrained(directory, **arguments)
 
 
@@ -115,15 +113,3 @@ def load_registered(directory: Path) -> tuple[str, torch.nn.Module]:
             f"model {directory}: does not fit the code of {name!r} ({reason})"
         ) from error
     return name, model
-
-
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    logging = require("transformers.utils.logging", "saving a model")
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 from infrastructure.core.optional import is_installed, require
+from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
 from infrastructure.training.models.quantization import (
     MIN_CPU_WIDTH,
     keep_trainable_layout,
@@ -70,15 +71,16 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
     if source.kind is SourceKind.FOLDER:
         weight_files(source.folder)
     try:
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            source.location,
-            config=config,
-            dtype=options.dtype,
-            use_safetensors=True,
-            output_loading_info=True,
-            **_hub_arguments(source, options),
-            **_placement(config, options),
-        )
+        with progress_bars_in_a_terminal():
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                source.location,
+                config=config,
+                dtype=options.dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                **_hub_arguments(source, options),
+                **_placement(config, options),
+            )
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ValueError(_cannot_load(source, error)) from error
     _refuse_made_up_weights(source, info["missing_keys"])

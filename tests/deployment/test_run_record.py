@@ -1,0 +1,124 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment.run_directory import plan_run
+from infrastructure.deployment.run_record import (
+    closing_lines,
+    describe_model,
+    installed_versions,
+    record_run,
+    summarise,
+)
+from infrastructure.evaluation.held_out import HeldOut
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+
+QUESTION = {"prompt": "Reverse abc", "expected": "cba"}
+BEFORE = HeldOut({"eval_loss": 4.0}, {"all": 0.0}, 8, {**QUESTION, "written": ""})
+AFTER = HeldOut({"eval_loss": 1.0}, {"all": 0.75}, 8, {**QUESTION, "written": "cba\nok"})
+
+
+@pytest.fixture
+def config(saved_llama: Path, tmp_path: Path) -> DeploymentConfig:
+    rows = [{"prompt": f"Reverse {n}", "completion": str(n)[::-1]} for n in range(10, 30)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return DeploymentConfig(
+        model={"name": str(saved_llama)},
+        data={"path": str(path), "max_length": 64, "num_workers": 0},
+        training={"batch_size": 4, "max_steps": 2},
+        cache={"directory": str(tmp_path / "cache")},
+        output_dir=str(tmp_path / "runs"),
+        device="cpu",
+    )
+
+
+@pytest.fixture
+def trainer(config: DeploymentConfig) -> EnhancedTrainer:
+    made = EnhancedTrainer(
+        config.model, config.training, config.data, device="cpu", cache_config=config.cache
+    )
+    made.prepare()
+    return made
+
+
+def test_run_json_says_how_the_run_came_to_be(
+    config: DeploymentConfig,
+    trainer: EnhancedTrainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret = "hf_" + "a1B2" * 9
+    monkeypatch.setattr("sys.argv", ["temper", "train", "my rows.jsonl", f"--token={secret}"])
+    run = plan_run(tmp_path / "runs", "small")
+    run.path.mkdir(parents=True)
+    record_run(run, config, trainer)
+    text = run.run_file.read_text()
+    record = json.loads(text)
+    assert secret not in text
+    assert record["command"].startswith("temper train 'my rows.jsonl'")
+    batch_size = record["config"]["training.batch_size"]
+    assert batch_size == {"value": 4, "source": "keyword training.batch_size"}
+    assert DeploymentConfig.from_dict(record["configuration"]).training.max_steps == 2
+    assert record["data"]["fingerprint"] == trainer.initialize_data().fingerprint
+    assert "<mark>" in record["data"]["preview_html"]
+    assert (run.tokenizer / "tokenizer.json").is_file()
+    assert run.quarantine_file.is_file()
+
+
+@pytest.mark.parametrize(
+    ("after", "error", "status"),
+    [(AFTER, None, "finished"), (None, None, "stopped"), (None, OSError("full"), "failed")],
+)
+def test_the_status_is_what_happened(
+    after: HeldOut | None,
+    error: Exception | None,
+    status: str,
+    trainer: EnhancedTrainer,
+    tmp_path: Path,
+) -> None:
+    run = plan_run(tmp_path / "runs", "small")
+    summary = summarise(run, trainer, 1.5, BEFORE, after, error)
+    assert summary["status"] == status
+    assert (summary["after"] is None) == (after is None)
+    assert summary["error"] == (None if error is None else "OSError: full")
+
+
+def test_a_loss_that_is_no_number_is_named(trainer: EnhancedTrainer, tmp_path: Path) -> None:
+    run = plan_run(tmp_path / "runs", "small")
+    after = HeldOut({"eval_loss": math.nan})
+    summary = summarise(run, trainer, 1.5, HeldOut({"eval_loss": 4.0}), after)
+    assert summary["after"]["eval_loss"] == "NaN"
+    assert summary["example"] is None
+    json.dumps(summary, allow_nan=False)
+
+
+def test_the_end_shows_table_example_and_places(trainer: EnhancedTrainer, tmp_path: Path) -> None:
+    run = plan_run(tmp_path / "runs", "small")
+    run.path.mkdir(parents=True)
+    summary = summarise(run, trainer, 1.5, BEFORE, AFTER)
+    lines = closing_lines(run, summary, AFTER)
+    text = "\n".join(lines)
+    assert "-75.0 %" in text
+    assert "(exact match over 8 held-out prompts)" in text
+    assert "  before    (nothing)" in lines
+    assert "  after     cba" in lines
+    assert "            ok" in lines
+    assert f"  run          {run.path}" in lines
+
+
+def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> None:
+    line = describe_model(trainer)
+    assert line.startswith(f"Model {saved_llama}: 0.")
+    assert line.endswith("M parameters, fp32 on cpu")
+
+
+def test_versions_are_those_installed() -> None:
+    import torch
+
+    versions = installed_versions()
+    assert versions["torch"] == torch.__version__
+    assert "unheard-of" not in versions

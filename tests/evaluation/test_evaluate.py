@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.evaluation.evaluate import evaluate_model, inherit_from_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run whose data was read with rules of its own."""
+    saved = DeploymentConfig(data={"max_length": 77, "train_on": "all"}).to_dict()
+    (tmp_path / "run" / "final").mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"configuration": saved}))
+    return tmp_path / "run"
+
+
+def config_for(model: Path, **data: Any) -> DeploymentConfig:
+    return DeploymentConfig(model={"name": str(model)}, data=data)
+
+
+@pytest.mark.parametrize("part", ["", "final"])
+def test_a_model_is_measured_by_the_rules_of_its_run(run: Path, part: str) -> None:
+    config = config_for(run / part)
+    assert inherit_from_run(config) == {"data.max_length": 77, "data.train_on": "all"}
+    assert (config.data.max_length, config.data.train_on) == (77, "all")
+
+
+def test_what_was_asked_for_comes_first(run: Path) -> None:
+    config = config_for(run / "final", max_length=99)
+    assert inherit_from_run(config) == {"data.train_on": "all"}
+    assert config.data.max_length == 99
+
+
+@pytest.mark.parametrize("text", ["{}", "not json", '{"configuration": {"nonsense": 1}}'])
+def test_another_run_json_is_not_ours(run: Path, text: str) -> None:
+    (run / "run.json").write_text(text)
+    assert inherit_from_run(config_for(run / "final")) == {}
+
+
+def test_a_model_of_no_run_inherits_nothing(tmp_path: Path) -> None:
+    assert inherit_from_run(config_for(tmp_path)) == {}
+    assert inherit_from_run(DeploymentConfig(model_name="some/hub-model")) == {}
+
+
+def test_a_saved_model_is_measured_by_task(saved_llama: Path, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"Reverse {n}", "completion": str(n)[::-1], "task": "odd" if n % 2 else "even"}
+        for n in range(10, 18)
+    ]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    config = DeploymentConfig(
+        model={"name": str(saved_llama)},
+        data={"path": str(data), "max_length": 64, "num_workers": 0, "task_column": "task"},
+        training={"validation_prompts": 4},
+        cache={"directory": str(tmp_path / "cache")},
+        output_dir=str(tmp_path / "runs"),
+        device="cpu",
+    )
+    lines = evaluate_model(config)
+    (written,) = (tmp_path / "runs" / "evaluations").iterdir()
+    numbers = json.loads(written.read_text())
+    assert set(numbers["exact_match"]) == {"all", "even", "odd"}
+    assert numbers["num_questions"] == 4
+    assert lines[-1] == f"written to {written}"
+    assert "exact match even" in lines[0]

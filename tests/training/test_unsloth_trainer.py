@@ -1,0 +1,63 @@
+"""UnslothTrainer for real, on the CPU. Its import changes the whole process, so it has its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infrastructure.core.optional import is_installed
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.resource_config import CacheConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.unsloth_trainer import UnslothTrainer
+
+model, data, cache, saved = sys.argv[1:]
+training = {"batch_size": 4, "num_epochs": 3, "learning_rate": 5e-3, "warmup_steps": 0, "seed": 3}
+trainer = UnslothTrainer(
+    ModelConfig(name=model, lora_config=LoraConfig(r=4)),
+    TrainingConfig(**training),
+    DataConfig(path=data, eval_path=data, max_length=64, num_workers=0),
+    CacheConfig(directory=cache),
+    device="cpu",
+)
+before = trainer.evaluate()["eval_loss"]
+state = trainer.train()
+trainer.adapter.save(Path(saved))
+after = trainer.evaluate()["eval_loss"]
+print(json.dumps({"before": before, "after": after, "steps": state.step}))
+"""
+
+
+@pytest.mark.skipif(not is_installed("unsloth"), reason="unsloth is not installed")
+def test_it_trains_and_plain_peft_loads_the_result(saved_llama: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"Reverse {n}", "completion": str(n)[::-1]} for n in range(10, 34)]
+    data, cache, saved = tmp_path / "rows.jsonl", tmp_path / "cache", tmp_path / "saved"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *map(str, (saved_llama, data, cache, saved))],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["steps"] == 18
+    assert found["after"] < found["before"] - 0.1
+    assert (cache / "unsloth_compiled").is_dir()
+
+    from peft import AutoPeftModelForCausalLM
+
+    plain = AutoPeftModelForCausalLM.from_pretrained(saved)
+    assert plain.peft_config["default"].r == 4
