@@ -64,7 +64,7 @@ def test_run_json_says_how_the_run_came_to_be(
     assert batch_size == {"value": 4, "source": "keyword training.batch_size"}
     assert DeploymentConfig.from_dict(record["configuration"]).training.max_steps == 2
     assert record["data"]["fingerprint"] == trainer.initialize_data().fingerprint
-    assert "<mark>" in record["data"]["preview_html"]
+    assert "<mark" in record["data"]["preview_html"]
     assert (run.tokenizer / "tokenizer.json").is_file()
     assert run.quarantine_file.is_file()
 

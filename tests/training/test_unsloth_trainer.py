@@ -12,7 +12,7 @@ from infrastructure.core.optional import is_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import LoraConfig, ModelConfig
@@ -32,8 +32,9 @@ trainer = UnslothTrainer(
 before = trainer.evaluate()["eval_loss"]
 state = trainer.train()
 trainer.adapter.save(Path(saved))
+compiled = os.environ["UNSLOTH_COMPILE_LOCATION"]
 after = trainer.evaluate()["eval_loss"]
-print(json.dumps({"before": before, "after": after, "steps": state.step}))
+print(json.dumps({"before": before, "after": after, "steps": state.step, "compiled": compiled}))
 """
 
 
@@ -55,7 +56,7 @@ def test_it_trains_and_plain_peft_loads_the_result(saved_llama: Path, tmp_path: 
     found = json.loads(done.stdout)
     assert found["steps"] == 18
     assert found["after"] < found["before"] - 0.1
-    assert (cache / "unsloth_compiled").is_dir()
+    assert found["compiled"] == str(cache / "unsloth_compiled")
 
     from peft import AutoPeftModelForCausalLM
 
