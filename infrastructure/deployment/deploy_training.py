@@ -91,6 +91,8 @@ class TrainingDeployment:
         for note in self.config.notes():
             self.say(f"note: {note}")
         config = self.config
+        data_named = f" and data {config.data.path}" if config.data.path else ""
+        self.say(f"Preparing model {config.model.name}{data_named}")
         trainer = TrainerFactory().create_trainer(
             config.model,
             config.training,

@@ -79,7 +79,10 @@ class CheckpointManager:
                 damage.append(str(error))
                 log.warning("skipping a damaged checkpoint: %s", error)
         reason = "; ".join(damage) if damage else "no checkpoint was saved yet"
-        raise CheckpointError(f"nothing to resume from in {self.directory}: {reason}")
+        raise CheckpointError(
+            f"nothing to resume from in {self.directory}: {reason}; start a new run, with a smaller"
+            " checkpoint_frequency where runs do not live long"
+        )
 
     def _rotate(self) -> None:
         for path in self.checkpoints()[: -self.keep]:
