@@ -93,13 +93,7 @@ class TrainingDeployment:
         config = self.config
         data_named = f" and data {config.data.path}" if config.data.path else ""
         self.say(f"Preparing model {config.model.name}{data_named}")
-        trainer = TrainerFactory().create_trainer(
-            config.model,
-            config.training,
-            config.data,
-            device=config.device,
-            cache_config=config.cache,
-        )
+        trainer = TrainerFactory().for_run(config)
         trainer.adapter.saved_tokenizer = saved_tokenizer
         trainer.initialize_model()
         data = trainer.initialize_data()

@@ -31,13 +31,7 @@ def evaluate_model(config: DeploymentConfig) -> list[str]:
     inherited = inherit_from_run(config)
     config.data.eval_path = config.data.path
     config.model.lora_config = None
-    trainer = TrainerFactory().create_trainer(
-        config.model,
-        config.training,
-        config.data,
-        device=config.device,
-        cache_config=config.cache,
-    )
+    trainer = TrainerFactory().for_run(config)
     held_out = measure(trainer)
     path = _write(config, held_out)
     rows = [[name, f"{value:.4f}"] for name, value in held_out.metrics.items()]

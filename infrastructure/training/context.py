@@ -77,14 +77,7 @@ def initialize_training(config: DeploymentConfig, **options: Any) -> TrainingCon
     Raises:
         ValueError: something in the configuration cannot be; says what and what to do.
     """
-    trainer = TrainerFactory().create_trainer(
-        config.model,
-        config.training,
-        config.data,
-        device=config.device,
-        cache_config=config.cache,
-        **options,
-    )
+    trainer = TrainerFactory().for_run(config, **options)
     loop = trainer.prepare()
     assert trainer.state is not None
     batches = EpochBatches(loop.data, trainer.state, loop.batch_size)
