@@ -30,7 +30,7 @@ DISABLING = {
     "DISABLE_TESTING": "enable_testing",
 }
 # Read elsewhere; not part of the configuration.
-OTHER_VARIABLES = {"TEMPER_CI": "tests and notebooks use their small presets"}
+OTHER_VARIABLES = {"TEMPER_PYTHON": "environment.sh makes .venv with it"}
 
 
 def variable_of(key: str) -> str:

@@ -22,7 +22,6 @@ from infrastructure.training.data.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 RECORDED_PACKAGES = (
-    "torch",
     "transformers",
     "peft",
     "bitsandbytes",
@@ -36,7 +35,8 @@ RECORDED_PACKAGES = (
 
 def installed_versions() -> dict[str, str]:
     """Version of Python and of every recorded package that is installed."""
-    versions = {"python": sys.version.split()[0]}
+    # torch's own words name the build, which its package may not: 2.13.0+cu130
+    versions = {"python": sys.version.split()[0], "torch": torch.__version__}
     for package in RECORDED_PACKAGES:
         try:
             versions[package] = version(package)

@@ -75,7 +75,13 @@ def test_an_unknown_variable_suggests_the_nearest(variable: str, meant: str) -> 
 
 
 def test_variables_of_others_are_left_alone() -> None:
-    environment = {"TEMPER_CI": "1", "PATH": "/bin", "HF_TOKEN": "x", "BATCH_SIZE": "", "CI": "1"}
+    environment = {
+        "TEMPER_PYTHON": "python3.12",
+        "PATH": "/bin",
+        "HF_TOKEN": "x",
+        "BATCH_SIZE": "",
+        "CI": "1",
+    }
     assert load_config(environment=environment).to_dict() == DeploymentConfig().to_dict()
 
 

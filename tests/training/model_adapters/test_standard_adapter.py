@@ -80,6 +80,7 @@ def test_a_saved_model_is_read_by_transformers_alone(saved_llama: Path, tmp_path
 
 # torch's compiler reads .grad of every tensor, and hides the warning in a way that "error" undoes
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 def test_compiling_gives_the_same_loss(saved_llama: Path) -> None:
     plain, compiled = adapter_for(saved_llama), adapter_for(saved_llama, compile_mode="default")
     losses = [
