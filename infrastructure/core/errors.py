@@ -19,3 +19,7 @@ class DataError(TemperError):
 
 class TrainingDivergedError(TemperError):
     """The loss or the gradients are no longer finite."""
+
+
+class StorageError(TemperError):
+    """A disk or a remote store refuses, is full, or does not keep what it was given."""

@@ -1,0 +1,68 @@
+"""The few operations that a store makes on its file system; tests put their faults here."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+Buffer = bytes | bytearray | memoryview
+
+CHUNK_BYTES = 4 * 1024**2
+PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
+
+
+class FileOperations:
+    """A local POSIX file system. Every method raises OSError as the system does."""
+
+    def read(self, path: Path) -> Iterator[bytes]:
+        """The bytes of a file, a few megabytes at a time."""
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def names(self, directory: Path) -> list[str]:
+        return sorted(path.name for path in directory.iterdir())
+
+    def free_bytes(self, directory: Path) -> int:
+        return shutil.disk_usage(directory).free
+
+    def make_directory(self, directory: Path) -> None:
+        directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        """Write a new file; one that is there already is an error."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            for chunk in _chunks(buffers):
+                while chunk:
+                    chunk = chunk[file.write(chunk) :]
+
+    def sync_file(self, path: Path) -> None:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def sync_directory(self, directory: Path) -> None:
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def forget_cached(self, path: Path) -> None:
+        """Let the next read come from the disk and not from memory, where the system can do so."""
+        with contextlib.suppress(OSError, AttributeError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _chunks(buffers: Iterable[Buffer]) -> Iterator[memoryview]:
+    return (memoryview(buffer).cast("B") for buffer in buffers if len(buffer))

@@ -1,0 +1,116 @@
+"""Packs: the bytes of a safetensors file, cut at tensor boundaries. No pickle, no compression.
+
+Source of the layout: https://github.com/huggingface/safetensors (header length as 8 little-endian
+bytes, JSON header, tensor bytes).
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from safetensors import SafetensorError, deserialize
+
+from infrastructure.backup.file_operations import Buffer
+from infrastructure.core.errors import CheckpointError
+
+PACK_BYTES = 64 * 1024**2
+ALIGNMENT_BYTES = 8
+# Bits of one element, by the name that safetensors gives the type.
+BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "U16": 16,
+    "I16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "U32": 32,
+    "I32": 32,
+    "F32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F64": 64,
+    "C64": 64,
+}
+
+
+@dataclass(frozen=True)
+class TensorBytes:
+    """A tensor as its bytes: little-endian, contiguous, row-major.
+
+    Attributes:
+        dtype: safetensors' name of the type, such as "F32".
+        shape: lengths of the dimensions; () is a single number.
+        data: exactly as many bytes as type and shape say.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Buffer
+
+    def __post_init__(self) -> None:
+        if self.dtype not in BITS:
+            raise ValueError(f"tensors of type {self.dtype!r} cannot be stored")
+        expected = prod(self.shape) * BITS[self.dtype] // 8
+        if len(self.data) != expected:
+            raise ValueError(f"{self.dtype}{list(self.shape)} has {len(self.data)} bytes")
+
+    @property
+    def identity(self) -> bytes:
+        """What tells two tensors of the same bytes apart."""
+        return f"{self.dtype}{list(self.shape)}:".encode()
+
+
+def cut(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
+    """Groups of tensors, in their order, of at most `PACK_BYTES` each (or of one larger tensor)."""
+    group: dict[str, TensorBytes] = {}
+    size_bytes = 0
+    for name, tensor in tensors.items():
+        if group and size_bytes + len(tensor.data) > PACK_BYTES:
+            yield group
+            group, size_bytes = {}, 0
+        group[name] = tensor
+        size_bytes += len(tensor.data)
+    if group:
+        yield group
+
+
+def encode(tensors: Mapping[str, TensorBytes]) -> list[Buffer]:
+    """The bytes of a pack, as buffers one after the other; nothing is copied."""
+    header: dict[str, object] = {}
+    end = 0
+    # wider elements first, so that every tensor begins at a multiple of its element's size
+    ordered = sorted(tensors.items(), key=lambda item: (-BITS[item[1].dtype], item[0]))
+    for name, tensor in ordered:
+        begin, end = end, end + len(tensor.data)
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT_BYTES)
+    return [len(text).to_bytes(8, "little"), text, *(tensor.data for _, tensor in ordered)]
+
+
+def decode(pack: bytes) -> dict[str, TensorBytes]:
+    """The tensors in the bytes of a pack.
+
+    Raises:
+        CheckpointError: they are not a safetensors file.
+    """
+    try:
+        return {
+            name: TensorBytes(found["dtype"], tuple(found["shape"]), found["data"])
+            for name, found in deserialize(pack)
+        }
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"no safetensors bytes: {error}") from error
+
+
+def size_of(buffers: Iterable[Buffer]) -> int:
+    """Bytes in all `buffers`."""
+    return sum(len(buffer) for buffer in buffers)

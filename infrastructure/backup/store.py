@@ -1,0 +1,265 @@
+"""A store of versions: objects named by their hash, then a manifest named by its hash.
+
+    objects/ab/<hash> · versions/<sequence>-<hash name>-<hash>.json · tmp/
+
+The manifest is the commit point: a version is there when its manifest is, and the manifest is
+written only when every object it names is on the disk and was read back. Nothing is ever changed
+in place. FORMAT.md has the rules. One writer at a time; any number of readers.
+"""
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infrastructure.backup.file_operations import FileOperations
+from infrastructure.backup.hashing import available_hash, hash_of
+from infrastructure.backup.manifest import (
+    Manifest,
+    Pack,
+    StoredTensor,
+    VersionName,
+    parse_manifest,
+)
+from infrastructure.backup.objects import ObjectFiles
+from infrastructure.backup.packs import TensorBytes, cut, decode, encode
+from infrastructure.core.errors import CheckpointError, StorageError
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A version that is damaged, and how."""
+
+    name: str
+    reason: str
+
+
+class Store:
+    """The versions in the directory `root`, which is made with its first version.
+
+    Args:
+        operations: the file system.
+    """
+
+    def __init__(self, root: Path, operations: FileOperations | None = None) -> None:
+        self.root = root
+        self.operations = operations or FileOperations()
+        self.objects = ObjectFiles(root, self.operations)
+        self.hash_name = available_hash()  # of new versions; an old one's stands in its name
+        self._is_prepared = False
+
+    def versions(self) -> list[str]:
+        """Names of all versions, the newest first; not verified."""
+        try:
+            names = self.operations.names(self.root / "versions")
+        except FileNotFoundError:
+            return []
+        stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        return sorted((stem for stem in stems if VersionName.parse(stem)), reverse=True)
+
+    def manifest_path(self, name: str) -> Path:
+        """The file of the version `name`."""
+        return self.root / "versions" / f"{name}.json"
+
+    def read(self, name: str) -> Manifest:
+        """The manifest of a version; its objects are not looked at.
+
+        Raises:
+            CheckpointError: it is missing, or not what its name says.
+        """
+        parsed = VersionName.parse(name)
+        if parsed is None:
+            raise CheckpointError(f"{name!r} is no name of a version")
+        data = self.objects.read_small(self.manifest_path(name))
+        try:
+            digest = hash_of(parsed.hash_name, [data])
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        if digest != parsed.digest:
+            raise CheckpointError("its manifest is not what was written")
+        return parse_manifest(data, parsed)
+
+    def verify(self, manifest: Manifest) -> None:
+        """Read every object of a version and compare it with its name.
+
+        Raises:
+            CheckpointError: one is missing, cut or changed; the text names it.
+        """
+        for pack in manifest.packs:
+            self.objects.verify(pack, manifest.hash_name)
+
+    def load(self, manifest: Manifest) -> Iterator[tuple[str, TensorBytes]]:
+        """All tensors of a version with their full names, pack by pack, each verified before.
+
+        Raises:
+            CheckpointError: an object is damaged, or does not hold what the manifest says.
+        """
+        names: dict[int, list[str]] = {}
+        for name, place in manifest.tensors.items():
+            names.setdefault(place.pack, []).append(name)
+        for index, wanted in names.items():
+            pack = manifest.packs[index]
+            tensors = decode(self.objects.read(pack, manifest.hash_name))
+            for name in wanted:
+                if name not in tensors:
+                    raise CheckpointError(f"object {pack.hash[:12]} holds no tensor {name!r}")
+                yield name, tensors[name]
+
+    def newest(self) -> tuple[str | None, list[Rejected]]:
+        """The newest healthy version that verifies (None: there is none), and the damaged newer
+        ones that were passed over."""
+        rejected: list[Rejected] = []
+        for name in self.versions():
+            try:
+                manifest = self.read(name)
+                if manifest.healthy:
+                    self.verify(manifest)
+                    return name, rejected
+            except CheckpointError as error:
+                rejected.append(Rejected(name, str(error)))
+        return None, rejected
+
+    def commit(
+        self,
+        tensors: Mapping[str, TensorBytes],
+        values: dict[str, Any],
+        *,
+        step: int,
+        kind: str = "scheduled",
+        healthy: bool = True,
+    ) -> str:
+        """Write a version; tensors that the newest version holds already are not written again.
+
+        Args:
+            tensors: by full name; what comes before the slash is the class, and a pack holds
+                tensors of one class.
+            values: what is not a tensor, as JSON.
+
+        Returns:
+            Its name, when all of it is on the disk and was read back.
+
+        Raises:
+            StorageError: the disk refuses or lies; the versions before are untouched.
+        """
+        try:
+            self._prepare()
+            places, packs = self._place(tensors)
+            names = self.versions()
+            manifest = Manifest(
+                hash_name=self.hash_name,
+                sequence=int(names[0][:12]) + 1 if names else 1,
+                parent=names[0] if names else None,
+                created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                kind=kind,
+                healthy=healthy,
+                step=step,
+                values=values,
+                packs=tuple(packs),
+                tensors=places,
+            )
+            data = manifest.to_bytes()
+            digest = hash_of(self.hash_name, [data])
+            name = str(VersionName(manifest.sequence, self.hash_name, digest))
+            self.objects.put(self.manifest_path(name), [data], digest, self.hash_name)
+            return name
+        except OSError as error:
+            raise StorageError(
+                f"no version was written to {self.root}: {error}; the versions before it are whole"
+            ) from error
+
+    def remove_all_but(self, kept: Collection[str]) -> list[str]:
+        """Remove the versions that are not `kept`, then the objects that no version names.
+
+        Manifests go first, so that no version is ever there without its objects. Where a kept
+        manifest cannot be read, no object is removed: it may be named there.
+
+        Returns:
+            The names of the removed versions.
+
+        Raises:
+            StorageError: the disk refuses; nothing that was kept is touched.
+        """
+        removed = [name for name in self.versions() if name not in kept]
+        try:
+            for name in removed:
+                self.operations.remove(self.manifest_path(name))
+            if removed:
+                self.operations.sync_directory(self.root / "versions")
+            living = self._named_objects()
+            if living is not None:
+                self.objects.remove_all_but(living)
+        except OSError as error:
+            raise StorageError(f"{self.root} cannot be pruned: {error}") from error
+        return removed
+
+    def sweep(self) -> None:
+        """Remove what a killed writer left half-written; for the one writer, when it begins.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self.objects.sweep()
+
+    def _named_objects(self) -> set[str] | None:
+        try:
+            return {pack.hash for name in self.versions() for pack in self.read(name).packs}
+        except CheckpointError:
+            return None
+
+    def _prepare(self) -> None:
+        """Make the directories, all on the disk before anything is put there."""
+        if self._is_prepared:
+            return
+        self.operations.make_directory(self.root)
+        for directory in ("objects", "versions", "tmp"):
+            self.operations.make_directory(self.root / directory)
+        self.operations.sync_directory(self.root)
+        self.operations.sync_directory(self.root.parent)
+        self._is_prepared = True
+
+    def _place(
+        self, tensors: Mapping[str, TensorBytes]
+    ) -> tuple[dict[str, StoredTensor], list[Pack]]:
+        """Write what is new, and say where everything lies."""
+        hashes = {
+            name: hash_of(self.hash_name, [tensor.identity, tensor.data])
+            for name, tensor in tensors.items()
+        }
+        held = self._held_already(hashes)
+        packs = list(dict.fromkeys(held.values()))
+        index = {pack: i for i, pack in enumerate(packs)}
+        places = {name: StoredTensor(index[pack], hashes[name]) for name, pack in held.items()}
+        new = {name: tensor for name, tensor in tensors.items() if name not in places}
+        self.objects.require_space(sum(len(tensor.data) for tensor in new.values()))
+        for group in groups_of(new):
+            packs.append(self.objects.write_pack(encode(group), self.hash_name))
+            places |= {name: StoredTensor(len(packs) - 1, hashes[name]) for name in group}
+        return places, packs
+
+    def _held_already(self, hashes: Mapping[str, str]) -> dict[str, Pack]:
+        """Tensors that the newest readable version holds in objects that are whole."""
+        for name in self.versions()[:1]:
+            try:
+                newest = self.read(name)
+            except CheckpointError:
+                break
+            if newest.hash_name != self.hash_name:
+                break
+            held = {
+                tensor: newest.packs[place.pack]
+                for tensor, place in newest.tensors.items()
+                if hashes.get(tensor) == place.hash
+            }
+            whole = {p for p in set(held.values()) if self.objects.is_whole(p, self.hash_name)}
+            return {tensor: pack for tensor, pack in held.items() if pack in whole}
+        return {}
+
+
+def groups_of(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
+    """Tensors that go into one pack: of one class (the name before the slash), cut to size."""
+    classes: dict[str, dict[str, TensorBytes]] = {}
+    for name, tensor in tensors.items():
+        classes.setdefault(name.partition("/")[0], {})[name] = tensor
+    for members in classes.values():
+        yield from cut(members)

@@ -1,0 +1,145 @@
+"""Versions on a real disk."""
+
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infrastructure.backup import store as store_module
+from infrastructure.backup.file_operations import FileOperations
+from infrastructure.backup.packs import TensorBytes
+from infrastructure.backup.store import Store, groups_of
+from infrastructure.core.errors import CheckpointError
+from tests.faults.store_history import next_save_works, step_that_loads, tensors_at
+
+FORMAT_PAGE = Path(store_module.__file__).with_name("FORMAT.md")
+
+
+def commit(store: Store, *steps: int) -> list[str]:
+    return [store.commit(tensors_at(step), {"step": step}, step=step) for step in steps]
+
+
+def object_files(root: Path) -> set[str]:
+    return {path.name for path in (root / "objects").rglob("*") if path.is_file()}
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    commit(Store(tmp_path / "deep" / "store"), 1, 2, 3)
+    assert step_that_loads(FileOperations(), tmp_path / "deep" / "store") == 3
+
+
+def test_the_newest_comes_first_and_names_its_parent(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.versions() == []
+    assert store.newest() == (None, [])
+    names = commit(store, 5, 6)
+    assert store.versions() == names[::-1]
+    assert store.read(names[1]).parent == names[0]
+    assert [store.read(name).sequence for name in names] == [1, 2]
+
+
+def test_what_did_not_change_is_stored_once(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    commit(store, 1)
+    before = object_files(tmp_path)
+    commit(store, 1)
+    assert object_files(tmp_path) == before
+    changed = tensors_at(1)
+    changed["model/layer1"] = TensorBytes("F32", (2, 4), bytes(32))
+    name = store.commit(changed, {}, step=2)
+    (new,) = object_files(tmp_path) - before
+    assert (tmp_path / "objects" / new[:2] / new).stat().st_size < 200
+    assert bytes(dict(store.load(store.read(name)))["model/layer1"].data) == bytes(32)
+
+
+def test_two_tensors_of_the_same_bytes_stay_two(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = {"model/a": TensorBytes("F32", (2,), bytes(8))}
+    store.commit(first, {}, step=1)
+    name = store.commit({"model/a": TensorBytes("I64", (), bytes(8))}, {}, step=2)
+    assert dict(store.load(store.read(name)))["model/a"].dtype == "I64"
+
+
+def test_removing_leaves_what_the_others_need(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    names = commit(store, 1, 2, 3)
+    assert store.remove_all_but([names[2]]) == [names[1], names[0]]
+    named = {pack.hash for pack in store.read(names[2]).packs}
+    assert object_files(tmp_path) == named
+    assert step_that_loads(FileOperations(), tmp_path) == 3
+    assert next_save_works(FileOperations(), tmp_path)
+
+
+def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.sweep()
+    commit(store, 1)
+    (tmp_path / "tmp" / "half").write_bytes(b"x")
+    store.sweep()
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+    commit(Store(tmp_path / "store"), 1)
+    for path in (tmp_path / "store").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+def test_other_files_in_its_folders_are_no_versions(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (name,) = commit(store, 1)
+    for other in ("desktop.ini", f"{name} (1).json", "latest.json", f"{name}.json.part"):
+        (tmp_path / "versions" / other).write_text("{}")
+    assert store.versions() == [name]
+
+
+def test_a_version_that_is_not_there(tmp_path: Path) -> None:
+    (name,) = commit(Store(tmp_path), 1)
+    with pytest.raises(CheckpointError, match="no name of a version"):
+        Store(tmp_path).read("../../etc/passwd")
+    with pytest.raises(CheckpointError, match="is missing"):
+        Store(tmp_path).read(name[:-1] + ("0" if name[-1] != "0" else "1"))
+
+
+def test_a_hash_of_another_time_is_named(tmp_path: Path) -> None:
+    (name,) = commit(Store(tmp_path), 1)
+    path = Store(tmp_path).manifest_path(name)
+    path.rename(path.with_name(path.name.replace("blake3", "sha3")))
+    found, (rejected,) = Store(tmp_path).newest()
+    assert found is None
+    assert "unknown hash 'sha3'" in rejected.reason
+
+
+def test_without_blake3_it_is_sha256(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "available_hash", lambda: "sha256")
+    (old,) = commit(Store(tmp_path), 1)
+    assert "-sha256-" in old
+    monkeypatch.undo()
+    (new,) = commit(Store(tmp_path), 2)
+    assert "-blake3-" in new
+    assert step_that_loads(FileOperations(), tmp_path) == 2
+    Store(tmp_path).remove_all_but([old])
+    assert step_that_loads(FileOperations(), tmp_path) == 1
+
+
+def test_a_pack_holds_one_class() -> None:
+    groups = list(groups_of(tensors_at(1)))
+    assert [{name.partition("/")[0] for name in group} for group in groups] == [
+        {"frozen"},
+        {"model"},
+        {"optimizer"},
+        {"small"},
+    ]
+
+
+def test_the_page_on_the_format_restores(tmp_path: Path) -> None:
+    """What stands there for a person with plain Python works as it stands."""
+    commit(Store(tmp_path), 1, 2)
+    (script,) = re.findall(r"```python\n(.*?)```", FORMAT_PAGE.read_text(), flags=re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "2 8 tensors\n"
