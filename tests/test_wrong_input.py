@@ -237,6 +237,7 @@ MODEL = [
     Wrong("output that is a file", "train --output file", ["file"], {"file": ""}),
 ]
 
+VERSION = f"{3:012d}-blake3-{'ab' * 32}"
 CHECKPOINT = [
     Wrong("no run to go on with", "train-resume", ["runs", "temper train"]),
     Wrong("a run that is not there", "train-resume nowhere", ["nowhere"]),
@@ -256,13 +257,25 @@ CHECKPOINT = [
         "a damaged run.json",
         "train-resume runs/a",
         ["run.json"],
-        {"runs/a/run.json": "{", "runs/a/checkpoints/step-00000001/manifest.json": "{}"},
+        {"runs/a/run.json": "{", f"runs/a/checkpoints/versions/{VERSION}.json": "{}"},
     ),
     Wrong(
-        "a checkpoint without manifest",
-        "train-resume runs/a/checkpoints/step-00000003",
-        ["manifest.json"],
-        {"runs/a/run.json": RUN, "runs/a/checkpoints/step-00000003/state.json": "{}"},
+        "a damaged checkpoint",
+        f"train-resume runs/a/checkpoints/versions/{VERSION}.json",
+        ["manifest", "not what was written"],
+        {"runs/a/run.json": RUN, f"runs/a/checkpoints/versions/{VERSION}.json": "{}"},
+    ),
+    Wrong(
+        "no whole checkpoint",
+        "train-resume runs/a",
+        ["manifest", "nothing to resume from"],
+        {"runs/a/run.json": RUN, f"runs/a/checkpoints/versions/{VERSION}.json": "{}"},
+    ),
+    Wrong(
+        "a checkpoint that is not there",
+        f"train-resume runs/a/checkpoints/versions/{VERSION}.json",
+        [VERSION],
+        {"runs/a/run.json": RUN},
     ),
     Wrong(
         "a run.json of something else",

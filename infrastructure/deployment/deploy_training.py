@@ -23,6 +23,7 @@ from infrastructure.deployment.run_record import (
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report import write_report
+from infrastructure.training.checkpoints.checkpoint_manager import step_of
 from infrastructure.training.data.samples import SAMPLE_HELDOUT, SAMPLE_TRAIN
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
@@ -83,7 +84,7 @@ class TrainingDeployment:
         trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
         refuse_other_data(run, trainer)
         before = HeldOut.from_dict(json.loads(run.before_file.read_text()))
-        self.say(f"Run {run.run_id}: going on from {checkpoint.name}")
+        self.say(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
         return self._train(run, trainer, before, checkpoint)
 
     def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:

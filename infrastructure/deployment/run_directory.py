@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.core.lookup import unknown_name
-from infrastructure.training.checkpoints.checkpoint_manager import NAME, step_of
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    is_checkpoint,
+)
 
 RUN_FILE = "run.json"
 
@@ -107,8 +110,8 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
     if name is None:
         return _newest_run(output_dir), None
     path = Path(name)
-    if NAME.fullmatch(path.name) and path.is_dir():
-        return RunDirectory(path.resolve().parent.parent), path.resolve()
+    if is_checkpoint(path) and path.is_file():
+        return RunDirectory(path.resolve().parent.parent.parent), path.resolve()
     if (path / RUN_FILE).is_file():
         return RunDirectory(path.resolve()), None
     run_name, at, step = name.partition("@")
@@ -140,8 +143,8 @@ def _run_called(name: str, output_dir: Path) -> RunDirectory:
 
 
 def _checkpoint_at(run: RunDirectory, step: str) -> Path:
-    found = {str(step_of(p)): p for p in run.checkpoints.glob("step-*") if NAME.fullmatch(p.name)}
-    if step not in found:
-        steps = ", ".join(sorted(found, key=int)) or "none"
+    found = CheckpointManager(run.checkpoints).at_step()
+    if not step.isdecimal() or int(step) not in found:
+        steps = ", ".join(map(str, sorted(found))) or "none"
         raise ValueError(f"run {run.run_id} has no checkpoint at step {step!r}; it has: {steps}")
-    return found[step]
+    return found[int(step)]

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.backup.store import Store
 from infrastructure.deployment.run_directory import RunDirectory, find_run, plan_run
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     for name, steps in (("20260101-000000-a-11", [10, 20]), ("20260102-000000-b-22", [5])):
         for step in steps:
-            (tmp_path / name / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+            Store(tmp_path / name / "checkpoints").commit({}, {}, step=step)
         (tmp_path / name / "run.json").write_text(json.dumps({"run_id": name}))
     return tmp_path
 
@@ -29,7 +31,7 @@ def test_a_run_is_named_by_id_or_path(runs: Path) -> None:
 
 
 def test_a_checkpoint_is_named_by_step_or_path(runs: Path) -> None:
-    path = runs / "20260101-000000-a-11" / "checkpoints" / "step-00000010"
+    path = CheckpointManager(runs / "20260101-000000-a-11" / "checkpoints").at_step()[10]
     for name in ("20260101-000000-a-11@10", str(path)):
         run, checkpoint = find_run(name, runs)
         assert run.run_id == "20260101-000000-a-11"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.training.checkpoints.checkpoint_manager import step_of
 from infrastructure.training.context import TrainingContext, initialize_training
 
 
@@ -33,7 +34,7 @@ def test_ones_own_loop_trains_and_saves(context: TrainingContext) -> None:
         context.end_epoch()
     assert len(losses) == 10
     assert losses[-1] < losses[0]
-    assert saved.name == "step-00000010"
+    assert step_of(saved) == 10
     assert (context.state.position.epoch, context.state.position.example) == (2, 0)
 
 

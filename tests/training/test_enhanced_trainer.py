@@ -12,6 +12,7 @@ from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import LoraConfig, ModelConfig
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters import get_model_adapter
@@ -99,9 +100,10 @@ def test_a_resumed_lora_training_gives_the_same_bits(
     assert whole.trainer.adapter.packs  # type: ignore[attr-defined]
     num_steps = len(whole.losses.values)
     assert num_steps == 12
+    saved = CheckpointManager(tmp_path / "a", keep=99)
     for step in (2, num_steps // 2 + 1):
         again = Training(saved_llama, data_file, checkpoints=tmp_path / "b", **settings)
-        again.trainer.restore(tmp_path / "a" / f"step-{step:08d}")
+        again.trainer.restore(saved.at_step()[step])
         again.run()
         assert again.losses.values == whole.losses.values[step:]
         assert_same_bits(again.weights, whole.weights)

@@ -135,7 +135,7 @@ def test_resuming_anywhere_gives_the_same_bits(tmp_path: Path, step: int) -> Non
     whole = Training(tmp_path, checkpoint_frequency=1).run()
     assert len(whole.recorder.losses) == 12
     again = Training(tmp_path / "again", checkpoint_frequency=1)
-    again.resume(tmp_path / f"step-{step:08d}")
+    again.resume(whole.checkpoints.at_step()[step])
     assert again.recorder.losses == whole.recorder.losses[step:]
     assert torch.equal(again.weights, whole.weights)
     assert again.source.seen == whole.source.seen[consumed_examples(step) :]
@@ -150,7 +150,7 @@ def consumed_examples(step: int) -> int:
 def test_a_checkpoint_without_a_part_would_be_noticed(tmp_path: Path, left_out: str) -> None:
     """The test above can fail: each missing part changes the result."""
     whole = Training(tmp_path, checkpoint_frequency=1).run()
-    saved = load_checkpoint(tmp_path / "step-00000005")
+    saved = load_checkpoint(whole.checkpoints.at_step()[5])
     again = Training()
     fresh = take_snapshot(again.state, again.parts)
     if left_out == "torch":

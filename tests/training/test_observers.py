@@ -130,9 +130,10 @@ def test_the_numbers_of_a_killed_run_are_those_of_a_whole_one(tmp_path: Path) ->
         return Training(directory / "checkpoints", hooks=[observer, *hooks], **settings)
 
     observed(tmp_path / "whole").run()
+    crashing = observed(tmp_path / "killed", Crash(step=7))
     with pytest.raises(RuntimeError, match="went away"):
-        observed(tmp_path / "killed", Crash(step=7)).run()
-    observed(tmp_path / "killed").resume(tmp_path / "killed" / "checkpoints" / "step-00000004")
+        crashing.run()
+    observed(tmp_path / "killed").resume(crashing.checkpoints.at_step()[4])
     whole = read_metrics(tmp_path / "whole" / "metrics.jsonl")
     killed = read_metrics(tmp_path / "killed" / "metrics.jsonl")
     assert lasting(killed) == lasting(whole)

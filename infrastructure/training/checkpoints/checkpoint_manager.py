@@ -1,30 +1,18 @@
-"""Checkpoints as atomic directories: whole and verified, or not there.
+"""The checkpoints of a run: versions in the store of its directory. See backup/FORMAT.md.
 
-    checkpoints/step-00000120/{model,optimizer,random}.safetensors · state.json · manifest.json
-
-The manifest holds the size and SHA-256 of every other file and is written last, inside a directory
-that gets its name only when all of it is on the disk. Reading verifies; a damaged checkpoint is
-skipped with a warning and the one before it serves. One writer per run.
+A checkpoint is named by the path of its manifest. Reading verifies; a damaged checkpoint is passed
+over with a warning and the one before it serves.
 """
 
-import json
 import logging
-import re
-import shutil
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-
+from infrastructure.backup.manifest import VersionName
+from infrastructure.backup.retention import versions_to_keep
+from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError
-from infrastructure.core.files import file_sha256, whole_directory, write_json
 from infrastructure.training.checkpoints.snapshot import Snapshot
-
-FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
-VALUES = "state.json"
-NAME = re.compile(r"step-(\d{8,})")
+from infrastructure.training.checkpoints.tensor_bytes import from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
 
@@ -42,123 +30,99 @@ class CheckpointManager:
             raise ValueError(
                 f"keep_checkpoints={keep}: keep at least 2, since the newest may be the damaged one"
             )
-        self.directory = directory
+        self.store = Store(directory)
         self.keep = keep
+        self._is_swept = False
 
     def save(self, snapshot: Snapshot) -> Path:
         """Write a checkpoint, then remove those that rotation no longer keeps.
 
         Raises:
-            OSError: the disk refuses; what was saved before is untouched.
+            StorageError: the disk refuses; what was saved before is untouched.
         """
-        target = self.directory / f"step-{snapshot.values['step']:08d}"
-        with whole_directory(target) as part:
-            write_checkpoint(part, snapshot)
-        self._rotate()
-        return target
+        if not self._is_swept:
+            self.store.sweep()
+            self._is_swept = True
+        tensors = {
+            f"{group}/{name}": to_bytes(tensor)
+            for group, members in snapshot.tensors.items()
+            for name, tensor in members.items()
+        }
+        name = self.store.commit(tensors, snapshot.values, step=snapshot.values["step"])
+        self.store.remove_all_but(versions_to_keep(self.store, self.keep))
+        return self.store.manifest_path(name)
 
     def checkpoints(self) -> list[Path]:
         """All checkpoints, the oldest first, verified or not."""
-        if not self.directory.is_dir():
-            return []
-        found = [path for path in self.directory.iterdir() if NAME.fullmatch(path.name)]
-        return sorted(found, key=step_of)
+        return [self.store.manifest_path(name) for name in reversed(self.store.versions())]
+
+    def at_step(self) -> dict[int, Path]:
+        """The newest readable checkpoint of every step that has one."""
+        found: dict[int, Path] = {}
+        for path in self.checkpoints():
+            try:
+                found[step_of(path)] = path
+            except CheckpointError as error:
+                log.warning("skipping a damaged checkpoint: %s: %s", path.stem, error)
+        return found
 
     def newest(self) -> Path:
-        """The newest checkpoint that verifies; damaged newer ones are named in a warning.
+        """The newest healthy checkpoint that verifies; damaged newer ones are named in a warning.
 
         Raises:
             CheckpointError: there is none.
         """
-        damage = []
-        for path in reversed(self.checkpoints()):
-            try:
-                verify(path)
-                return path
-            except CheckpointError as error:
-                damage.append(str(error))
-                log.warning("skipping a damaged checkpoint: %s", error)
+        name, rejected = self.store.newest()
+        damage = [f"{version.name[:12]}: {version.reason}" for version in rejected]
+        for text in damage:
+            log.warning("skipping a damaged checkpoint: %s", text)
+        if name is not None:
+            return self.store.manifest_path(name)
         reason = "; ".join(damage) if damage else "no checkpoint was saved yet"
         raise CheckpointError(
-            f"nothing to resume from in {self.directory}: {reason}; start a new run, with a smaller"
-            " checkpoint_frequency where runs do not live long"
+            f"nothing to resume from in {self.store.root}: {reason}; start a new run, with a"
+            " smaller checkpoint_frequency where runs do not live long"
         )
 
-    def _rotate(self) -> None:
-        for path in self.checkpoints()[: -self.keep]:
-            shutil.rmtree(path)
-        for leftover in self.directory.glob(".step-*"):  # of a process that was killed
-            shutil.rmtree(leftover, ignore_errors=True)
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether `path` has the name and the place of a checkpoint's manifest."""
+    return VersionName.parse(path.stem) is not None and path.parent.name == "versions"
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint directory's name."""
-    match = NAME.fullmatch(checkpoint.name)
-    return int(match[1]) if match else -1
-
-
-def write_checkpoint(directory: Path, snapshot: Snapshot) -> None:
-    """Write all files of a checkpoint into an existing directory, the manifest last."""
-    for group, tensors in snapshot.tensors.items():
-        path = directory / f"{group}.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    write_json(directory / VALUES, snapshot.values)
-    files = {
-        path.name: {"size_bytes": path.stat().st_size, "sha256": file_sha256(path)}
-        for path in sorted(directory.iterdir())
-    }
-    write_json(directory / MANIFEST, {"format": FORMAT_VERSION, "files": files})
-
-
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint directory.
+    """The optimizer steps that a checkpoint has behind it.
 
     Raises:
-        CheckpointError: it is missing, unreadable or of an unknown format.
+        CheckpointError: its manifest is damaged.
     """
-    path = checkpoint / MANIFEST
-    try:
-        manifest = json.loads(path.read_text())
-        format_version, files = manifest["format"], manifest["files"]
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{checkpoint} is no checkpoint: it has no {MANIFEST}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if format_version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{checkpoint} has checkpoint format {format_version}; this version of temper reads"
-            f" format {FORMAT_VERSION}"
-        )
-    if not isinstance(files, dict) or not files or any("/" in name for name in files):
-        raise CheckpointError(f"{path} lists no files of this directory")
-    return dict(files)
+    return _store_of(checkpoint).read(checkpoint.stem).step
 
 
 def verify(checkpoint: Path) -> None:
-    """Compare every file with the manifest.
+    """Compare every byte of a checkpoint with what was written.
 
     Raises:
-        CheckpointError: a file is missing or its bytes are not those that were written.
+        CheckpointError: something is missing or has changed.
     """
-    for name, expected in read_manifest(checkpoint).items():
-        path = checkpoint / name
-        if not path.is_file():
-            raise CheckpointError(f"{checkpoint}: {name} is missing")
-        if path.stat().st_size != expected["size_bytes"]:
-            raise CheckpointError(f"{checkpoint}: {name} is cut or grown")
-        if file_sha256(path) != expected["sha256"]:
-            raise CheckpointError(f"{checkpoint}: the bytes of {name} have changed")
+    store = _store_of(checkpoint)
+    store.verify(store.read(checkpoint.stem))
 
 
 def load_checkpoint(checkpoint: Path) -> Snapshot:
-    """Read a checkpoint after verifying it; tensors are on the CPU.
+    """Read a checkpoint, each part verified before it is used; tensors are on the CPU.
 
     Raises:
         CheckpointError: it is damaged.
     """
-    verify(checkpoint)
-    values = json.loads((checkpoint / VALUES).read_text())
-    tensors: dict[str, dict[str, torch.Tensor]] = {
-        path.stem: load_file(path) for path in sorted(checkpoint.glob("*.safetensors"))
-    }
-    return Snapshot(tensors, values)
+    store = _store_of(checkpoint)
+    manifest = store.read(checkpoint.stem)
+    snapshot = Snapshot({}, manifest.values)
+    for full_name, stored in store.load(manifest):
+        group, _, name = full_name.partition("/")
+        snapshot.tensors.setdefault(group, {})[name] = from_bytes(stored)
+    return snapshot
+
+
+def _store_of(checkpoint: Path) -> Store:
+    return Store(checkpoint.resolve().parent.parent)

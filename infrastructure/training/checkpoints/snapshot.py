@@ -78,7 +78,10 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
     """
     values = snapshot.values
     load_trainable_state(parts.model, snapshot.tensors["model"])
-    merged = merge_optimizer(snapshot.tensors["optimizer"], values["optimizer"])
+    merged = merge_optimizer(
+        snapshot.tensors.get("optimizer", {}),
+        values["optimizer"],  # SGD remembers nothing
+    )
     try:
         parts.optimizer.load_state_dict(merged)
     except ValueError as error:

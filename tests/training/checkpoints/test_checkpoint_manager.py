@@ -1,6 +1,6 @@
-"""Checkpoints are whole and verified, or not there."""
+"""Checkpoints are whole and verified, or not there. What a store withstands: tests/faults."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,9 @@ import torch
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
+    is_checkpoint,
     load_checkpoint,
+    step_of,
     verify,
 )
 from infrastructure.training.checkpoints.snapshot import Snapshot
@@ -20,16 +22,21 @@ def snapshot(step: int) -> Snapshot:
     tensors = {
         "model": {"weight": torch.randn(3, 4, generator=generator)},
         "optimizer": {"0.exp_avg": torch.randn(3, 4, generator=generator)},
-        "random": {"torch": torch.get_rng_state()},
+        "random": {"torch": torch.randint(256, (64,), generator=generator, dtype=torch.uint8)},
     }
     return Snapshot(tensors, {"step": step})
+
+
+def steps(manager: CheckpointManager) -> list[int]:
+    return [step_of(path) for path in manager.checkpoints()]
 
 
 def test_what_was_saved_is_read_back(tmp_path: Path) -> None:
     saved = snapshot(7)
     path = CheckpointManager(tmp_path).save(saved)
     loaded = load_checkpoint(path)
-    assert path.name == "step-00000007"
+    assert is_checkpoint(path)
+    assert step_of(path) == 7
     assert loaded.values == saved.values
     for group, tensors in saved.tensors.items():
         for name, tensor in tensors.items():
@@ -40,7 +47,7 @@ def test_rotation_keeps_the_newest(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep=2)
     for step in (1, 5, 9, 12):
         manager.save(snapshot(step))
-    assert [path.name for path in manager.checkpoints()] == ["step-00000009", "step-00000012"]
+    assert steps(manager) == [9, 12]
 
 
 def test_keeping_one_is_refused(tmp_path: Path) -> None:
@@ -48,16 +55,13 @@ def test_keeping_one_is_refused(tmp_path: Path) -> None:
         CheckpointManager(tmp_path, keep=1)
 
 
-def test_the_same_step_again_replaces_the_first(tmp_path: Path) -> None:
+def test_of_one_step_the_newer_counts(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save(snapshot(3))
     again = snapshot(3)
     again.values["note"] = "second"
-    assert load_checkpoint(manager.save(again)).values["note"] == "second"
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
-
-
-FILES = ["model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"]
+    manager.save(again)
+    assert load_checkpoint(manager.at_step()[3]).values["note"] == "second"
 
 
 def flip_a_bit(path: Path) -> None:
@@ -70,63 +74,72 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
+def files_of(checkpoint: Path) -> list[Path]:
+    store = CheckpointManager(checkpoint.parent.parent).store
+    packs = store.read(checkpoint.stem).packs
+    return [checkpoint, *(store.objects.path_of(pack.hash) for pack in packs)]
+
+
 @pytest.mark.parametrize("damage", [flip_a_bit, cut, Path.unlink])
-@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+@pytest.mark.parametrize("index", range(3))
 def test_every_damage_is_noticed_and_the_one_before_serves(
-    tmp_path: Path, name: str, damage: object, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    index: int,
+    damage: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    manager = CheckpointManager(tmp_path)
-    good, bad = manager.save(snapshot(1)), manager.save(snapshot(2))
-    damage(bad / name)  # type: ignore[operator]
+    good = CheckpointManager(tmp_path).save(snapshot(1))
+    bad = CheckpointManager(tmp_path).save(snapshot(2))
+    damage(files_of(bad)[index])
     with pytest.raises(CheckpointError):
         load_checkpoint(bad)
-    assert manager.newest() == good
-    assert "skipping a damaged checkpoint" in caplog.text
+    with pytest.raises(CheckpointError):
+        verify(bad)
+    assert CheckpointManager(tmp_path).newest() == good
+    assert ("skipping a damaged checkpoint" in caplog.text) is bad.exists()
+
+
+def test_damage_is_no_reason_to_remove_anything(tmp_path: Path) -> None:
+    """Rotation counts only checkpoints that verify."""
+    for step in (1, 2, 3):
+        CheckpointManager(tmp_path, keep=9).save(snapshot(step))
+    damaged = CheckpointManager(tmp_path).at_step()[3]
+    flip_a_bit(files_of(damaged)[1])
+    manager = CheckpointManager(tmp_path, keep=2)
+    manager.save(snapshot(4))
+    assert steps(manager) == [2, 3, 4]
+    manager.save(snapshot(5))
+    assert steps(manager) == [4, 5]
 
 
 def test_nothing_left_to_resume_from_says_why(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint was saved yet"):
         manager.newest()
-    cut(manager.save(snapshot(1)) / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is cut"):
-        manager.newest()
+    cut(files_of(manager.save(snapshot(1)))[1])
+    with pytest.raises(CheckpointError, match=r"has .* bytes instead of"):
+        CheckpointManager(tmp_path).newest()
 
 
-def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    path = CheckpointManager(tmp_path).save(snapshot(1))
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(CheckpointError, match="checkpoint format 99"):
-        verify(path)
-
-
-def test_a_failed_save_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     good = manager.save(snapshot(1))
     broken = snapshot(2)
     broken.values["loss"] = float("nan")  # strict JSON refuses it: a failure late in the save
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="JSON compliant"):
         manager.save(broken)
-    assert [path.name for path in tmp_path.iterdir()] == [good.name]
+    assert manager.checkpoints() == [good]
     verify(good)
 
 
-def test_an_unfinished_directory_is_no_checkpoint(tmp_path: Path) -> None:
-    manager = CheckpointManager(tmp_path)
-    good = manager.save(snapshot(1))
-    leftover = tmp_path / ".step-00000002.abcd.part"
-    leftover.mkdir()
-    (leftover / "model.safetensors").write_bytes(b"half")
-    assert manager.newest() == good
-    manager.save(snapshot(3))
-    assert not leftover.exists()
+def test_an_optimizer_that_remembers_nothing(tmp_path: Path) -> None:
+    saved = snapshot(1)
+    saved.tensors["optimizer"] = {}
+    assert "optimizer" not in load_checkpoint(CheckpointManager(tmp_path).save(saved)).tensors
 
 
 def test_no_pickle_is_written(tmp_path: Path) -> None:
-    path = CheckpointManager(tmp_path).save(snapshot(1))
-    for file in path.iterdir():
-        head = file.read_bytes()
-        assert not head.startswith((b"\x80", b"PK"))
+    CheckpointManager(tmp_path).save(snapshot(1))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 4
+    assert not any(path.read_bytes().startswith((b"\x80", b"PK")) for path in files)

@@ -1,0 +1,47 @@
+"""Tensors as the bytes that a store takes, and back."""
+
+import torch
+
+from infrastructure.backup.packs import TensorBytes
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def to_bytes(tensor: torch.Tensor) -> TensorBytes:
+    """The bytes of a tensor; those of a contiguous one on the CPU are shared, not copied.
+
+    Raises:
+        ValueError: tensors of this type cannot be stored.
+    """
+    if tensor.dtype not in NAMES:
+        raise ValueError(f"tensors of type {tensor.dtype} cannot be stored")
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = flat.as_strided(flat.shape, (1,))  # one element may come with any stride
+    data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+    return TensorBytes(NAMES[tensor.dtype], tuple(tensor.shape), data)
+
+
+def from_bytes(stored: TensorBytes) -> torch.Tensor:
+    """A tensor on the CPU that owns its memory."""
+    dtype = DTYPES[stored.dtype]
+    if not len(stored.data):
+        return torch.empty(stored.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(stored.data), dtype=dtype).reshape(stored.shape)
