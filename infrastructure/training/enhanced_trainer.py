@@ -178,7 +178,7 @@ class EnhancedTrainer:
             optimizer=optimizer,
             scheduler=scheduler,
             scaler=loop.scaler,
-            hooks=self.hooks,
+            loop=loop,
             device=self.device,
         )
         return loop

@@ -6,12 +6,13 @@ nor models: what it needs is given to it. Everything that can be saved is saved 
 optimizer steps; a window that fails half-way is done again from its recorded random state.
 """
 
+import copy
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,21 +23,24 @@ from infrastructure.core.errors import TrainingDivergedError
 from infrastructure.training.checkpoints.random_state import capture_random, restore_random
 from infrastructure.training.error_handlers import Recovery, choose_recovery
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
+from infrastructure.training.log_window import LogWindow
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.state import Phase, TrainingState
+from infrastructure.training.state import Phase, Position, TrainingState
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 
 @dataclass
-class LogWindow:
-    """Sums since the last metrics record; tensors stay on the device until they are read."""
+class Boundary:
+    """What a checkpoint of this moment must hold, besides what the state itself remembers.
 
-    loss_sum: torch.Tensor | float = 0.0
-    num_items: int = 0
-    num_tokens: int = 0
-    num_steps: int = 0
-    grad_norm: torch.Tensor | float = 0.0
-    seconds: float = 0.0
+    See `TrainingState` for `step_is_ending`.
+    """
+
+    random: dict[str, torch.Tensor]
+    hooks: dict[str, Any]
+    position: Position
+    log: LogWindow
+    step_is_ending: bool
 
 
 @dataclass
@@ -62,7 +66,7 @@ class TrainingLoop:
     evaluate: Callable[[], dict[str, float]] | None = None
     save: Callable[[TrainingState], Any] | None = None
     log: LogWindow = field(default_factory=LogWindow)
-    window_random: dict[str, torch.Tensor] | None = None
+    boundary: Boundary | None = None
 
     def run(self, state: TrainingState) -> TrainingState:
         """Train from `state.position` to the end, or until something asks to stop.
@@ -73,35 +77,73 @@ class TrainingLoop:
         """
         try:
             self.fire(Event.TRAIN_START, state)
+            if state.step_is_ending:  # a checkpoint from the middle of a step's end
+                self._finish_step(state)
             while state.position.phase < len(self.phases) and not self._is_over(state):
                 self._run_phase(state)
         except BaseException as error:
             state.error = error
             self._rescue(state, error)
-            self.fire(Event.ERROR, state)
+            self.hooks.fire_to_all(Event.ERROR, state)
             raise
         finally:
-            self.fire(Event.TRAIN_END, state)
+            self.hooks.fire_to_all(Event.TRAIN_END, state)
         return state
 
     def fire(self, event: Event, state: TrainingState) -> None:
         self.hooks.fire(event, state)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the loop and its hooks, as JSON values."""
+        return {
+            "hooks": self.boundary.hooks if self.boundary else self.hooks.state_dict(),
+            "log": self.log.state_dict(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.hooks.load_state_dict(saved["hooks"])
+        self.log = LogWindow(**saved["log"])
+
+    def _mark(self, state: TrainingState) -> None:
+        """From here on, and until the weights change, the training can be saved as it is now."""
+        self.boundary = Boundary(
+            random=capture_random(self.adapter.device),
+            hooks=copy.deepcopy(self.hooks.state_dict()),
+            position=replace(state.position),
+            log=replace(self.log),
+            step_is_ending=state.step_is_ending,
+        )
+
     def _rescue(self, state: TrainingState, error: BaseException) -> None:
-        """Save the steps done so far, if the weights are still those of the last finished step.
+        """Go back to the last boundary, and save it, if the weights are still those it had.
 
         Not after a CUDA fault (the device cannot be read any more) nor after divergence.
         """
-        intact = self.window_random is not None and state.step > 0
-        readable = not isinstance(error, torch.AcceleratorError | TrainingDivergedError)
-        if self.save is None or not intact or not readable:
+        boundary = self.boundary
+        if boundary is None or isinstance(error, torch.AcceleratorError):
             return
         self.optimizer.zero_grad(set_to_none=True)
-        restore_random(self.window_random or {}, self.adapter.device)
+        restore_random(boundary.random, self.adapter.device)
+        state.position, self.log = boundary.position, boundary.log
+        state.step_is_ending = boundary.step_is_ending
+        if self.save is None or state.step == 0 or isinstance(error, TrainingDivergedError):
+            return
         try:
-            state.checkpoint = self.save(state)
+            self._save(state)
         except Exception as failure:
             error.add_note(f"saving a last checkpoint failed too: {failure}")
+
+    def _save(self, state: TrainingState) -> None:
+        """Write a checkpoint of finite numbers.
+
+        Raises:
+            TrainingDivergedError: they are not finite.
+        """
+        assert self.save is not None
+        if not self.log.is_finite(self.scaler is not None):
+            raise self._diverged(state, self.log)
+        state.checkpoint = self.save(state)
 
     def _is_over(self, state: TrainingState) -> bool:
         return state.stop_reason is not None or state.step >= self.total_steps
@@ -123,7 +165,6 @@ class TrainingLoop:
             started = time.perf_counter()
             for examples in batches:
                 self._step(state, examples)
-                state.position.example += len(examples)
                 self.log.seconds += time.perf_counter() - started
                 self._finish_step(state)
                 started = time.perf_counter()
@@ -143,8 +184,10 @@ class TrainingLoop:
     def _step(self, state: TrainingState, examples: Sequence[Any]) -> None:
         """One optimizer step on one batch, again in smaller pieces if memory runs out."""
         state.batch = examples
-        self.window_random = capture_random(self.adapter.device)
+        self.optimizer.zero_grad(set_to_none=True)  # nothing of a step that was broken off
+        self._mark(state)
         self.fire(Event.STEP_START, state)
+        random = capture_random(self.adapter.device)
         total_items = max(1, self.adapter.count_items(examples))
         while True:
             try:
@@ -156,7 +199,7 @@ class TrainingLoop:
                     raise
             state.micro_batch_size = max(1, min(state.micro_batch_size, len(examples)) // 2)
             self.optimizer.zero_grad(set_to_none=True)
-            restore_random(self.window_random, self.adapter.device)
+            restore_random(random, self.adapter.device)
         self._update(state, window, self.adapter.count_tokens(examples))
 
     def _accumulate(
@@ -176,18 +219,18 @@ class TrainingLoop:
     def _update(self, state: TrainingState, window: LogWindow, num_tokens: int) -> None:
         self.strategy.unscale_gradients(self.optimizer, self.scaler)
         self.fire(Event.AFTER_BACKWARD, state)
-        self.window_random = None  # from here on the weights are those of neither step
-        log = self.log
-        log.grad_norm = self.strategy.update_parameters(
+        self.boundary = None  # from here on the weights are those of neither step
+        window.grad_norm = self.strategy.update_parameters(
             state.model, self.optimizer, self.scaler, self.scheduler
         )
-        log.loss_sum = log.loss_sum + window.loss_sum
-        log.num_items += window.num_items
-        log.num_tokens += num_tokens
-        log.num_steps += 1
+        window.num_tokens = num_tokens
+        self.log.add(window)
         state.num_tokens += num_tokens
         state.num_examples += len(state.batch)
+        state.position.example += len(state.batch)
         state.step += 1
+        state.step_is_ending = True
+        self._mark(state)
 
     def _finish_step(self, state: TrainingState) -> None:
         """Everything between two steps. Saving comes last, so that it holds what hooks did."""
@@ -204,14 +247,18 @@ class TrainingLoop:
             state.position.example = 0
         if self.evaluate is not None and self._evaluation_is_due(state, epoch_ended):
             state.evaluation = self.evaluate()
+            best, found = state.best_evaluation_loss, state.evaluation.get("eval_loss", math.inf)
+            state.best_evaluation_loss = min(best, found) if math.isfinite(found) else best
             self.fire(Event.EVAL_END, state)
         if epoch_ended:
             self.fire(Event.EPOCH_END, state)
         if phase_ended:
             self.fire(Event.PHASE_END, state)
             state.position.phase += 1
+        state.step_is_ending = False
+        self._mark(state)
         if self.save is not None and (will_save or state.stop_reason is not None):
-            state.checkpoint = self.save(state)
+            self._save(state)
             self.fire(Event.CHECKPOINT_SAVED, state)
 
     def _phase_ends_with(self, epoch: int) -> bool:
@@ -237,7 +284,7 @@ class TrainingLoop:
                 and shows in the gradient norm, not in the loss).
         """
         log, self.log = self.log, LogWindow()
-        state.loss = float(log.loss_sum) / max(1, log.num_items)
+        state.loss = log.loss
         state.metrics = {
             "loss": state.loss,
             "learning_rate": self.optimizer.param_groups[0]["lr"],
@@ -247,13 +294,15 @@ class TrainingLoop:
             "tokens_per_second": log.num_tokens / max(log.seconds, 1e-9),
             "memory_bytes": float(memory_in_use_bytes(self.adapter.device)),
         }
-        weights_poisoned = self.scaler is None and not math.isfinite(float(log.grad_norm))
-        if not math.isfinite(state.loss) or weights_poisoned:
-            raise TrainingDivergedError(
-                f"step {state.step}: loss {state.loss}, gradient norm {float(log.grad_norm)}."
-                " Nothing was saved since; go on from the last checkpoint with a lower"
-                " learning_rate or a lower max_grad_norm"
-            )
+        if not log.is_finite(self.scaler is not None):
+            raise self._diverged(state, log)
+
+    def _diverged(self, state: TrainingState, log: LogWindow) -> TrainingDivergedError:
+        return TrainingDivergedError(
+            f"step {state.step}: loss {log.loss}, gradient norm {float(log.grad_norm)}."
+            " Nothing was saved since; go on from the last checkpoint with a lower"
+            " learning_rate or a lower max_grad_norm"
+        )
 
 
 def split(examples: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -38,7 +38,7 @@ class MetricsObserver(Observer):
 
     def train_start(self, state: TrainingState) -> None:
         self._logged, self._epoch = state.metrics, state.position.epoch
-        self.metrics_logger.truncate_after(state.step)
+        self.metrics_logger.truncate_after(state.step - state.step_is_ending)
 
     def step_end(self, state: TrainingState) -> None:
         self._epoch = state.position.epoch
@@ -120,6 +120,11 @@ class EarlyStopping(Observer):
         self.metric = metric
         self.best: float | None = None
         self.num_without_improvement = 0
+
+    def train_start(self, state: TrainingState) -> None:
+        """A run that was killed between the decision to stop and its end stops again."""
+        if self.num_without_improvement >= self.patience:
+            state.stop(f"{self.metric} had stopped improving (best {self.best})")
 
     def eval_end(self, state: TrainingState) -> None:
         value = state.evaluation.get(self.metric)

@@ -58,6 +58,8 @@ class TrainingState:
         metrics: the last step's numbers (`learning_rate`, `grad_norm`, `tokens`, `seconds`, ...).
         evaluation: the last evaluation's numbers.
         micro_batch_size: examples per forward; may shrink after running out of memory.
+        step_is_ending: the last step's weights are there, and its end (events, evaluation, next
+            epoch) is not done yet; whoever goes on from here does it first.
         stop_reason: why training shall end at the next step boundary, or None.
     """
 
@@ -78,6 +80,7 @@ class TrainingState:
     best_evaluation_loss: float = float("inf")
     checkpoint: Any = None
     error: BaseException | None = None
+    step_is_ending: bool = False
     stop_reason: str | None = None
 
     def stop(self, reason: str) -> None:

@@ -23,7 +23,7 @@ from infrastructure.training.observers import (
     ReportObserver,
 )
 from infrastructure.training.state import TrainingState
-from tests.training.test_loop import Training
+from tests.training.toy_training import Training
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 No pickle: tensors go to safetensors, the rest to JSON. Taken between two optimizer steps.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -41,7 +42,7 @@ class Participants:
     optimizer: torch.optim.Optimizer
     scheduler: LambdaLR | None
     scaler: torch.amp.GradScaler | None
-    hooks: HasState
+    loop: HasState
     device: torch.device
 
 
@@ -56,6 +57,7 @@ def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
     values = {
         "position": asdict(state.position),
         "step": state.step,
+        "step_is_ending": state.step_is_ending,
         "num_examples": state.num_examples,
         "num_tokens": state.num_tokens,
         "micro_batch_size": state.micro_batch_size,
@@ -65,7 +67,7 @@ def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
         "optimizer": optimizer_values,
         "scheduler": parts.scheduler.state_dict() if parts.scheduler else None,
         "scaler": parts.scaler.state_dict() if parts.scaler else None,
-        "hooks": parts.hooks.state_dict(),
+        "loop": parts.loop.state_dict(),
     }
     return Snapshot(tensors, values)
 
@@ -90,13 +92,14 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
     _restore_one("gradient scaler", parts.scaler, values["scaler"])
     state.position = Position(**values["position"])
     state.step = values["step"]
+    state.step_is_ending = values["step_is_ending"]
     state.num_examples = values["num_examples"]
     state.num_tokens = values["num_tokens"]
     state.micro_batch_size = values["micro_batch_size"]
     state.evaluation = {n: _or(v, float("nan")) for n, v in values["evaluation"].items()}
     state.best_evaluation_loss = _or(values["best_evaluation_loss"], float("inf"))
     state.loss = _or(values["loss"], float("nan"))
-    parts.hooks.load_state_dict(values["hooks"])
+    parts.loop.load_state_dict(values["loop"])
     restore_random(snapshot.tensors["random"], parts.device)
 
 
@@ -117,24 +120,37 @@ def _or(value: float | None, default: float) -> float:
 
 
 def split_optimizer(state_dict: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """An optimizer's state as flat tensors `index.key`, and what is not a tensor."""
+    """An optimizer's state as flat tensors `index/key/…`, and what is not a tensor.
+
+    bitsandbytes nests dictionaries in it, and shares one table of quantisation levels between all
+    parameters; each gets its own copy in the checkpoint.
+    """
     tensors: Tensors = {}
-    scalars: dict[str, dict[str, Any]] = {}
-    for index, entries in state_dict["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{index}.{key}"] = value
-            else:
-                scalars.setdefault(str(index), {})[key] = value
-    return tensors, {"scalars": scalars, "param_groups": state_dict["param_groups"]}
+    values: dict[str, Any] = {}
+    for path, value in _leaves(state_dict["state"]):
+        if isinstance(value, torch.Tensor):
+            tensors[path] = value
+        else:
+            values[path] = value
+    return tensors, {"values": values, "param_groups": state_dict["param_groups"]}
+
+
+def _leaves(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}/")
+        else:
+            yield path, value
 
 
 def merge_optimizer(tensors: Tensors, values: dict[str, Any]) -> dict[str, Any]:
     """The inverse of `split_optimizer`."""
     state: dict[int, dict[str, Any]] = {}
-    for name, tensor in tensors.items():
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = tensor
-    for index, entries in values["scalars"].items():
-        state.setdefault(int(index), {}).update(entries)
+    for path, value in [*tensors.items(), *values["values"].items()]:
+        index, *parents, key = path.split("/")
+        entries = state.setdefault(int(index), {})
+        for parent in parents:
+            entries = entries.setdefault(parent, {})
+        entries[key] = value
     return {"state": state, "param_groups": values["param_groups"]}

@@ -25,9 +25,9 @@ class Event(StrEnum):
                                                     # <AFTER_BACKWARD>   gradients are final
                 optimizer.step()                    # <STEP_END>
                 every N: evaluate                   # <EVAL_END>
-                every N: save                       # <CHECKPOINT_SAVED>
                                                     # <EPOCH_END>
                                                     # <PHASE_END>
+                every N: save                       # <CHECKPOINT_SAVED>
     # <ERROR>      an exception is on its way out; state.error holds it
     # <TRAIN_END>  always, after ERROR too
     ```
@@ -128,6 +128,24 @@ class HookRunner:
     def fire(self, event: Event, state: TrainingState) -> None:
         for hook in self.hooks:
             getattr(hook, event.value)(state)
+
+    def fire_to_all(self, event: Event, state: TrainingState) -> None:
+        """Fire an event that every hook must get, whatever happens in one of them.
+
+        Raises:
+            Exception: the first that a hook raised, after all were called; while an error is on its
+                way out already, it becomes a note on that one instead.
+        """
+        failures: list[Exception] = []
+        for hook in self.hooks:
+            try:
+                getattr(hook, event.value)(state)
+            except Exception as error:
+                failures.append(error)
+                if state.error is not None:
+                    state.error.add_note(f"{hook.name}.{event} failed too: {error!r}")
+        if failures and state.error is None:
+            raise failures[0]
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         return {hook.name: saved for hook in self.hooks if (saved := hook.state_dict())}

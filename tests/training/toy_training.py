@@ -1,0 +1,115 @@
+"""A toy training that can be saved, killed and gone on with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
+)
+from infrastructure.training.checkpoints.snapshot import (
+    Participants,
+    restore_snapshot,
+    take_snapshot,
+)
+from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner, Observer
+from infrastructure.training.loop import TrainingLoop
+from infrastructure.training.state import Phase, TrainingState
+from infrastructure.training.strategies import get_training_strategy
+from tests.training.toy import ToyAdapter, ToyModel, ToySource
+
+
+class Recorder(Observer):
+    """Writes every event down, and the loss of every step."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.losses: list[float] = []
+
+    def step_end(self, state: TrainingState) -> None:
+        self.events.append("step_end")
+        self.losses.append(state.loss)
+
+
+def _note(event: str) -> Any:
+    return lambda self, state: self.events.append(event)
+
+
+for _event in Event:
+    if _event is not Event.STEP_END:
+        setattr(Recorder, _event.value, _note(_event.value))
+
+
+class Training:
+    """A toy training that can be saved, killed and gone on with."""
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        hooks: Sequence[Hook] = (),
+        phases: Sequence[Phase] | None = None,
+        dropout: float = 0.2,
+        num_examples: int = 20,
+        **settings: Any,
+    ) -> None:
+        values = {
+            "batch_size": 2,
+            "gradient_accumulation": 3,
+            "num_epochs": 3,
+            "learning_rate": 0.01,
+            "warmup_steps": 2,
+            "log_frequency": 1,
+        }
+        self.config = TrainingConfig(**{**values, **settings})
+        self.recorder = Recorder()
+        self.adapter = ToyAdapter(self.config, ToyModel(dropout=dropout))
+        self.source = ToySource(num_examples)
+        strategy = get_training_strategy("standard", self.config)
+        strategy.compute_loss = self.adapter.compute_loss
+        model = self.adapter.initialize_model()
+        torch.manual_seed(1)
+        optimizer = strategy.create_optimizer(model, self.config.learning_rate)
+        batch_size = self.config.batch_size * self.config.gradient_accumulation
+        num_epochs = self.config.num_epochs
+        total = self.config.max_steps or num_epochs * -(-num_examples // batch_size)
+        self.state = TrainingState(model, optimizer, micro_batch_size=self.config.batch_size)
+        self.state.total_steps = total
+        runner = HookRunner([*hooks, self.recorder])
+        self.loop = TrainingLoop(
+            config=self.config,
+            adapter=self.adapter,
+            strategy=strategy,
+            data=self.source,
+            hooks=runner,
+            optimizer=optimizer,
+            scheduler=strategy.create_scheduler(optimizer, total),
+            scaler=None,
+            phases=list(phases or strategy.phases(model, num_epochs)),
+            batch_size=batch_size,
+            total_steps=total,
+            evaluate=lambda: {"eval_loss": 1.0},
+        )
+        self.parts = Participants(
+            model, optimizer, self.loop.scheduler, None, self.loop, self.adapter.device
+        )
+        if directory is not None:
+            self.checkpoints = CheckpointManager(directory, keep=99)
+            self.loop.save = lambda state: self.checkpoints.save(take_snapshot(state, self.parts))
+
+    def run(self) -> "Training":
+        self.loop.run(self.state)
+        return self
+
+    def resume(self, checkpoint: Path) -> "Training":
+        torch.manual_seed(999)  # whatever state the new process is in must not matter
+        restore_snapshot(load_checkpoint(checkpoint), self.state, self.parts)
+        return self.run()
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in self.state.model.parameters()])
