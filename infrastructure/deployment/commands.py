@@ -5,6 +5,7 @@ from pathlib import Path
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.run_directory import find_run
+from infrastructure.deployment.signals import interrupt_on_sigterm
 from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, verify
 
@@ -13,22 +14,31 @@ DONE, STOPPED = 0, 130
 
 def train(config: DeploymentConfig) -> int:
     """Start a new run; 130 when a signal stopped it."""
-    summary = TrainingDeployment(config).run()
+    with interrupt_on_sigterm():
+        summary = TrainingDeployment(config).run()
     return STOPPED if summary["status"] == "stopped" else DONE
 
 
 def resume(name: str | None, output_dir: str) -> int:
     """Go on with a run; see `find_run` for how it is named."""
     run, checkpoint = find_run(name, Path(output_dir))
-    config = DeploymentConfig.from_dict(run.read_run()["configuration"])
-    checkpoint = checkpoint or CheckpointManager(run.checkpoints).newest()
-    verify(checkpoint)  # before anything that takes time
-    summary = TrainingDeployment(config).resume(run, checkpoint)
+    config = run.read_configuration()
+    if checkpoint is None and run.is_finished():
+        print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
+        return DONE
+    if checkpoint is None:
+        checkpoint = CheckpointManager(run.checkpoints).newest()
+    else:
+        verify(checkpoint)  # before anything that takes time
+    with interrupt_on_sigterm():
+        summary = TrainingDeployment(config).resume(run, checkpoint)
     return STOPPED if summary["status"] == "stopped" else DONE
 
 
 def evaluate(config: DeploymentConfig) -> int:
     """Measure the model `config.model.name` on the data `config.data.eval_path`."""
-    for line in evaluate_model(config):
+    with interrupt_on_sigterm():
+        lines = evaluate_model(config)
+    for line in lines:
         print(line)
     return DONE

@@ -5,15 +5,16 @@
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
-from infrastructure.core.errors import CheckpointError
 from infrastructure.core.files import write_json
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
+from infrastructure.deployment.run_lock import only_trainer_of
 from infrastructure.deployment.run_record import (
     closing_lines,
     describe_model,
@@ -31,7 +32,6 @@ from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.models.source import EMBEDDED
 from infrastructure.training.observers import (
-    EarlyStopping,
     MetricsObserver,
     ProgressObserver,
     ReportObserver,
@@ -69,23 +69,28 @@ class TrainingDeployment:
         run = plan_run(Path(self.config.output_dir), self.config.run_name or self.config.model.name)
         trainer = self._prepare()
         run.path.mkdir()
-        record_run(run, self.config, trainer)
-        self.say(f"Run {run.run_id}: measuring the model before the training")
-        before = measure(trainer)
-        write_json(run.before_file, before.to_dict())
-        return self._train(run, trainer, before)
+        with only_trainer_of(run.path):
+            record_run(run, self.config, trainer)
+            self.say(f"Run {run.run_id}: measuring the model before the training")
+            try:
+                before = measure(trainer)
+            except KeyboardInterrupt:
+                shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
+                raise
+            write_json(run.before_file, before.to_dict())
+            return self._train(run, trainer, before)
 
     def resume(self, run: RunDirectory, checkpoint: Path) -> dict[str, Any]:
         """Go on with `run` from `checkpoint`.
 
         Raises:
+            ValueError: another process trains it.
             CheckpointError: it is damaged, or the run's data or model is not what it was.
         """
-        trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
-        refuse_other_data(run, trainer)
-        before = HeldOut.from_dict(json.loads(run.before_file.read_text()))
-        self.say(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
-        return self._train(run, trainer, before, checkpoint)
+        with only_trainer_of(run.path):
+            trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
+            self.say(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
+            return self._train(run, trainer, measured_before(run), checkpoint)
 
     def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now."""
@@ -123,11 +128,13 @@ class TrainingDeployment:
         try:
             with stop_on_signals(trainer.state):
                 state = trainer.train()
+            return self._finish(run, trainer, state, before, time.monotonic() - started)
         except BaseException as error:
             summary = summarise(run, trainer, time.monotonic() - started, before, error=error)
             self._close(run, summary)
+            if isinstance(error, KeyboardInterrupt):
+                return self._stopped(run, summary)
             raise
-        return self._finish(run, trainer, state, before, time.monotonic() - started)
 
     def _finish(
         self,
@@ -140,8 +147,7 @@ class TrainingDeployment:
         if state.stop_reason is not None and state.stop_reason.startswith("SIG"):
             summary = summarise(run, trainer, seconds, before)
             self._close(run, summary)
-            self.say(f"Stopped at step {state.step}; go on with: temper train-resume {run.path}")
-            return summary
+            return self._stopped(run, summary)
         trainer.adapter.save(run.final)
         self.say("Measuring the trained model")
         after = measure(trainer)
@@ -149,6 +155,10 @@ class TrainingDeployment:
         self._close(run, summary)
         for line in closing_lines(run, summary, after):
             self.say(line)
+        return summary
+
+    def _stopped(self, run: RunDirectory, summary: dict[str, Any]) -> dict[str, Any]:
+        self.say(f"Stopped at step {summary['steps']}; go on with: temper train-resume {run.path}")
         return summary
 
     def _close(self, run: RunDirectory, summary: dict[str, Any]) -> None:
@@ -165,10 +175,16 @@ class TrainingDeployment:
             ProgressObserver(),
             ReportObserver(run.path),
         ]
-        if training.early_stopping_patience is not None:
-            patience, delta = training.early_stopping_patience, training.early_stopping_min_delta
-            hooks.append(EarlyStopping(patience, delta))
         return hooks
+
+
+def measured_before(run: RunDirectory) -> HeldOut:
+    """What was measured before the first step; nothing, if that file is gone: it is only shown."""
+    try:
+        return HeldOut.from_dict(json.loads(run.before_file.read_text()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        log.warning("%s cannot be read, so nothing is compared with it: %r", run.before_file, error)
+        return HeldOut({})
 
 
 def use_sample_data(config: DeploymentConfig) -> None:
@@ -177,18 +193,3 @@ def use_sample_data(config: DeploymentConfig) -> None:
         config.data.path = str(SAMPLE_TRAIN)
         config.data.eval_path = config.data.eval_path or str(SAMPLE_HELDOUT)
         config.data.task_column = config.data.task_column or "task"
-
-
-def refuse_other_data(run: RunDirectory, trainer: EnhancedTrainer) -> None:
-    """A run goes on with the data it began with.
-
-    Raises:
-        CheckpointError: the data has changed since.
-    """
-    began_with = run.read_run()["data"]["fingerprint"]
-    found = trainer.initialize_data().fingerprint
-    if found != began_with:
-        raise CheckpointError(
-            f"the data of run {run.run_id} has changed since it began (fingerprint {found[:12]},"
-            f" it was {began_with[:12]}): bring the old files back, or start a new run"
-        )

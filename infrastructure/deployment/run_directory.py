@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.lookup import unknown_name
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -68,14 +69,38 @@ class RunDirectory:
             ValueError: it is missing, damaged, or not written by a run.
         """
         try:
-            contents = dict(json.loads(self.run_file.read_text()))
+            contents = json.loads(self.run_file.read_text())
         except FileNotFoundError as error:
             raise ValueError(f"{self.path} is no run: it has no {RUN_FILE}") from error
         except ValueError as error:
             raise ValueError(f"{self.run_file} is not readable JSON: {error}") from error
-        if "configuration" not in contents:
+        if not isinstance(contents, dict) or not isinstance(contents.get("configuration"), dict):
             raise ValueError(f"{self.run_file} holds no configuration: it is not a run of temper")
         return contents
+
+    def read_configuration(self) -> DeploymentConfig:
+        """The configuration that the run began with.
+
+        Raises:
+            ValueError: run.json is missing, damaged, or not written by a run.
+        """
+        saved = self.read_run()["configuration"]
+        try:
+            return DeploymentConfig.from_dict(saved)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{self.run_file} was changed or is damaged: its configuration cannot be read"
+                f" ({error!r}); bring it back, or start a new run"
+            ) from error
+
+    def is_finished(self) -> bool:
+        """Whether the training came to its end and the model is there."""
+        try:
+            summary = json.loads(self.summary_file.read_text())
+        except (OSError, ValueError):
+            return False
+        is_done = isinstance(summary, dict) and summary.get("status") == "finished"
+        return is_done and self.final.is_dir()
 
 
 def plan_run(output_dir: Path, name: str) -> RunDirectory:

@@ -100,7 +100,9 @@ def summarise(
     """What summary.json holds: outcome, numbers before and after, an example, and paths."""
     state = trainer.state
     assert state is not None
-    status = "failed" if error is not None else "finished" if after is not None else "stopped"
+    interrupted = isinstance(error, KeyboardInterrupt)
+    failed = error is not None and not interrupted
+    status = "failed" if failed else "finished" if after is not None else "stopped"
     example = {"prompt": before.example.get("prompt"), "expected": before.example.get("expected")}
     written = {"before": before.example.get("written")}
     if after is not None:
@@ -114,8 +116,8 @@ def summarise(
     }
     summary = {
         "status": status,
-        "reason": state.stop_reason,
-        "error": None if error is None else redact(f"{type(error).__name__}: {error}"),
+        "reason": state.stop_reason or ("interrupted" if interrupted else None),
+        "error": redact(f"{type(error).__name__}: {error}") if failed else None,
         "steps": state.step,
         "total_steps": state.total_steps,
         "epochs": state.position.epoch,

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM ask a training to stop at the next step; a second Ctrl-C stops at once.
 
-The handlers are there only while a training runs, and the old ones come back afterwards.
+The handlers are there only while a command runs, and the old ones come back afterwards.
 """
 
 import signal
@@ -12,6 +12,23 @@ from types import FrameType
 from infrastructure.training.state import TrainingState
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM is what Ctrl-C is: it ends the work in order, not the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(f"{signal.Signals(number).name} received")
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

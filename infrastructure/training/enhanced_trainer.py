@@ -19,11 +19,11 @@ from infrastructure.config.resolve import (
 )
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
-from infrastructure.training.checkpoints.random_state import capture_random, restore_random
 from infrastructure.training.checkpoints.snapshot import (
     Participants,
     restore_snapshot,
@@ -31,11 +31,13 @@ from infrastructure.training.checkpoints.snapshot import (
 )
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import create_extensions
+from infrastructure.training.held_out_loss import HeldOutLoss
 from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.source import registered_name
+from infrastructure.training.observers import EarlyStopping
 from infrastructure.training.precision import Precision, choose_device, choose_precision
 from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies import get_training_strategy
@@ -82,7 +84,7 @@ class EnhancedTrainer:
             training_config.strategy_for(model_config), training_config
         )
         extensions = create_extensions(training_config.enabled_extensions)
-        self.hooks = HookRunner([*extensions, *hooks])
+        self.hooks = HookRunner([*extensions, *hooks, *early_stopping(training_config)])
         self.checkpoints: CheckpointManager | None = None
         if checkpoint_directory is not None:
             self.save_checkpoints_to(checkpoint_directory)
@@ -195,28 +197,14 @@ class EnhancedTrainer:
         self.model.train()  # type: ignore[union-attr]
         return loop.run(self.state)
 
-    @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Held-out loss per supervised item; leaves the random state as it was."""
+        """Held-out loss per supervised item, empty where nothing is held out; leaves no trace."""
         model, data = self.initialize_model(), self.initialize_data()
-        random_state = capture_random(self.device)
-        was_training = model.training
-        model.eval()
-        loss_sum, num_items, num_examples = 0.0, 0, 0
-        further: dict[str, float] = {}
-        for examples in data.evaluation_batches(int(self.training_config.batch_size)):
-            batch = self.adapter.prepare_batch(examples)
-            with self.precision.autocast():
-                output = self.adapter.compute_loss(model, batch)
-            loss_sum += float(output.loss_sum)
-            num_items += output.num_items
-            num_examples += len(examples)
-            for name, mean in self.adapter.compute_metrics(model, batch).items():
-                further[name] = further.get(name, 0.0) + mean * len(examples)
-        model.train(was_training)
-        restore_random(random_state, self.device)
-        means = {name: total / num_examples for name, total in further.items()}
-        return {"eval_loss": loss_sum / max(1, num_items), **means}
+        size = int(self.training_config.batch_size)
+        if self.state is not None:  # what has fitted so far
+            size = min(size, self.state.micro_batch_size)
+        measured = HeldOutLoss(model, self.adapter, self.precision)
+        return measured.measure(data.evaluation_batches(size))
 
     def train_step(self, batch: Sequence[Any]) -> float:
         """One optimizer step on a batch of examples outside the loop; returns the mean loss."""
@@ -242,7 +230,23 @@ class EnhancedTrainer:
         """
         if self.checkpoints is None or self.participants is None:
             raise ValueError("this trainer has no checkpoint_directory to save to")
-        return self.checkpoints.save(take_snapshot(state, self.participants))
+        snapshot = take_snapshot(state, self.participants)
+        snapshot.values["identity"] = self.identity()
+        return self.checkpoints.save(snapshot)
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to go on to the same result."""
+        config, described = self.training_config, self.adapter.describe()
+        frozen_base = bool(described.get("lora"))  # full training overwrites every weight
+        return {
+            "data": self.initialize_data().fingerprint,
+            "base model": described.get("base_sha256") if frozen_base else None,
+            "base model's revision": described.get("revision") if frozen_base else None,
+            "optimizer": config.optimizer,
+            "batch size": int(config.batch_size) * config.gradient_accumulation,
+            "total steps": self.prepare().total_steps,
+            "seed": config.seed,
+        }
 
     def restore(self, checkpoint: Path) -> None:
         """Go on from `checkpoint` when `train()` is called.
@@ -253,7 +257,38 @@ class EnhancedTrainer:
         self.prepare()
         assert self.state is not None
         assert self.participants is not None
-        restore_snapshot(load_checkpoint(checkpoint), self.state, self.participants)
+        snapshot = load_checkpoint(checkpoint)
+        refuse_other_training(snapshot.values.get("identity", {}), self.identity())
+        restore_snapshot(snapshot, self.state, self.participants)
+
+
+def refuse_other_training(began_with: dict[str, Any], found: dict[str, Any]) -> None:
+    """A checkpoint goes on in the training that it was taken from.
+
+    Raises:
+        CheckpointError: something that changes the result is different; lists all of it.
+    """
+    differences = [
+        f"{name} (it was {_short(value)}, it is {_short(found.get(name))})"
+        for name, value in began_with.items()
+        if value != found.get(name)
+    ]
+    if differences:
+        raise CheckpointError(
+            f"since this checkpoint was saved, these have changed: {', '.join(differences)};"
+            " bring them back, or start a new run"
+        )
+
+
+def _short(value: Any) -> str:
+    return value[:12] if isinstance(value, str) else str(value)
+
+
+def early_stopping(config: TrainingConfig) -> list[Hook]:
+    """The observer that the configuration asks for, if it does."""
+    if config.early_stopping_patience is None:
+        return []
+    return [EarlyStopping(config.early_stopping_patience, config.early_stopping_min_delta)]
 
 
 def adapter_name(model_config: ModelConfig) -> str:

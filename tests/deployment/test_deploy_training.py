@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.model_config import LoraConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment import deploy_training
-from infrastructure.deployment.commands import resume
+from infrastructure.deployment.commands import resume, train
 from infrastructure.deployment.deploy_training import TrainingDeployment, use_sample_data
+from infrastructure.deployment.run_lock import only_trainer_of
 from infrastructure.evaluation.evaluate import evaluate_model
+from infrastructure.evaluation.held_out import measure
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.state import TrainingState
 
@@ -124,8 +129,143 @@ def test_a_run_does_not_go_on_with_other_data(
 ) -> None:
     run, _ = deploy(configure(max_steps=2, num_epochs=1))
     data_file.write_text(data_file.read_text().replace("Reverse 100", "Reverse 999"))
-    with pytest.raises(CheckpointError, match="has changed since it began"):
-        resume(str(run), str(run.parent))
+    with pytest.raises(CheckpointError, match="these have changed: data"):
+        resume(f"{run.name}@2", str(run.parent))
+
+
+def test_a_lora_does_not_go_on_with_another_base(
+    configure: Callable[..., DeploymentConfig], saved_llama: Path, tmp_path: Path
+) -> None:
+    base = shutil.copytree(saved_llama, tmp_path / "base")
+    config = configure(max_steps=2, num_epochs=1)
+    config.model.name, config.model.lora_config = str(base), LoraConfig(r=2)
+    run, _ = deploy(config)
+    weights = load_file(base / "model.safetensors")
+    save_file(
+        {n: t + 0.1 for n, t in weights.items()}, base / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(CheckpointError, match="these have changed: base model"):
+        resume(f"{run.name}@2", str(run.parent))
+
+
+def test_a_finished_run_is_left_alone(
+    configure: Callable[..., DeploymentConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = deploy(configure(max_steps=2, num_epochs=1))
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert resume(str(run), str(run.parent)) == 0
+    assert f"Run {run.name} is finished" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_going_on_from_an_earlier_step_is_a_branch_of_its_own(
+    configure: Callable[..., DeploymentConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    restore_logging: None,
+) -> None:
+    """Stopped there, it goes on from where it was stopped, not from the older branch."""
+    settings = {"checkpoint_frequency": 1, "keep_checkpoints": 99}
+    run, _ = deploy(configure(**settings))
+    observers = TrainingDeployment._observers
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            TrainingDeployment,
+            "_observers",
+            lambda self, run: [*observers(self, run), StopAt(5, signal.SIGTERM)],
+        )
+        assert resume(f"{run.name}@3", str(run.parent)) == 130
+    newest = CheckpointManager(run / "checkpoints").newest()
+    assert step_of(newest) == 6
+    assert len(losses(run)) == 1  # log_frequency is more
+    assert resume(str(run), str(run.parent)) == 0
+
+
+class Interrupts(Observer):
+    """Ctrl-C that is not handled by the loop: a second one, or one outside of it."""
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == 5:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_at_once_is_a_stop_too(
+    configure: Callable[..., DeploymentConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    restore_logging: None,
+) -> None:
+    whole, _ = deploy(configure())
+    observers = TrainingDeployment._observers
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            TrainingDeployment,
+            "_observers",
+            lambda self, run: [*observers(self, run), Interrupts()],
+        )
+        stopped, said = deploy(configure())
+    summary = json.loads((stopped / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == ("stopped", "interrupted")
+    assert any("temper train-resume" in line for line in said)
+    assert resume(str(stopped), str(stopped.parent)) == 0
+    first, second = weights(whole), weights(stopped)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_an_interrupted_measurement(
+    configure: Callable[..., DeploymentConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    call: int,
+    restore_logging: None,
+) -> None:
+    calls = []
+
+    def interrupted(trainer: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return measure(trainer)
+
+    monkeypatch.setattr(deploy_training, "measure", interrupted)
+    config = configure(max_steps=2, num_epochs=1)
+    if call == 1:
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+        assert list(Path(config.output_dir).iterdir()) == []
+        return
+    assert train(config) == 130
+    (run,) = Path(config.output_dir).iterdir()
+    assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
+    assert resume(str(run), str(run.parent)) == 0
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+
+
+def test_a_run_has_one_trainer(configure: Callable[..., DeploymentConfig]) -> None:
+    run, _ = deploy(configure(max_steps=2, num_epochs=1))
+    with only_trainer_of(run), pytest.raises(ValueError, match=f"trained by process {os.getpid()}"):
+        resume(f"{run.name}@2", str(run.parent))
+
+
+@pytest.mark.parametrize("contents", [None, "[]", "{", '{"metrics": 3}'])
+def test_what_was_measured_before_is_only_shown(
+    configure: Callable[..., DeploymentConfig], contents: str | None, restore_logging: None
+) -> None:
+    run, _ = deploy(configure(max_steps=2, num_epochs=1))
+    (run / "before.json").unlink()
+    if contents is not None:
+        (run / "before.json").write_text(contents)
+    assert resume(f"{run.name}@2", str(run.parent)) == 0
+
+
+def test_an_8_bit_optimizer_goes_on_to_the_same_bits(
+    configure: Callable[..., DeploymentConfig], restore_logging: None
+) -> None:
+    whole, _ = deploy(
+        configure(optimizer="adamw_8bit", checkpoint_frequency=1, keep_checkpoints=99)
+    )
+    expected = weights(whole)
+    assert resume(f"{whole.name}@4", str(whole.parent)) == 0
+    found = weights(whole)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_a_failed_run_says_why(
