@@ -50,6 +50,10 @@ test-colab: ## the tests with the versions that a Colab runtime holds, in .venv-
 	@$(ENVIRONMENT) --colab --with-dev
 	OMP_NUM_THREADS=1 .venv-colab/bin/python -m pytest $(TEST_FLAGS)
 
+.PHONY: prove-durability
+prove-durability: environment ## kills, power cuts, refusing disks, damage, lies; one JSON line
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.prove
+
 .PHONY: environment
 environment: ## .venv with everything that the tests need
 	@$(ENVIRONMENT) --with-unsloth --with-dev

@@ -34,9 +34,9 @@ class KeepsTheWrongOnes(Store):
         return super().commit(*arguments, **keywords)  # type: ignore[arg-type]
 
 
-def lost_states(files: MemoryFiles, history: History) -> tuple[int, int]:
+def lost_states(files: MemoryFiles, history: History, num_saves: int = 4) -> tuple[int, int]:
     """How many states there are, and in how many of them a committed version is lost."""
-    history.play()
+    history.play(num_saves)
     count = lost = 0
     for length, state in states_after_power_loss(files.log):
         count += 1
