@@ -70,7 +70,7 @@ class ObjectFiles:
             raise CheckpointError(f"the bytes of object {pack.hash[:12]} have changed")
         self._trusted.add(pack.hash)
 
-    def read(self, pack: Pack, hash_name: str) -> bytes:
+    def read(self, pack: Pack, hash_name: str) -> bytearray:
         """The bytes of an object, verified as they are returned.
 
         Raises:
@@ -79,7 +79,11 @@ class ObjectFiles:
         path = self.path_of(pack.hash)
         try:
             if self.operations.size(path) == pack.size_bytes:
-                data = b"".join(self.operations.read(path))
+                data = bytearray(pack.size_bytes)
+                end = 0
+                for chunk in self.operations.read(path):
+                    data[end : end + len(chunk)] = chunk
+                    end += len(chunk)
                 if hash_of(hash_name, [data]) == pack.hash:
                     return data
         except OSError:

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from safetensors.torch import load
@@ -38,7 +40,39 @@ def test_the_order_of_the_tensors_does_not_matter() -> None:
     assert list(map(bytes, encode(backwards))) == list(map(bytes, encode(TENSORS)))
 
 
-@pytest.mark.parametrize("data", [b"", b"\0" * 8, b"\xff" * 64, b"\x02" + b"\0" * 7 + b"[]"])
+def with_header(header: str, num_bytes: int = 8) -> bytes:
+    return len(header).to_bytes(8, "little") + header.encode() + bytes(num_bytes)
+
+
+def tensor_header(begin: object, end: object, shape: object = (2,), dtype: object = "F32") -> str:
+    return json.dumps({"a": {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 7,
+        b"\0" * 8,
+        b"\xff" * 64,
+        with_header("[]"),
+        with_header("3"),
+        with_header('{"a": 3}'),
+        with_header('{"a": {}}'),
+        with_header("[" * 100_000),
+        with_header(tensor_header(0, 16)),
+        with_header(tensor_header(-8, 0)),
+        with_header(tensor_header(8, 0)),
+        with_header(tensor_header("0", 8)),
+        with_header(tensor_header(0, 8, [-2])),
+        with_header(tensor_header(0, 8, [1e300])),
+        with_header(tensor_header(0, 8, [-1, -2])),
+        with_header(tensor_header(0, 8, "2")),
+        with_header(tensor_header(0, 8, [3])),
+        with_header(tensor_header(0, 8, [2], "F33")),
+        with_header(tensor_header(0, 8, [2], None)),
+    ],
+)
 def test_other_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError, match="no safetensors bytes"):
         decode(data)

@@ -40,8 +40,11 @@ def to_bytes(tensor: torch.Tensor) -> TensorBytes:
 
 
 def from_bytes(stored: TensorBytes) -> torch.Tensor:
-    """A tensor on the CPU that owns its memory."""
+    """A tensor on the CPU in the memory of `stored`, or in its own where that is read-only."""
     dtype = DTYPES[stored.dtype]
     if not len(stored.data):
         return torch.empty(stored.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(stored.data), dtype=dtype).reshape(stored.shape)
+    data = memoryview(stored.data)
+    if data.readonly:
+        data = memoryview(bytearray(data))
+    return torch.frombuffer(data, dtype=dtype).reshape(stored.shape)
