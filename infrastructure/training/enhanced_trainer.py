@@ -26,6 +26,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 )
 from infrastructure.training.checkpoints.snapshot import (
     Participants,
+    Snapshot,
     restore_snapshot,
     take_snapshot,
 )
@@ -173,7 +174,8 @@ class EnhancedTrainer:
             batch_size=batch_size,
             total_steps=total_steps,
             evaluate=self.evaluate if holds_out(data) else None,
-            save=self.save_checkpoint if self.checkpoints else None,
+            save=self._begin_checkpoint if self.checkpoints else None,
+            collect=self.checkpoints.collect if self.checkpoints else lambda wait: [],
         )
         self.participants = Participants(
             model=model,
@@ -195,7 +197,11 @@ class EnhancedTrainer:
         loop = self.prepare()
         assert self.state is not None
         self.model.train()  # type: ignore[union-attr]
-        return loop.run(self.state)
+        try:
+            return loop.run(self.state)
+        finally:
+            if self.checkpoints is not None:
+                self.checkpoints.close()
 
     def evaluate(self) -> dict[str, float]:
         """Held-out loss per supervised item, empty where nothing is held out; leaves no trace."""
@@ -230,9 +236,17 @@ class EnhancedTrainer:
         """
         if self.checkpoints is None or self.participants is None:
             raise ValueError("this trainer has no checkpoint_directory to save to")
+        return self.checkpoints.save(self._snapshot(state))
+
+    def _begin_checkpoint(self, state: TrainingState) -> None:
+        assert self.checkpoints is not None
+        self.checkpoints.begin(self._snapshot(state))
+
+    def _snapshot(self, state: TrainingState) -> Snapshot:
+        assert self.participants is not None
         snapshot = take_snapshot(state, self.participants)
         snapshot.values["identity"] = self.identity()
-        return self.checkpoints.save(snapshot)
+        return snapshot
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to go on to the same result."""

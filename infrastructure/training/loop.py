@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,7 +50,9 @@ class TrainingLoop:
 
     Attributes:
         evaluate: gives the held-out numbers, at least `eval_loss`; None when nothing is held out.
-        save: writes a checkpoint of the given state and returns where it is.
+        save: begins to write a checkpoint of the given state.
+        collect: gives the checkpoints that are committed since it was last asked; told True, it
+            waits for what is being written.
     """
 
     config: TrainingConfig
@@ -64,7 +67,8 @@ class TrainingLoop:
     batch_size: int
     total_steps: int
     evaluate: Callable[[], dict[str, float]] | None = None
-    save: Callable[[TrainingState], Any] | None = None
+    save: Callable[[TrainingState], None] | None = None
+    collect: Callable[[bool], list[Path]] = lambda wait: []
     log: LogWindow = field(default_factory=LogWindow)
     boundary: Boundary | None = None
 
@@ -81,6 +85,7 @@ class TrainingLoop:
                 self._finish_step(state)
             while state.position.phase < len(self.phases) and not self._is_over(state):
                 self._run_phase(state)
+            self._tell_saved(state, wait=True)
         except BaseException as error:
             state.error = error
             self._rescue(state, error)
@@ -131,6 +136,7 @@ class TrainingLoop:
             return
         try:
             self._save(state)
+            self._tell_saved(state, wait=True)
         except Exception as failure:
             error.add_note(f"saving a last checkpoint failed too: {failure}")
 
@@ -143,7 +149,13 @@ class TrainingLoop:
         assert self.save is not None
         if not self.log.is_finite(self.scaler is not None):
             raise self._diverged(state, self.log)
-        state.checkpoint = self.save(state)
+        self.save(state)
+
+    def _tell_saved(self, state: TrainingState, wait: bool = False) -> None:
+        """Fire CHECKPOINT_SAVED for what is committed: the call to save it proves nothing."""
+        for checkpoint in self.collect(wait):
+            state.checkpoint = checkpoint
+            self.fire(Event.CHECKPOINT_SAVED, state)
 
     def _is_over(self, state: TrainingState) -> bool:
         return state.stop_reason is not None or state.step >= self.total_steps
@@ -259,7 +271,7 @@ class TrainingLoop:
         self._mark(state)
         if self.save is not None and (will_save or state.stop_reason is not None):
             self._save(state)
-            self.fire(Event.CHECKPOINT_SAVED, state)
+        self._tell_saved(state)
 
     def _phase_ends_with(self, epoch: int) -> bool:
         return epoch + 1 in phase_ends(self.phases)

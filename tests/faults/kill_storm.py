@@ -1,6 +1,6 @@
 """G1: a training is killed (SIGKILL) at random instants until it is through, again and again.
 
-    python -m tests.faults.kill_storm DIRECTORY [--kills 200] [--seed 0] [--mutant NAME]
+    python -m tests.faults.kill_storm DIRECTORY [--kills 200] [--mutant NAME] [--in-background]
 
 Prints one JSON line. `lost`: committed versions that were gone after a kill; `damaged`: versions
 that were there and not whole; `differing`: trainings that came to an end with other weights or
@@ -205,7 +205,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mutant", choices=MUTANTS)
+    parser.add_argument("--in-background", action="store_true", help="save in a helper process")
     arguments = parser.parse_args()
+    if arguments.in_background:
+        checkpoint_manager.BACKGROUND_BYTES = 0
     if arguments.mutant:
         MUTANTS[arguments.mutant]()
     started = time.monotonic()

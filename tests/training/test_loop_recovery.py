@@ -8,6 +8,7 @@ import torch
 
 from infrastructure.core.errors import TrainingDivergedError
 from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
@@ -112,6 +113,28 @@ def test_an_error_in_the_evaluation(tmp_path: Path) -> None:
     broken.loop.evaluate = evaluate
     with pytest.raises(OSError, match="planted"):
         broken.run()
+    assert_goes_on_as_if_nothing_had_been(tmp_path, broken)
+
+
+@pytest.mark.parametrize("event", ["after_loss", "step_end"])
+def test_saving_in_the_background_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", 0)
+    saved: list[int] = []
+
+    class Saved(Observer):
+        def checkpoint_saved(self, state: TrainingState) -> None:
+            saved.append(checkpoint_manager.step_of(state.checkpoint))
+
+    broken = with_metrics(
+        tmp_path / "broken",
+        Saved(),
+        FailsOnce(event, 6, OSError("planted")),
+    )
+    with pytest.raises(OSError, match="planted"):
+        broken.run()
+    assert saved == [4, 6]
     assert_goes_on_as_if_nothing_had_been(tmp_path, broken)
 
 

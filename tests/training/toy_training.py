@@ -99,10 +99,15 @@ class Training:
         )
         if directory is not None:
             self.checkpoints = CheckpointManager(directory, keep=99)
-            self.loop.save = lambda state: self.checkpoints.save(take_snapshot(state, self.parts))
+            self.loop.save = lambda state: self.checkpoints.begin(take_snapshot(state, self.parts))
+            self.loop.collect = self.checkpoints.collect
 
     def run(self) -> "Training":
-        self.loop.run(self.state)
+        try:
+            self.loop.run(self.state)
+        finally:
+            if self.loop.save is not None:
+                self.checkpoints.close()
         return self
 
     def resume(self, checkpoint: Path) -> "Training":

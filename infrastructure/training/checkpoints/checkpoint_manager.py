@@ -7,12 +7,18 @@ over with a warning and the one before it serves.
 import logging
 from pathlib import Path
 
+from infrastructure.backup.background_writer import BackgroundWriter
 from infrastructure.backup.manifest import VersionName
+from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import versions_to_keep
 from infrastructure.backup.store import Store
+from infrastructure.backup.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.checkpoints.tensor_bytes import from_bytes, to_bytes
+
+# Smaller ones are written in less time than a helper takes to begin.
+BACKGROUND_BYTES = 32 * 1024**2
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +38,8 @@ class CheckpointManager:
             )
         self.store = Store(directory)
         self.keep = keep
-        self._is_swept = False
+        self._writer: BackgroundWriter | None = None
+        self._committed: list[str] = []
 
     def save(self, snapshot: Snapshot) -> Path:
         """Write a checkpoint, then remove those that rotation no longer keeps.
@@ -40,17 +47,50 @@ class CheckpointManager:
         Raises:
             StorageError: the disk refuses; what was saved before is untouched.
         """
-        if not self._is_swept:
+        self._take_in(wait=True)
+        step = snapshot.values["step"]
+        with only_writer(self.store.root):
             self.store.sweep()
-            self._is_swept = True
-        tensors = {
-            f"{group}/{name}": to_bytes(tensor)
-            for group, members in snapshot.tensors.items()
-            for name, tensor in members.items()
-        }
-        name = self.store.commit(tensors, snapshot.values, step=snapshot.values["step"])
-        self.store.remove_all_but(versions_to_keep(self.store, self.keep))
+            name = self.store.commit(tensors_of(snapshot), snapshot.values, step=step)
+            self.store.remove_all_but(versions_to_keep(self.store, self.keep))
         return self.store.manifest_path(name)
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """As `save`, but a large one is only copied now, and written while the caller goes on.
+        `collect` tells when it is committed.
+
+        Raises:
+            StorageError: as `save`, or the one before this could not be written.
+        """
+        tensors = tensors_of(snapshot)
+        if sum(len(tensor.data) for tensor in tensors.values()) < BACKGROUND_BYTES:
+            self._committed.append(self.save(snapshot).stem)
+            return
+        self._take_in(wait=True)
+        if self._writer is None:
+            self._writer = BackgroundWriter(self.store.root, self.keep)
+        self._writer.begin(tensors, snapshot.values, step=snapshot.values["step"])
+
+    def collect(self, wait: bool = False) -> list[Path]:
+        """The checkpoints begun that have been committed since the last call.
+
+        Raises:
+            StorageError: one could not be written; what was saved before is untouched.
+        """
+        self._take_in(wait)
+        committed, self._committed = self._committed, []
+        return [self.store.manifest_path(name) for name in committed]
+
+    def close(self) -> None:
+        """Finish what is being written, and end the helper that writes it."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+    def _take_in(self, wait: bool) -> None:
+        name = self._writer.collect(wait) if self._writer else None
+        if name is not None:
+            self._committed.append(name)
 
     def checkpoints(self) -> list[Path]:
         """All checkpoints, the oldest first, verified or not."""
@@ -83,6 +123,15 @@ class CheckpointManager:
             f"nothing to resume from in {self.store.root}: {reason}; start a new run, with a"
             " smaller checkpoint_frequency where runs do not live long"
         )
+
+
+def tensors_of(snapshot: Snapshot) -> dict[str, TensorBytes]:
+    """A snapshot's tensors by full name, in memory that they share where they are on the CPU."""
+    return {
+        f"{group}/{name}": to_bytes(tensor)
+        for group, members in snapshot.tensors.items()
+        for name, tensor in members.items()
+    }
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from infrastructure.core.errors import CheckpointError
+from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     is_checkpoint,
@@ -112,6 +113,31 @@ def test_damage_is_no_reason_to_remove_anything(tmp_path: Path) -> None:
     assert steps(manager) == [4, 5]
 
 
+def test_a_large_one_is_written_while_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", 0)
+    manager = CheckpointManager(tmp_path, keep=9)
+    try:
+        manager.begin(snapshot(1))
+        manager.begin(snapshot(2))  # waits for the first
+        manager.save(snapshot(3))  # and this for the second, so that it is the newest
+        assert [step_of(path) for path in manager.collect()] == [1, 2]
+        assert manager.collect(wait=True) == []
+        assert steps(manager) == [1, 2, 3]
+        manager.begin(snapshot(4))
+    finally:
+        manager.close()
+    assert steps(manager) == [1, 2, 3, 4]
+
+
+def test_a_small_one_is_written_at_once(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.begin(snapshot(1))
+    assert steps(manager) == [1]
+    assert [step_of(path) for path in manager.collect()] == [1]
+
+
 def test_nothing_left_to_resume_from_says_why(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint was saved yet"):
@@ -140,6 +166,6 @@ def test_an_optimizer_that_remembers_nothing(tmp_path: Path) -> None:
 
 def test_no_pickle_is_written(tmp_path: Path) -> None:
     CheckpointManager(tmp_path).save(snapshot(1))
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"]
     assert len(files) == 4
     assert not any(path.read_bytes().startswith((b"\x80", b"PK")) for path in files)

@@ -1,0 +1,171 @@
+"""Commits versions in a helper process, so that a training waits only for a copy in memory.
+
+One version is in flight; the next one waits for it. The helper ends when its standard input does,
+so a training that is killed still gets its last version written. A helper that dies costs nothing:
+the bytes are in memory that this process has too, and are written from here.
+"""
+
+import contextlib
+import json
+import logging
+import mmap
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from infrastructure.backup.packs import TensorBytes
+from infrastructure.backup.writer_process import commit_message
+from infrastructure.core.errors import StorageError
+
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+ALIGNMENT_BYTES = 64
+
+log = logging.getLogger(__name__)
+
+
+class BackgroundWriter:
+    """Writes versions into the store in `root`, and leaves its newest `keep`.
+
+    Args:
+        root: the store's directory.
+        keep: as in `versions_to_keep`.
+    """
+
+    def __init__(self, root: Path, keep: int) -> None:
+        self.root = root
+        self.keep = keep
+        self._file: BinaryIO | None = None
+        self._memory: mmap.mmap | None = None
+        self._helper: subprocess.Popen[bytes] | None = None
+        self._in_flight: bytes | None = None
+
+    def begin(
+        self, tensors: Mapping[str, TensorBytes], values: dict[str, Any], **facts: Any
+    ) -> None:
+        """Take a copy and begin to write it; `facts` are `Store.commit`'s keywords.
+
+        Call `collect(wait=True)` before: one version is in flight at a time.
+        """
+        assert self._in_flight is None, "a version is in flight"
+        places, size_bytes = _lay_out(tensors)
+        self._reserve(size_bytes)
+        assert self._memory is not None
+        for (_, _, _, begin, length), tensor in zip(places, tensors.values(), strict=True):
+            self._memory[begin : begin + length] = tensor.data
+        message = {"size_bytes": size_bytes, "tensors": places, "values": values, "facts": facts}
+        self._in_flight = json.dumps(message, allow_nan=False).encode() + b"\n"
+        self._hand_over(self._in_flight)
+
+    def collect(self, wait: bool = False) -> str | None:
+        """The name of the version that was in flight, once it is committed; else None.
+
+        Raises:
+            StorageError: the disk refuses or lies; what was saved before is untouched.
+        """
+        if self._in_flight is None or not (wait or self._has_answer()):
+            return None
+        message, self._in_flight = self._in_flight, None
+        answer = self._answer()
+        if answer is None:
+            log.warning("the helper that writes checkpoints is gone; this one is written here")
+            assert self._memory is not None
+            answer = commit_message(self.root, self.keep, self._memory, json.loads(message))
+        if "error" in answer:
+            raise StorageError(answer["error"])
+        return str(answer["name"])
+
+    def close(self) -> None:
+        """End the helper; what is in flight is finished first."""
+        try:
+            self.collect(wait=True)
+        except StorageError as error:
+            log.warning("the last checkpoint was not written: %s", error)
+        if self._helper is not None and self._helper.stdin is not None:
+            self._helper.stdin.close()
+            self._helper.wait()
+            if self._helper.stdout is not None:
+                self._helper.stdout.close()
+        self._helper = None
+        if self._file is not None:
+            self._file.close()
+        self._file = self._memory = None
+
+    def _reserve(self, size_bytes: int) -> None:
+        """Kept from version to version: fresh memory would cost as much as the copy."""
+        if self._file is None:
+            self._file = _anonymous_file()
+        if self._memory is None or len(self._memory) < size_bytes:
+            os.ftruncate(self._file.fileno(), max(size_bytes, mmap.PAGESIZE))
+            self._memory = mmap.mmap(self._file.fileno(), 0)
+
+    def _hand_over(self, message: bytes) -> None:
+        for _ in range(2):  # the second time to a new helper
+            if self._helper is None or self._helper.poll() is not None:
+                self._abandon()
+                self._helper = self._start()
+            try:
+                assert self._helper.stdin is not None
+                self._helper.stdin.write(message)
+                self._helper.stdin.flush()
+                return
+            except OSError:
+                continue
+
+    def _abandon(self) -> None:
+        if self._helper is not None:
+            self._helper.kill()
+            self._helper.wait()
+            for pipe in (self._helper.stdin, self._helper.stdout):
+                with contextlib.suppress(OSError):  # bytes that nobody took
+                    if pipe is not None:
+                        pipe.close()
+        self._helper = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        assert self._file is not None
+        descriptor = self._file.fileno()
+        command = [sys.executable, "-m", "infrastructure.backup.writer_process"]
+        path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
+        return subprocess.Popen(
+            [*command, str(self.root.resolve()), str(self.keep), str(descriptor)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[descriptor],
+            start_new_session=True,  # Ctrl-C in the terminal is for the training alone
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def _has_answer(self) -> bool:
+        assert self._helper is not None
+        assert self._helper.stdout is not None
+        return bool(select.select([self._helper.stdout], [], [], 0)[0])
+
+    def _answer(self) -> dict[str, Any] | None:
+        """What the helper says; None if it has died."""
+        if self._helper is None or self._helper.stdout is None:
+            return None
+        line = self._helper.stdout.readline()
+        return dict(json.loads(line)) if line.endswith(b"\n") else None
+
+
+def _anonymous_file() -> BinaryIO:
+    """A file without a name, in memory where the system can do so."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("checkpoint"), "r+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def _lay_out(tensors: Mapping[str, TensorBytes]) -> tuple[list[tuple[Any, ...]], int]:
+    """Where each tensor goes: (name, type, shape, begin, length); and the size of all."""
+    places = []
+    end = 0
+    for name, tensor in tensors.items():
+        begin = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        end = begin + len(tensor.data)
+        places.append((name, tensor.dtype, tensor.shape, begin, len(tensor.data)))
+    return places, end

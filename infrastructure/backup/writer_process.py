@@ -1,0 +1,73 @@
+"""The helper that commits versions: `python -m infrastructure.backup.writer_process`.
+
+One JSON line in for each version (its bytes lie in memory that both processes have), one line out
+when it is committed or refused. Nice, so that it takes only what the training leaves.
+"""
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from infrastructure.backup.packs import TensorBytes
+from infrastructure.backup.retention import versions_to_keep
+from infrastructure.backup.store import Store
+from infrastructure.core.errors import TemperError
+
+NICENESS = 19
+LOCK_FILE = "lock"
+
+_STORES: dict[Path, Store] = {}
+
+
+def commit_message(
+    root: Path, keep: int, memory: mmap.mmap, message: dict[str, Any]
+) -> dict[str, str]:
+    """Commit what `message` describes, then prune; the answer has a `name` or an `error`."""
+    view = memoryview(memory)
+    tensors = {
+        name: TensorBytes(dtype, tuple(shape), view[begin : begin + length])
+        for name, dtype, shape, begin, length in message["tensors"]
+    }
+    store = _STORES.setdefault(root, Store(root))
+    try:
+        with only_writer(root):
+            store.sweep()
+            name = store.commit(tensors, message["values"], **message["facts"])
+            store.remove_all_but(versions_to_keep(store, keep))
+    except (TemperError, OSError) as error:
+        return {"error": str(error)}
+    return {"name": name}
+
+
+@contextlib.contextmanager
+def only_writer(root: Path) -> Iterator[None]:
+    """Wait until no other process writes into this store; the lock ends with the process."""
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / LOCK_FILE).open("w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main(root: Path, keep: int, descriptor: int) -> None:
+    """Serve until standard input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(NICENESS)
+    for line in sys.stdin.buffer:
+        message = json.loads(line)
+        answer = commit_message(root, keep, mmap.mmap(descriptor, 0), message)
+        with contextlib.suppress(BrokenPipeError):  # nobody is left to be told
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
