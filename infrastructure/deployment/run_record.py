@@ -135,7 +135,8 @@ def summarise(
 
 def closing_lines(run: RunDirectory, summary: dict[str, Any], after: HeldOut) -> list[str]:
     """What is shown at the end: the table, an example, and where everything lies."""
-    lines = ["", before_after_table(summary["before"], summary["after"])]
+    table = before_after_table(summary["before"], summary["after"])
+    lines = ["", table or "Nothing is held out, so nothing was measured; see data.validation_split"]
     if after.num_questions:
         lines.append(f"(exact match over {after.num_questions} held-out prompts)")
     if summary["example"]:

@@ -110,6 +110,13 @@ def test_the_end_shows_table_example_and_places(trainer: EnhancedTrainer, tmp_pa
     assert f"  run          {run.path}" in lines
 
 
+def test_without_held_out_data_nothing_is_claimed(trainer: EnhancedTrainer, tmp_path: Path) -> None:
+    run = plan_run(tmp_path / "runs", "small")
+    summary = summarise(run, trainer, 1.5, HeldOut({}), HeldOut({}))
+    assert "eval_loss" not in summary["after"]
+    assert "Nothing is held out" in closing_lines(run, summary, HeldOut({}))[1]
+
+
 def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> None:
     line = describe_model(trainer)
     assert line.startswith(f"Model {saved_llama}: 0.")
