@@ -3,7 +3,7 @@
 Names of models, strategies, formats and plug-ins are texts here; who looks them up knows them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints
@@ -13,6 +13,7 @@ from infrastructure.config.data_config import DataConfig
 from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
 from infrastructure.config.misfits import misfits, several_gpus
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.record import PATHS, absolute_place, refuse_masked, without_secrets
 from infrastructure.config.resource_config import (
     CacheConfig,
     MemoryConfig,
@@ -126,6 +127,7 @@ class DeploymentConfig(Section):
     enable_mixed_precision = _flat(KEYS["enable_mixed_precision"])
 
     _settings: dict[str, Setting] = PrivateAttr(default_factory=dict)
+    _model_names: frozenset[str] = PrivateAttr(default=frozenset({"embedded"}))
 
     def __init__(self, /, **keywords: Any) -> None:
         schema = schema_of(type(self))
@@ -155,7 +157,15 @@ class DeploymentConfig(Section):
         setting = self._settings.get(key)
         if setting is not None and setting.value == self.value(key):
             return setting.source
-        return DEFAULT_SOURCE if self._is_default(key) else ASSIGNED_SOURCE
+        if self._is_default(key):
+            return DEFAULT_SOURCE
+        return self._source_inside(key) or ASSIGNED_SOURCE
+
+    def _source_inside(self, section: str) -> Source | None:
+        """Where a section that may be absent was switched on by one of its fields."""
+        inside = [s for k, s in self._settings.items() if k.startswith(f"{section}.")]
+        held = [s.source for s in inside if s.value == self.value(s.key)]
+        return max(held, key=lambda source: list(Layer).index(source.layer), default=None)
 
     def sources(self) -> dict[str, Source]:
         """Where each value was set, by canonical key; inside an absent section nothing is."""
@@ -186,27 +196,47 @@ class DeploymentConfig(Section):
         return list(later.notes(self, self.source))
 
     def to_dict(self) -> dict[str, Any]:
-        """Values and their sources as JSON values, secrets masked; for `run.json`."""
+        """Values and their sources as JSON values, for `run.json`.
+
+        Local paths are absolute, so that the run goes on from another working directory; secrets
+        are masked, and `masked` lists their keys.
+        """
         sources = {
             key: {"layer": source.layer.value, "place": source.place}
             for key, source in self.sources().items()
             if source.layer is not Layer.DEFAULT
         }
-        return redact_mapping({"values": self.model_dump(mode="json"), "sources": sources})
+        values = self.model_dump(mode="json")
+        for key in set(PATHS) & set(sources):
+            section, _, name = key.rpartition(".")
+            inside = values[section] if section else values
+            if inside[name] is not None:
+                inside[name] = absolute_place(key, inside[name], self._model_names)
+        masked: list[str] = []
+        recorded = {
+            "values": without_secrets(values, masked),
+            "sources": redact_mapping(sources),
+        }
+        return recorded | {"masked": masked}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "DeploymentConfig":
         """The configuration that `to_dict` wrote, with the sources it had.
 
         Raises:
-            ConfigurationError: unknown keys or wrong values.
+            ConfigurationError: unknown keys, wrong values, or a value that was masked as a secret.
         """
+        refuse_masked(saved)
         config = cls(**saved["values"])
         config._settings = {
             key: Setting(key, config.value(key), Source(Layer(told["layer"]), told["place"]))
             for key, told in saved["sources"].items()
         }
         return config
+
+    def know_models(self, names: Iterable[str]) -> None:
+        """Tell which names mean a model even where a folder is called so."""
+        self._model_names |= frozenset(names)
 
     def _is_default(self, key: str) -> bool:
         spec = schema_of(type(self)).fields[key]
