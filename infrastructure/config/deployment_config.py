@@ -6,12 +6,12 @@ Names of models, strategies, formats and plug-ins are texts here; who looks them
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StringConstraints
 
 from infrastructure.config import later
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
-from infrastructure.config.misfits import misfits, several_gpus
+from infrastructure.config.misfits import misfits, several_gpus, unused_notes
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.record import PATHS, absolute_place, refuse_masked, without_secrets
 from infrastructure.config.resource_config import (
@@ -25,7 +25,7 @@ from infrastructure.config.section import ConfigurationError, Section
 from infrastructure.config.spellings import KEYS
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.config.values import Allowed, Later, LogLevel, PathText, Percent
-from infrastructure.core.redact import redact_mapping
+from infrastructure.core.redact import redact, redact_mapping
 
 DEFAULT_SOURCE = Source(Layer.DEFAULT, "default")
 ASSIGNED_SOURCE = Source(Layer.KEYWORD, "assigned in Python")
@@ -36,6 +36,13 @@ def _device_list(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _no_secret(value: str | None) -> str | None:
+    """A run's name becomes a folder, which everybody sees."""
+    if value is not None and redact(value) != value:
+        raise ValueError("a secret")
+    return value
 
 
 def _flat(key: str) -> Any:
@@ -73,9 +80,9 @@ class DeploymentConfig(Section):
     output_dir: PathText = Field(
         default="runs", description="Folder in which run directories are made."
     )
-    run_name: str | None = Field(
-        default=None, description="Name of the run; none: made from the time."
-    )
+    run_name: Annotated[
+        str | None, AfterValidator(_no_secret), Allowed("a name without token and password in it")
+    ] = Field(default=None, description="Name of the run; none: made from the time.")
     log_level: LogLevel = Field(default="INFO", description="Least severe message that is logged.")
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | Annotated[str, StringConstraints(pattern=r"^cuda:\d+$")],
@@ -185,15 +192,15 @@ class DeploymentConfig(Section):
         """
         problems = [
             *later.unsupported(self, self.source),
-            *misfits(self.model, self.data, self.training),
+            *misfits(self, self.source),
             *several_gpus(self.cuda_visible_devices),
         ]
         if problems:
             raise ConfigurationError("; ".join(problems))
 
     def notes(self) -> list[str]:
-        """What to tell when a run starts: settings that were given and have no effect yet."""
-        return list(later.notes(self, self.source))
+        """What to tell when a run starts: settings that were given and have no effect."""
+        return [*later.notes(self, self.source), *unused_notes(self, self.source)]
 
     def to_dict(self) -> dict[str, Any]:
         """Values and their sources as JSON values, for `run.json`.
@@ -242,6 +249,15 @@ class DeploymentConfig(Section):
         spec = schema_of(type(self)).fields[key]
         default = spec.default is not None if spec.is_switch else spec.default
         return bool(self.value(key) == default)
+
+
+def check_sections(model: ModelConfig, training: TrainingConfig, data: DataConfig) -> None:
+    """`check_supported` for whoever has only these three sections.
+
+    Raises:
+        ConfigurationError: a sentence for each setting that cannot be carried out.
+    """
+    DeploymentConfig(model=model, training=training, data=data).check_supported()
 
 
 def _keyword_source(path: str) -> Source:
