@@ -58,6 +58,10 @@ def test_an_unknown_attribute_suggests_the_nearest() -> None:
         ("trainig.seed", "training.seed"),
         ("dropout", "model.lora_config.dropout"),
         ("log_levle", "log_level"),
+        ("trainning", "training"),
+        ("resourcs", "resources"),
+        ("optimisation", "optimization"),
+        ("trainning.seed", "training.seed"),
     ],
 )
 def test_an_unknown_keyword_suggests_the_nearest(keyword: str, meant: str) -> None:
