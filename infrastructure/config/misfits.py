@@ -46,12 +46,14 @@ class Unused:
 
     Attributes:
         condition: when it has none.
-        because: why, and what to do to give it one.
+        because: why.
+        remedy: what to do.
     """
 
     key: str
     condition: Condition
     because: str
+    remedy: str = "leave it out"
 
 
 def _is_embedded(config: HasSections) -> bool:
@@ -71,7 +73,7 @@ def _is_standard(config: HasSections) -> bool:
 
 
 _NO_BETAS = "training.optimizer sgd has no betas"
-_ALIKE = "training.strategy standard trains all layers alike; use finetune or auto"
+_ALIKE = "training.strategy standard trains all layers alike", "use finetune or auto"
 UNUSED = (
     *(
         Unused(
@@ -91,21 +93,24 @@ UNUSED = (
         "data.buffer_size",
         lambda config: not config.data.streaming,
         "it is the buffer of data.streaming, which is off",
+        "switch that on, or leave it out",
     ),
     Unused("training.adam_beta1", _is_sgd, _NO_BETAS),
     Unused("training.adam_beta2", _is_sgd, _NO_BETAS),
     Unused(
         "training.early_stopping_patience",
         _holds_nothing_out,
-        "nothing is held out to measure; set data.validation_split or data.eval_path",
+        "nothing is held out to measure",
+        "set data.validation_split or data.eval_path",
     ),
     Unused(
         "training.early_stopping_min_delta",
         lambda config: config.training.early_stopping_patience is None,
-        "training.early_stopping_patience is not set, so nothing stops early",
+        "nothing stops early",
+        "set training.early_stopping_patience",
     ),
-    Unused("training.layerwise_lr_decay", _is_standard, _ALIKE),
-    Unused("training.unfreeze_interval", _is_standard, _ALIKE),
+    Unused("training.layerwise_lr_decay", _is_standard, *_ALIKE),
+    Unused("training.unfreeze_interval", _is_standard, *_ALIKE),
 )
 
 
@@ -116,7 +121,7 @@ def misfits(config: HasSections, source_of: SourceOf) -> Iterator[str]:
     yield from _web_addresses(config)
     for unused, value, is_default in _without_effect(config):
         if not is_default:
-            yield f"{_told(unused, value, source_of)}; leave it out otherwise"
+            yield f"{_told(unused, value, source_of)}: {unused.remedy}"
 
 
 def unused_notes(config: HasSections, source_of: SourceOf) -> Iterator[str]:
@@ -147,7 +152,7 @@ def _without_effect(config: HasSections) -> Iterator[tuple[Unused, Any, bool]]:
 
 def _told(unused: Unused, value: Any, source_of: SourceOf) -> str:
     place = source_of(unused.key).place
-    return f"{unused.key} = {show(value)} ({place}) has no effect: {unused.because}"
+    return f"{unused.key} = {show(value)} ({place}) has no effect, because {unused.because}"
 
 
 def _attention(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:

@@ -23,11 +23,11 @@ from infrastructure.config.training_config import TrainingConfig
         ),
         (
             {"training.strategy": "standard", "training.layerwise_lr_decay": 0.9},
-            "layerwise_lr_decay = 0.9 (keyword training.layerwise_lr_decay) has no effect: trai",
+            "layerwise_lr_decay = 0.9 (keyword training.layerwise_lr_decay) has no effect, bec",
         ),
         (
             {"training.strategy": "standard", "training.unfreeze_interval": 1},
-            "unfreeze_interval = 1 (keyword training.unfreeze_interval) has no effect: training.s",
+            "unfreeze_interval = 1 (keyword training.unfreeze_interval) has no effect, because",
         ),
         ({"data.max_length": 1024}, "raise model.embedded.max_positions (512)"),
         ({"data.path": "https://example.org/rows.jsonl"}, "is a web address: download it"),
