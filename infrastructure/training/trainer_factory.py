@@ -1,5 +1,6 @@
 """From three sections of the configuration to the right trainer with the right parts."""
 
+import logging
 import os
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import DeploymentConfig, check_sections
+from infrastructure.config.layers import Layer
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import TrainingConfig
@@ -15,6 +17,8 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.source import EMBEDDED
 from infrastructure.training.unsloth_trainer import UnslothTrainer
+
+PACKAGE = "infrastructure"  # the logger above all of ours; what other libraries log is not our say
 
 
 class TrainerFactory:
@@ -30,6 +34,8 @@ class TrainerFactory:
         config.check_supported()
         config.know_models(MODELS)
         show_gpus(config.cuda_visible_devices)
+        if config.source("log_level").layer is not Layer.DEFAULT:
+            logging.getLogger(PACKAGE).setLevel(config.log_level)
         return self.create_trainer(
             config.model,
             config.training,

@@ -1,3 +1,4 @@
+import logging
 import os
 
 import pytest
@@ -62,6 +63,16 @@ def test_the_gpus_of_a_configuration_are_the_ones_that_cuda_sees(
     monkeypatch.setattr(trainer_factory, "_num_gpus", lambda: 0)
     TrainerFactory().for_run(DeploymentConfig(cuda_visible_devices="", device="cpu"))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_our_loggers_keep_to_the_level_of_a_configuration(request: pytest.FixtureRequest) -> None:
+    ours = logging.getLogger("infrastructure")
+    before = ours.level
+    request.addfinalizer(lambda: ours.setLevel(before))
+    TrainerFactory().for_run(DeploymentConfig(device="cpu"))
+    assert ours.level == before
+    TrainerFactory().for_run(DeploymentConfig(device="cpu", log_level="ERROR"))
+    assert not logging.getLogger("infrastructure.training.loop").isEnabledFor(logging.WARNING)
 
 
 @pytest.mark.parametrize(("initialized", "seen"), [(True, 1), (False, 2)])
