@@ -213,18 +213,18 @@ class DeploymentConfig(Section):
             for key, source in self.sources().items()
             if source.layer is not Layer.DEFAULT
         }
+        masked: list[str] = []
+        values = without_secrets(self._values_found_anywhere(), masked)
+        return {"values": values, "sources": redact_mapping(sources), "masked": masked}
+
+    def _values_found_anywhere(self) -> dict[str, Any]:
         values = self.model_dump(mode="json")
-        for key in set(PATHS) & set(sources):
+        for key in PATHS:
             section, _, name = key.rpartition(".")
             inside = values[section] if section else values
-            if inside[name] is not None:
+            if inside[name] is not None and self.source(key).layer is not Layer.DEFAULT:
                 inside[name] = absolute_place(key, inside[name], self._model_names)
-        masked: list[str] = []
-        recorded = {
-            "values": without_secrets(values, masked),
-            "sources": redact_mapping(sources),
-        }
-        return recorded | {"masked": masked}
+        return values
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "DeploymentConfig":
