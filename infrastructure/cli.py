@@ -1,6 +1,7 @@
 """The `temper` command: train, train-resume, train-eval, config, doctor.
 
 Exit codes: 0 done, 2 wrong input (one sentence, no traceback), 1 failed, 130 interrupted.
+A traceback is shown at `--log-level DEBUG` only, and like all that is printed without secrets.
 Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """
 
@@ -9,12 +10,14 @@ import importlib
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.describe import describe
 from infrastructure.config.flags import add_config_flags, flags_given
+from infrastructure.config.layers import Layer
 from infrastructure.config.loading import load_config
 from infrastructure.core.errors import TemperError, TrainingDivergedError
 from infrastructure.core.lookup import nearest
@@ -22,6 +25,9 @@ from infrastructure.core.redact import redact
 from infrastructure.testing.doctor import examine, exit_code, render
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+# What a run that goes on may be told anew; everything else is as it was recorded.
+CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices")
 
 # Libraries that warn, on import, of parts of themselves that nobody here asks for.
 CHATTY_LOGGERS = ("torchao", "torch.utils._pytree", "httpx")
@@ -51,7 +57,8 @@ def create_parser() -> OneSentenceParser:
     _add_evaluate(commands)
     settings = commands.add_parser("config", help="show every setting and where it came from")
     add_config_flags(settings)
-    commands.add_parser("doctor", help="check versions, devices, memory and disk")
+    doctor = commands.add_parser("doctor", help="check versions, devices, memory and disk")
+    add_config_flags(doctor, ["log_level"])
     return parser
 
 
@@ -71,7 +78,7 @@ def _add_resume(commands: Any) -> None:
         metavar="RUN",
         help="a run, RUN@step, or the path of a run or of a checkpoint (default: the newest run)",
     )
-    resume.add_argument("--output", default="runs", metavar="DIR", help="folder of the runs")
+    add_config_flags(resume, ["output_dir", *CHANGED_BY_RESUMING])
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -89,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command is None:
             parser.print_help()
             return DONE
+        if flags_given(options).get("--log-level", "").upper() == "DEBUG":
+            _start_logging("DEBUG")  # before anything can go wrong
         return COMMANDS[options.command](options)
     except (TrainingDivergedError, OSError) as error:
         return _fail(error, FAILED)
@@ -97,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("temper: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        return _fail_unexpectedly(error)
 
 
 def parse(parser: OneSentenceParser, arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -118,10 +129,27 @@ def known_flags(parser: argparse.ArgumentParser, command: str | None) -> list[st
 
 
 def _fail(error: BaseException, code: int) -> int:
+    _show_traceback(error)
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
     print(redact(f"temper: {error}{notes}"), file=sys.stderr)
-    log.debug("where it happened", exc_info=error)
     return code
+
+
+def _fail_unexpectedly(error: Exception) -> int:
+    """An error that nobody foresaw: its type, and what to do to see more."""
+    shown = _show_traceback(error)
+    text = " ".join(str(error).split())
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+    hint = "" if shown else "; run again with --log-level DEBUG for the traceback"
+    print(redact(f"temper: {type(error).__name__}: {text}{notes}{hint}"), file=sys.stderr)
+    return FAILED
+
+
+def _show_traceback(error: BaseException) -> bool:
+    is_shown = log.isEnabledFor(logging.DEBUG)
+    if is_shown:
+        print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
+    return is_shown
 
 
 def _configure(options: argparse.Namespace, **settings: Any) -> DeploymentConfig:
@@ -156,8 +184,11 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    _start_logging("INFO")
-    return int(_deployment().resume(options.run, options.output))
+    """Go on with a run: with the settings it recorded, but for those that were given now."""
+    config = _configure(options)
+    given = [k for k in CHANGED_BY_RESUMING if config.source(k).layer is not Layer.DEFAULT]
+    changes = {"changes": {key: config.value(key) for key in given}} if given else {}
+    return int(_deployment().resume(options.run, config.output_dir, **changes))
 
 
 def _evaluate(options: argparse.Namespace) -> int:

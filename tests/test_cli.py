@@ -6,10 +6,13 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from infrastructure.cli import DONE, create_parser, known_flags, main
+from infrastructure import cli
+from infrastructure.cli import DONE, FAILED, create_parser, known_flags, main
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -95,3 +98,107 @@ def test_every_training_flag_is_also_one_of_evaluation() -> None:
     assert {"--batch-size", "--epochs", "--model", "--output", "--eval-data", "--config"} <= set(
         train
     )
+
+
+def test_doctor_and_resuming_take_the_flags_that_they_use() -> None:
+    parser = create_parser()
+    resume = set(known_flags(parser, "train-resume"))
+    assert {"--output", "--log-level", "--cuda-visible-devices", "--config"} <= resume
+    assert "--batch-size" not in resume
+    assert "--log-level" in known_flags(parser, "doctor")
+
+
+@pytest.fixture
+def resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...]]:
+    """What `temper train-resume` asks the deployment to do, in an empty folder."""
+    calls: list[tuple[Any, ...]] = []
+
+    def resume(name: str | None, output_dir: str, changes: Any = None) -> int:
+        calls.append((name, output_dir, changes))
+        return DONE
+
+    monkeypatch.setattr(cli, "_deployment", lambda: SimpleNamespace(resume=resume))
+    monkeypatch.chdir(tmp_path)
+    for variable in ("CUDA_VISIBLE_DEVICES", "LOG_LEVEL", "OUTPUT_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    return calls
+
+
+@pytest.mark.usefixtures("restore_logging")
+@pytest.mark.parametrize("variable", ["OUTPUT_DIR", "TEMPER_OUTPUT_DIR"])
+def test_runs_are_resumed_from_the_folder_that_is_configured(
+    variable: str,
+    resumed: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    assert main(["train-resume"]) == DONE
+    (tmp_path / ".config").mkdir()
+    (tmp_path / ".config/training_config.yaml").write_text("output_dir: of-the-file\n")
+    assert main(["train-resume", "a"]) == DONE
+    monkeypatch.setenv(variable, "of-the-environment")
+    assert main(["train-resume"]) == DONE
+    assert main(["train-resume", "--output", "of-the-flag"]) == DONE
+    assert resumed == [
+        (None, "runs", None),
+        ("a", "of-the-file", None),
+        (None, "of-the-environment", None),
+        (None, "of-the-flag", None),
+    ]
+
+
+@pytest.mark.usefixtures("restore_logging")
+def test_what_is_given_when_resuming_replaces_what_was_recorded(
+    resumed: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOG_LEVEL", "warning")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert main(["train-resume", "--cuda-visible-devices", "3"]) == DONE
+    assert resumed == [(None, "runs", {"log_level": "WARNING", "cuda_visible_devices": "3"})]
+    assert logging.getLogger().level == logging.WARNING
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
+
+
+def break_down(options: object) -> int:
+    error = RuntimeError(f"CUDA error with\n{SECRET}")
+    error.add_note("and a note")
+    raise error
+
+
+@pytest.mark.usefixtures("restore_logging")
+def test_an_error_that_nobody_foresaw_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "train", break_down)
+    assert main(["train"]) == FAILED
+    assert capsys.readouterr().err == (
+        "temper: RuntimeError: CUDA error with *** (and a note);"
+        " run again with --log-level DEBUG for the traceback\n"
+    )
+
+
+@pytest.mark.usefixtures("restore_logging")
+def test_a_traceback_is_shown_when_asked_for_and_holds_no_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "train", break_down)
+    assert main(["train", "--log-level", "debug"]) == FAILED
+    err = capsys.readouterr().err
+    assert "in break_down" in err
+    assert SECRET not in err
+    assert err.splitlines()[-1] == "temper: RuntimeError: CUDA error with *** (and a note)"
+
+
+@pytest.mark.usefixtures("restore_logging")
+def test_the_traceback_of_wrong_input_holds_no_secret(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = "https://me:letmein99@example.org/rows"
+    assert main(["train", url, "--log-level", "DEBUG"]) == cli.WRONG_INPUT
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "letmein99" not in err
+    assert "web address" in err.splitlines()[-1]

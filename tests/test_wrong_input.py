@@ -63,7 +63,7 @@ CONFIGURATION = [
     Wrong(
         "unknown section in a file",
         "config --config typo.yaml",
-        ["trainning", "training"],
+        ["unknown key 'trainning'; did you mean 'training'?"],
         {"typo.yaml": "trainning:\n  batch_size: 4\n"},
     ),
     Wrong(
@@ -84,12 +84,22 @@ CONFIGURATION = [
         ["checkpoint_interval", "checkpoint_frequency"],
     ),
     Wrong("a size that is none", "config --memory-limit 8XB", ["memory_limit", "8XB"]),
+    Wrong("a sink twice", "config --metrics-sinks csv,csv", ["metrics_sinks", "once"]),
+    Wrong("too many to count", f"config --batch-size {10**12}", ["batch_size", "2147483647"]),
+    Wrong("a setting without effect", "train --buffer-size 9", ["buffer_size", "streaming"]),
+    Wrong("a batch size of later", "train --batch-size auto", ["batch_size", "not there yet"]),
+    Wrong("a secret for a name", f"train --run-name hf_{'aB' * 17}", ["run_name must be a name"]),
     Wrong("a feature of a later part", "train --mode blockwise", ["mode"]),
     Wrong("a GPU that is not there", "train --device cuda:7", ["cuda:7"]),
     Wrong("fp16 on a CPU", "train --mixed-precision fp16 --device cpu", ["fp16", "GPU"]),
 ]
 
 DATA = [
+    Wrong(
+        "a web address for data",
+        "train https://me:letmein@example.org/rows.jsonl",
+        ["https://***@example.org/rows.jsonl", "is a web address"],
+    ),
     Wrong("data file missing", "train nowhere.jsonl", ["nowhere.jsonl"]),
     Wrong("data file empty", "train empty.jsonl", ["empty.jsonl"], {"empty.jsonl": ""}),
     Wrong("data folder empty", "train folder", ["folder"], {"folder/.keep": ""}),
@@ -288,6 +298,18 @@ CHECKPOINT = [
         "evaluating a model that is not there",
         "train-eval ./nowhere data.jsonl",
         ["nowhere"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "evaluating on other data than the data",
+        "train-eval runs/a data.jsonl --eval-data data.jsonl",
+        ["data.eval_path", "--eval-data", "DATA"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "evaluating with a setting of a later part",
+        "train-eval runs/a data.jsonl --batch-size auto",
+        ["batch_size", "not there yet"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(

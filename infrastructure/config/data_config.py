@@ -9,8 +9,8 @@ from infrastructure.config.section import Section
 from infrastructure.config.values import (
     Auto,
     Count,
-    CountOrZero,
     MemoryAmount,
+    PathLike,
     PathText,
     Percent,
     ShareBelowOne,
@@ -58,11 +58,11 @@ class DataConfig(Section):
     validation_split: ShareBelowOne = Field(
         default=0.1, description="Share of the training data held out where there is no eval_path."
     )
-    num_workers: CountOrZero | Auto = Field(
+    num_workers: Annotated[int, Ge(0), Le(1024)] | Auto = Field(
         default="auto", description="Processes that prepare data; 0: in the training process."
     )
     prefetch_factor: Count = Field(
-        default=2, description="Batches that each worker prepares ahead."
+        default=2, description="Batches made ahead, in a thread, while the model is busy."
     )
     pin_memory: bool = Field(default=True, description="Page-locked batches where there is a GPU.")
     streaming: bool = Field(
@@ -81,6 +81,6 @@ class DataConfig(Section):
     max_bad_rows_percent: Percent = Field(
         default=5.0, description="Share of unusable rows above which training does not start."
     )
-    chat_template: str | None = Field(
+    chat_template: Annotated[str | None, PathLike] = Field(
         default=None, description="Chat template: Jinja text or a file; none: the tokenizer's own."
     )

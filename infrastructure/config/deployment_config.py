@@ -3,16 +3,17 @@
 Names of models, strategies, formats and plug-ins are texts here; who looks them up knows them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StringConstraints
 
 from infrastructure.config import later
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
-from infrastructure.config.misfits import misfits, several_gpus
+from infrastructure.config.misfits import misfits, several_gpus, unused_notes
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.record import PATHS, absolute_place, refuse_masked, without_secrets
 from infrastructure.config.resource_config import (
     CacheConfig,
     MemoryConfig,
@@ -24,7 +25,7 @@ from infrastructure.config.section import ConfigurationError, Section
 from infrastructure.config.spellings import KEYS
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.config.values import Allowed, Later, LogLevel, PathText, Percent
-from infrastructure.core.redact import redact_mapping
+from infrastructure.core.redact import redact, redact_mapping
 
 DEFAULT_SOURCE = Source(Layer.DEFAULT, "default")
 ASSIGNED_SOURCE = Source(Layer.KEYWORD, "assigned in Python")
@@ -35,6 +36,13 @@ def _device_list(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _no_secret(value: str | None) -> str | None:
+    """A run's name becomes a folder, which everybody sees."""
+    if value is not None and redact(value) != value:
+        raise ValueError("a secret")
+    return value
 
 
 def _flat(key: str) -> Any:
@@ -72,9 +80,9 @@ class DeploymentConfig(Section):
     output_dir: PathText = Field(
         default="runs", description="Folder in which run directories are made."
     )
-    run_name: str | None = Field(
-        default=None, description="Name of the run; none: made from the time."
-    )
+    run_name: Annotated[
+        str | None, AfterValidator(_no_secret), Allowed("a name without token and password in it")
+    ] = Field(default=None, description="Name of the run; none: made from the time.")
     log_level: LogLevel = Field(default="INFO", description="Least severe message that is logged.")
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | Annotated[str, StringConstraints(pattern=r"^cuda:\d+$")],
@@ -126,6 +134,7 @@ class DeploymentConfig(Section):
     enable_mixed_precision = _flat(KEYS["enable_mixed_precision"])
 
     _settings: dict[str, Setting] = PrivateAttr(default_factory=dict)
+    _model_names: frozenset[str] = PrivateAttr(default=frozenset({"embedded"}))
 
     def __init__(self, /, **keywords: Any) -> None:
         schema = schema_of(type(self))
@@ -155,7 +164,15 @@ class DeploymentConfig(Section):
         setting = self._settings.get(key)
         if setting is not None and setting.value == self.value(key):
             return setting.source
-        return DEFAULT_SOURCE if self._is_default(key) else ASSIGNED_SOURCE
+        if self._is_default(key):
+            return DEFAULT_SOURCE
+        return self._source_inside(key) or ASSIGNED_SOURCE
+
+    def _source_inside(self, section: str) -> Source | None:
+        """Where a section that may be absent was switched on by one of its fields."""
+        inside = [s for k, s in self._settings.items() if k.startswith(f"{section}.")]
+        held = [s.source for s in inside if s.value == self.value(s.key)]
+        return max(held, key=lambda source: list(Layer).index(source.layer), default=None)
 
     def sources(self) -> dict[str, Source]:
         """Where each value was set, by canonical key; inside an absent section nothing is."""
@@ -175,32 +192,48 @@ class DeploymentConfig(Section):
         """
         problems = [
             *later.unsupported(self, self.source),
-            *misfits(self.model, self.data, self.training),
+            *misfits(self, self.source),
             *several_gpus(self.cuda_visible_devices),
         ]
         if problems:
             raise ConfigurationError("; ".join(problems))
 
     def notes(self) -> list[str]:
-        """What to tell when a run starts: settings that were given and have no effect yet."""
-        return list(later.notes(self, self.source))
+        """What to tell when a run starts: settings that were given and have no effect."""
+        return [*later.notes(self, self.source), *unused_notes(self, self.source)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Values and their sources as JSON values, secrets masked; for `run.json`."""
+        """Values and their sources as JSON values, for `run.json`.
+
+        Local paths are absolute, so that the run goes on from another working directory; secrets
+        are masked, and `masked` lists their keys.
+        """
         sources = {
             key: {"layer": source.layer.value, "place": source.place}
             for key, source in self.sources().items()
             if source.layer is not Layer.DEFAULT
         }
-        return redact_mapping({"values": self.model_dump(mode="json"), "sources": sources})
+        masked: list[str] = []
+        values = without_secrets(self._values_found_anywhere(), masked)
+        return {"values": values, "sources": redact_mapping(sources), "masked": masked}
+
+    def _values_found_anywhere(self) -> dict[str, Any]:
+        values = self.model_dump(mode="json")
+        for key in PATHS:
+            section, _, name = key.rpartition(".")
+            inside = values[section] if section else values
+            if inside[name] is not None and self.source(key).layer is not Layer.DEFAULT:
+                inside[name] = absolute_place(key, inside[name], self._model_names)
+        return values
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "DeploymentConfig":
         """The configuration that `to_dict` wrote, with the sources it had.
 
         Raises:
-            ConfigurationError: unknown keys or wrong values.
+            ConfigurationError: unknown keys, wrong values, or a value that was masked as a secret.
         """
+        refuse_masked(saved)
         config = cls(**saved["values"])
         config._settings = {
             key: Setting(key, config.value(key), Source(Layer(told["layer"]), told["place"]))
@@ -208,10 +241,23 @@ class DeploymentConfig(Section):
         }
         return config
 
+    def know_models(self, names: Iterable[str]) -> None:
+        """Tell which names mean a model even where a folder is called so."""
+        self._model_names |= frozenset(names)
+
     def _is_default(self, key: str) -> bool:
         spec = schema_of(type(self)).fields[key]
         default = spec.default is not None if spec.is_switch else spec.default
         return bool(self.value(key) == default)
+
+
+def check_sections(model: ModelConfig, training: TrainingConfig, data: DataConfig) -> None:
+    """`check_supported` for whoever has only these three sections.
+
+    Raises:
+        ConfigurationError: a sentence for each setting that cannot be carried out.
+    """
+    DeploymentConfig(model=model, training=training, data=data).check_supported()
 
 
 def _keyword_source(path: str) -> Source:

@@ -7,7 +7,7 @@ are switched by `--x` and `--no-x`; every other flag takes a value.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -47,8 +47,8 @@ def flag_names(key: str) -> tuple[str, ...]:
     return ("--" + own.replace("_", "-"),)
 
 
-def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """Add `--config` and a flag for every field, in one group for each section.
+def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | None = None) -> None:
+    """Add `--config` and a flag for every field, or for some, in one group for each section.
 
     Abbreviated flags are switched off on this parser: a flag has the names that help shows.
     """
@@ -59,7 +59,9 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         help="YAML file with settings (default: .config/training_config.yaml where it exists)",
     )
     groups: dict[str, Any] = {}
-    for spec in schema_of(DeploymentConfig).fields.values():
+    for key, spec in schema_of(DeploymentConfig).fields.items():
+        if keys is not None and key not in keys:
+            continue
         section = spec.key.rpartition(".")[0] or "run"
         if spec.name in StackwiseFields.model_fields:
             section = "training, stack-wise"

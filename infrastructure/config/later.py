@@ -12,15 +12,7 @@ from infrastructure.config.schema import FieldSpec, schema_of, value_at
 from infrastructure.config.section import Section
 from infrastructure.config.values import Later
 from infrastructure.config.words import metadata_of, show
-
-PARTS = {
-    "B": "part B (backup and recovery)",
-    "C": "part C (monitoring and fitting the machine)",
-    "E": "part E (the quantum step)",
-    "stackwise": "the part on stack-wise training",
-    "adapters": "the part on dialogue and multimodal models",
-    "extensions": "part E (quantum) and the part on dialogue and multimodal models",
-}
+from infrastructure.core.parts import PARTS as PARTS
 
 SourceOf = Callable[[str], Source]
 

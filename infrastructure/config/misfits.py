@@ -1,20 +1,137 @@
-"""Settings that are right by themselves and cannot hold together. Checked when a run starts."""
+"""Settings that are right by themselves and cannot hold together. Checked when a run starts.
 
-from collections.abc import Iterator
+One that cannot take effect is refused where it is not the default, and told where somebody wrote
+the default down: files are shared between runs, and nobody is misled by it.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
 
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.later import PARTS
-from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.layers import Layer, Source
+from infrastructure.config.model_config import EmbeddedModelConfig, ModelConfig
 from infrastructure.config.resolve import attention_for
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.words import show
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
 
-def misfits(model: ModelConfig, data: DataConfig, training: TrainingConfig) -> Iterator[str]:
+class HasSections(Protocol):
+    """What is looked at: three sections of a configuration."""
+
+    model: ModelConfig
+    data: DataConfig
+    training: TrainingConfig
+
+
+SourceOf = Callable[[str], Source]
+Condition = Callable[[HasSections], Any]
+
+
+class _Defaults(NamedTuple):
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A setting without effect.
+
+    Attributes:
+        condition: when it has none.
+        because: why.
+        remedy: what to do.
+    """
+
+    key: str
+    condition: Condition
+    because: str
+    remedy: str = "leave it out"
+
+
+def _is_embedded(config: HasSections) -> bool:
+    return config.model.name == "embedded"
+
+
+def _holds_nothing_out(config: HasSections) -> bool:
+    return config.data.eval_path is None and config.data.validation_split == 0
+
+
+def _is_sgd(config: HasSections) -> bool:
+    return config.training.optimizer == "sgd"
+
+
+def _is_standard(config: HasSections) -> bool:
+    return config.training.strategy == "standard"
+
+
+_NO_BETAS = "training.optimizer sgd has no betas"
+_ALIKE = "training.strategy standard trains all layers alike", "use finetune or auto"
+UNUSED = (
+    *(
+        Unused(
+            f"model.embedded.{name}",
+            lambda config: not _is_embedded(config),
+            "it shapes the embedded model, and model.name is another",
+        )
+        for name in EmbeddedModelConfig.model_fields
+    ),
+    Unused("model.trust_remote_code", _is_embedded, "the embedded model comes without code"),
+    Unused(
+        "data.validation_split",
+        lambda config: config.data.eval_path is not None and config.data.validation_split > 0,
+        "data.eval_path is held out instead",
+    ),
+    Unused(
+        "data.buffer_size",
+        lambda config: not config.data.streaming,
+        "it is the buffer of data.streaming, which is off",
+        "switch that on, or leave it out",
+    ),
+    Unused("training.adam_beta1", _is_sgd, _NO_BETAS),
+    Unused("training.adam_beta2", _is_sgd, _NO_BETAS),
+    Unused(
+        "training.early_stopping_patience",
+        _holds_nothing_out,
+        "nothing is held out to measure",
+        "set data.validation_split or data.eval_path",
+    ),
+    Unused(
+        "training.early_stopping_min_delta",
+        lambda config: config.training.early_stopping_patience is None,
+        "nothing stops early",
+        "set training.early_stopping_patience",
+    ),
+    Unused("training.layerwise_lr_decay", _is_standard, *_ALIKE),
+    Unused("training.unfreeze_interval", _is_standard, *_ALIKE),
+)
+
+
+def misfits(config: HasSections, source_of: SourceOf) -> Iterator[str]:
     """A sentence, with the remedy, for each contradiction between sections."""
-    yield from _attention(model, training)
-    yield from _unused_finetuning(training)
-    yield from _longer_than_the_model_sees(model, data)
+    yield from _attention(config.model, config.training)
+    yield from _longer_than_the_model_sees(config.model, config.data)
+    yield from _web_addresses(config)
+    for unused, value, is_default in _without_effect(config):
+        if not is_default:
+            yield f"{_told(unused, value, source_of)}: {unused.remedy}"
+
+
+def unused_notes(config: HasSections, source_of: SourceOf) -> Iterator[str]:
+    """A sentence for each default that somebody wrote down where it has no effect.
+
+    None where the default is that nothing happens.
+    """
+    for unused, value, is_default in _without_effect(config):
+        if value and is_default and source_of(unused.key).layer is not Layer.DEFAULT:
+            yield _told(unused, value, source_of)
 
 
 def several_gpus(cuda_visible_devices: str | None) -> Iterator[str]:
@@ -26,22 +143,23 @@ def several_gpus(cuda_visible_devices: str | None) -> Iterator[str]:
         )
 
 
+def _without_effect(config: HasSections) -> Iterator[tuple[Unused, Any, bool]]:
+    for unused in UNUSED:
+        if unused.condition(config):
+            value = attrgetter(unused.key)(config)
+            yield unused, value, value == attrgetter(unused.key)(_Defaults())
+
+
+def _told(unused: Unused, value: Any, source_of: SourceOf) -> str:
+    place = source_of(unused.key).place
+    return f"{unused.key} = {show(value)} ({place}) has no effect, because {unused.because}"
+
+
 def _attention(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     try:
         attention_for(model, training)
     except ConfigurationError as error:
         yield str(error)
-
-
-def _unused_finetuning(training: TrainingConfig) -> Iterator[str]:
-    if training.strategy != "standard":
-        return
-    for name, off in (("layerwise_lr_decay", 1.0), ("unfreeze_interval", None)):
-        if getattr(training, name) != off:
-            yield (
-                f"training.{name} {getattr(training, name)} would be ignored by "
-                "training.strategy standard: use finetune or auto"
-            )
 
 
 def _longer_than_the_model_sees(model: ModelConfig, data: DataConfig) -> Iterator[str]:
@@ -51,3 +169,13 @@ def _longer_than_the_model_sees(model: ModelConfig, data: DataConfig) -> Iterato
             f"data.max_length {data.max_length} is more than the embedded model can see: "
             f"raise model.embedded.max_positions ({longest}) or lower data.max_length"
         )
+
+
+def _web_addresses(config: HasSections) -> Iterator[str]:
+    for key in ("model.name", "data.path", "data.eval_path"):
+        value = attrgetter(key)(config)
+        if value is not None and _URL.match(value):
+            yield (
+                f"{key} = {show(value)} is a web address: download it and give the path, or give "
+                "its OWNER/NAME on the Hugging Face Hub"
+            )

@@ -91,7 +91,7 @@ class ModelConfig(Section):
     )
     trust_remote_code: bool = Field(
         default=False,
-        description="Run Python code that comes with a hub model. Off for good reason.",
+        description="Run Python code that comes with a model. Off for good reason.",
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a hub model.")
     embedded: EmbeddedModelConfig = Field(

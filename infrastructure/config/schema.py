@@ -8,7 +8,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from infrastructure.config.section import Section, kinds
-from infrastructure.config.spellings import KEYS
+from infrastructure.config.spellings import KEYS, PREFIXES
 from infrastructure.core.lookup import nearest
 
 
@@ -52,7 +52,9 @@ class Schema:
         leaf = key.rpartition(".")[2]
         same = [known for known in self.fields if known.rpartition(".")[2] == leaf]
         names = {known.rpartition(".")[2]: known for known in self.fields}
-        close = nearest(key, [*self.fields, *KEYS]) or names.get(nearest(leaf, names) or "")
+        sections = {prefix.split(".")[0] for prefix in PREFIXES} | self.sections.keys()
+        close = nearest(key, [*self.fields, *KEYS, *sections])
+        close = close or names.get(nearest(leaf, names) or "")
         meant = same[0] if same else close
         hint = f"did you mean {meant!r}?" if meant else "`temper config` lists all keys"
         return f"unknown key {key!r}; {hint}"

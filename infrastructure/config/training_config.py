@@ -9,10 +9,12 @@ from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.stackwise_config import StackwiseFields
 from infrastructure.config.values import (
+    LARGEST,
     Allowed,
     Auto,
     Count,
     CountOrZero,
+    EachOnce,
     Later,
     Names,
     NotNegative,
@@ -98,6 +100,7 @@ class TrainingConfig(StackwiseFields):
     keep_checkpoints: Annotated[
         int,
         Ge(2),
+        Le(LARGEST),
         Allowed("a whole number of at least 2 (the last may be in the process of being saved)"),
     ] = Field(default=2, description="Checkpoints kept; older ones are removed.")
     validation_interval: Count | None = Field(
@@ -136,7 +139,8 @@ class TrainingConfig(StackwiseFields):
     metrics_sinks: Annotated[
         list[Literal["console", "jsonl", "csv", "tensorboard"]],
         SplitCommas,
-        Allowed("a list of console, jsonl, csv, tensorboard"),
+        EachOnce,
+        Allowed("a list of console, jsonl, csv, tensorboard, each once"),
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
         description="Where metrics are written.",

@@ -5,6 +5,7 @@ look at the machine: a share such as "90%" becomes bytes where the total is know
 """
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,16 @@ def _from_json(value: Any) -> Any:
         raise ValueError("not JSON") from error
 
 
+def _path_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _each_once(values: list[str]) -> list[str]:
+    if len(set(values)) < len(values):
+        raise ValueError("a name twice")
+    return values
+
+
 def _expand_home(value: str) -> str:
     if not value:
         raise ValueError("empty")
@@ -126,8 +137,10 @@ def _upper(value: Any) -> Any:
 
 
 Auto = Literal["auto"]
-Count = Annotated[int, Ge(1)]
-CountOrZero = Annotated[int, Ge(0)]
+# Nothing is counted beyond this; a number with too many digits is told here and not by a library.
+LARGEST = 2**31 - 1
+Count = Annotated[int, Ge(1), Le(LARGEST)]
+CountOrZero = Annotated[int, Ge(0), Le(LARGEST)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
@@ -150,13 +163,16 @@ Megabytes = Annotated[
     BeforeValidator(_megabytes),
     Allowed('a whole number of megabytes or a size such as "10GB"'),
     Ge(0),
+    Le(LARGEST),
 ]
 Names = Annotated[
     list[str], BeforeValidator(_split_commas), Allowed('a list of names, such as "a,b"')
 ]
-PathText = Annotated[str, AfterValidator(_expand_home), Allowed("a path")]
+PathLike = BeforeValidator(_path_text)
+PathText = Annotated[str, PathLike, AfterValidator(_expand_home), Allowed("a path")]
 LogLevel = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)
 ]
 SplitCommas = BeforeValidator(_split_commas)
+EachOnce = AfterValidator(_each_once)
 FromJson = BeforeValidator(_from_json)

@@ -2,10 +2,12 @@
 
 PyYAML follows YAML 1.1, where `2e-4` is a text, `no` is false, `010` is 8 and `1:30` is 90. Here a
 number is what everybody reads as a number, and everything else that is not true, false or null is a
-text. Anchors work; tags that build Python objects are refused.
+text. Anchors and merge keys (`<<: *anchor`) work; tags that build Python objects are refused.
 """
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import yaml
 
 from infrastructure.config.section import ConfigurationError
 
+_MERGE = "tag:yaml.org,2002:merge"
 _RESOLVERS = {
+    "merge": (r"<<", "<"),
     "null": (r"~|null|Null|NULL|", "~nN\0"),
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
     "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
@@ -59,7 +63,7 @@ def read_yaml(path: Path) -> tuple[dict[Any, Any], dict[str, int]]:
             return {}, lines
         if not isinstance(node, yaml.MappingNode):
             raise ConfigurationError(f"{path}:{_line(node)}: `key: value` lines are needed here")
-        return _mapping(node, loader, path, "", lines, ()), lines
+        return _Reader(loader, path).mapping(node, lines), lines
     except yaml.YAMLError as error:
         raise ConfigurationError(_sentence(path, error)) from None
 
@@ -77,34 +81,82 @@ def _text(path: Path) -> str:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _mapping(
-    node: yaml.MappingNode,
-    loader: _Loader,
-    path: Path,
-    prefix: str,
-    lines: dict[str, int],
-    outer: tuple[yaml.Node, ...],
-) -> dict[Any, Any]:
-    if node in outer:
-        raise ConfigurationError(f"{path}:{_line(node)}: an anchor that contains itself")
-    values: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
+@dataclass(frozen=True)
+class _Reader:
+    """Makes values of the nodes of one file."""
+
+    loader: _Loader
+    path: Path
+
+    def mapping(
+        self,
+        node: yaml.MappingNode,
+        lines: dict[str, int],
+        prefix: str = "",
+        outer: tuple[yaml.Node, ...] = (),
+    ) -> dict[Any, Any]:
+        """The values of a mapping; the line of each dotted path is added to `lines`."""
+        if node in outer:
+            raise ConfigurationError(f"{self.path}:{_line(node)}: an anchor that contains itself")
+        inside = (*outer, node)
+        values: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                continue
+            key = self._key(key_node, values, lines, prefix)
+            if isinstance(value_node, yaml.MappingNode):
+                values[key] = self.mapping(value_node, lines, f"{prefix}{key}.", inside)
+            else:
+                values[key] = self.loader.construct_object(value_node, deep=True)
+        for merged in self._merged(node):
+            self._add_new(merged, values, lines, prefix, inside)
+        return values
+
+    def _key(
+        self, node: yaml.Node, values: dict[Any, Any], lines: dict[str, int], prefix: str
+    ) -> Any:
+        key = self.loader.construct_object(node, deep=True)
         where = f"{prefix}{key}"
         if not isinstance(key, str | int | float):
-            raise ConfigurationError(f"{path}:{_line(key_node)}: {key!r} cannot be a key")
+            raise ConfigurationError(f"{self.path}:{_line(node)}: {key!r} cannot be a key")
         if key in values:
             raise ConfigurationError(
-                f"{path}:{_line(key_node)}: {where} stands here and in line {lines[where]}: "
+                f"{self.path}:{_line(node)}: {where} stands here and in line {lines[where]}: "
                 "remove one of them"
             )
-        lines[where] = _line(key_node)
-        if isinstance(value_node, yaml.MappingNode):
-            inside = (*outer, node)
-            values[key] = _mapping(value_node, loader, path, f"{where}.", lines, inside)
-        else:
-            values[key] = loader.construct_object(value_node, deep=True)
-    return values
+        lines[where] = _line(node)
+        return key
+
+    def _merged(self, node: yaml.MappingNode) -> Iterator[yaml.MappingNode]:
+        """The mappings that `<<` names, one or a list of them."""
+        for key_node, value_node in node.value:
+            if key_node.tag != _MERGE:
+                continue
+            is_list = isinstance(value_node, yaml.SequenceNode)
+            for merged in value_node.value if is_list else [value_node]:
+                if not isinstance(merged, yaml.MappingNode):
+                    raise ConfigurationError(
+                        f"{self.path}:{_line(key_node)}: << takes an anchor of `key: value` lines "
+                        "(<<: *name) or a list of such anchors"
+                    )
+                yield merged
+
+    def _add_new(
+        self,
+        merged: yaml.MappingNode,
+        values: dict[Any, Any],
+        lines: dict[str, int],
+        prefix: str,
+        outer: tuple[yaml.Node, ...],
+    ) -> None:
+        """What a merged mapping has and nobody said before, with the lines where it stands."""
+        there: dict[str, int] = {}
+        for key, value in self.mapping(merged, there, prefix, outer).items():
+            if key not in values:
+                values[key] = value
+                where = f"{prefix}{key}"
+                new = {w: n for w, n in there.items() if w == where or w.startswith(f"{where}.")}
+                lines.update(new)
 
 
 def _line(node: yaml.Node) -> int:

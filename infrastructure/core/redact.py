@@ -1,7 +1,8 @@
 """Mask secrets in text and in mappings before they reach a log, a file or a screen.
 
 Knows tokens by their shape (Hugging Face, GitHub, OpenAI-like, AWS, Slack, Google), passwords in
-URLs, and values whose key says that they are secret. A secret that looks like a word stays unseen.
+URLs, and values whose key says that they are secret. A secret that looks like a word stays unseen:
+a shape is long and has digits or capitals, because `hf_datasets` is a folder's name.
 """
 
 import re
@@ -18,11 +19,15 @@ _HARMLESS_KEY = re.compile(
     re.IGNORECASE,
 )
 _TOKEN = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}"
-    r"|sk-[A-Za-z0-9_-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[A-Z0-9]{12,}|AIza[\w-]{20,}|DEV-[0-9a-f]{20,}"
+    # Hugging Face's tokens are letters only; capitals among them tell them from words.
+    r"\b(?:hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{20,}|gh[pousr]_(?=[A-Za-z]*\d)[A-Za-z0-9]{20,}"
+    r"|github_pat_(?=[A-Za-z_]*\d)\w{20,}|glpat-(?=[A-Za-z_-]*[A-Z0-9])[\w-]{20,}"
+    r"|sk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}|xox[abprs]-(?=[A-Za-z_-]*\d)[\w-]{20,}"
+    r"|AKIA[A-Z0-9]{16}|AIza(?=[A-Za-z_-]*\d)[\w-]{30,}|DEV-[0-9a-f]{20,}"
     r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
 )
-_URL_USER = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)[^\s/@]+@", re.IGNORECASE)
+# One slash too, as `Path("https://me:pw@host")` reads; up to the last @, which passwords may hold.
+_URL_USER = re.compile(r"(?P<start>\b[a-z][a-z0-9+.-]+:/{1,2})[^\s/]+@", re.IGNORECASE)
 _ASSIGNED = re.compile(
     r"(?P<key>\b[\w-]*(?:token|secret|password|passwd|api_?key|access_?key)[\w-]*)"
     r"(?P<sign>\s*[=:]\s*)(?P<value>[^\s,;&\"']{6,})",
@@ -42,7 +47,12 @@ def redact(text: str) -> str:
 
 def redact_shapes(text: str) -> str:
     """`text` with what looks like a token or a URL password masked, and nothing else touched."""
-    return _TOKEN.sub(MASK, _URL_USER.sub(rf"\g<scheme>{MASK}@", text))
+    return _TOKEN.sub(MASK, redact_urls(text))
+
+
+def redact_urls(text: str) -> str:
+    """`text` with user and password of every URL masked; for paths, whose words are no secrets."""
+    return _URL_USER.sub(rf"\g<start>{MASK}@", text)
 
 
 def redact_mapping(values: Mapping[str, Any]) -> dict[str, Any]:

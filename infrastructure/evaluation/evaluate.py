@@ -5,15 +5,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer
+from infrastructure.config.model_config import EmbeddedModelConfig
+from infrastructure.config.section import ConfigurationError
 from infrastructure.core.files import write_json
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.tables import render_table
 from infrastructure.training.trainer_factory import TrainerFactory
 
 # How rows became tokens in the run that made the model; other rules would measure something else.
-INHERITED_KEYS = ("data.max_length", "data.train_on", "data.chat_template", "data.over_length")
+INHERITED = ("max_length", "train_on", "chat_template", "over_length")
+# Fields and sections that only a training has a use for.
+UNUSED = {
+    "data.eval_path": "the model is measured on DATA",
+    "data.validation_split": "nothing is held out of DATA",
+    "model.lora_config": "MODEL brings its own LoRA",
+    "model.embedded": "MODEL has its shape",
+}
 
 
 def evaluate_model(config: DeploymentConfig) -> list[str]:
@@ -29,8 +39,8 @@ def evaluate_model(config: DeploymentConfig) -> list[str]:
         ValueError, TemperError: the model or the data cannot be used.
     """
     inherited = inherit_from_run(config)
+    notes = set_aside(config)
     config.data.eval_path = config.data.path
-    config.model.lora_config = None
     trainer = TrainerFactory().for_run(config)
     held_out = measure(trainer)
     path = _write(config, held_out)
@@ -40,9 +50,34 @@ def evaluate_model(config: DeploymentConfig) -> list[str]:
         for task, share in held_out.exact_match.items()
     ]
     title = f"{config.model.name} on {config.data.path}"
-    notes = [f"{key} as in the run: {value}" for key, value in inherited.items()]
+    notes += [f"{key} as in the run: {value}" for key, value in inherited.items()]
     table = render_table([title, ""], rows)
     return [*notes, table, f"({held_out.num_questions} prompts answered)", f"written to {path}"]
+
+
+def set_aside(config: DeploymentConfig) -> list[str]:
+    """Forget what a measurement has no use for.
+
+    Returns:
+        A note for each such setting of a file or of the environment, which trainings share.
+
+    Raises:
+        ConfigurationError: one was given to this very measurement.
+    """
+    given = [(key, s) for key, s in config.sources().items() if s.layer is not Layer.DEFAULT]
+    notes: list[str] = []
+    refusals: list[str] = []
+    for key, source in given:
+        reason = next((r for part, r in UNUSED.items() if f"{key}.".startswith(f"{part}.")), None)
+        if reason is not None:
+            is_meant = source.layer in (Layer.FLAG, Layer.KEYWORD)
+            told = f"{key} ({source.place}) has no effect on a measurement: {reason}"
+            (refusals if is_meant else notes).append(told)
+    if refusals:
+        raise ConfigurationError("; ".join(f"{refusal}; leave it out" for refusal in refusals))
+    config.data.eval_path, config.data.validation_split = None, 0
+    config.model.lora_config, config.model.embedded = None, EmbeddedModelConfig()
+    return notes
 
 
 def inherit_from_run(config: DeploymentConfig) -> dict[str, Any]:
@@ -52,14 +87,16 @@ def inherit_from_run(config: DeploymentConfig) -> dict[str, Any]:
     if not folder.is_dir() or not found:
         return {}
     try:
-        saved = DeploymentConfig.from_dict(json.loads(found[0].read_text())["configuration"])
-    except (KeyError, ValueError):
+        recorded = json.loads(found[0].read_text())["configuration"]["values"]["data"]
+        saved = DataConfig(**{name: recorded[name] for name in INHERITED})
+    except (KeyError, TypeError, ValueError):
         return {}  # not a run of ours, or an unreadable one: the model itself is still whole
     inherited = {}
-    for key in INHERITED_KEYS:
-        if config.source(key).layer is Layer.DEFAULT and saved.value(key) != config.value(key):
-            setattr(config.data, key.removeprefix("data."), saved.value(key))
-            inherited[key] = saved.value(key)
+    for name in INHERITED:
+        key, value = f"data.{name}", getattr(saved, name)
+        if config.source(key).layer is Layer.DEFAULT and value != config.value(key):
+            setattr(config.data, name, value)
+            inherited[key] = value
     return inherited
 
 

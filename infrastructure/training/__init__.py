@@ -1,1 +1,34 @@
-"""Layer 3: the training system. One loop (loop.py), three doors, folders of parts."""
+"""Layer 3: the training system. One loop (loop.py), three doors, folders of parts.
+
+The names below can be imported from here; what is behind them is loaded when it is asked for.
+"""
+
+from infrastructure.core.lazy import lazy_names
+
+_PLACES = {
+    "DataConfig": "infrastructure.config.data_config",
+    "DataPipeline": "infrastructure.training.data.data_pipeline",
+    "DeploymentConfig": "infrastructure.config.deployment_config",
+    "EnhancedTrainer": "infrastructure.training.enhanced_trainer",
+    "LoraConfig": "infrastructure.config.model_config",
+    "ModelConfig": "infrastructure.config.model_config",
+    "ModelManager": "infrastructure.training.models.model_manager",
+    "ProgressiveConfig": "infrastructure.config.stackwise_config",
+    "StreamingDataset": "infrastructure.training.data.streaming_dataset",
+    "TrainerFactory": "infrastructure.training.trainer_factory",
+    "TrainingConfig": "infrastructure.config.training_config",
+    "TrainingContext": "infrastructure.training.context",
+    "TrainingLoop": "infrastructure.training.loop",
+    "UnslothTrainer": "infrastructure.training.unsloth_trainer",
+    "get_model_adapter": "infrastructure.training.model_adapters",
+    "get_training_strategy": "infrastructure.training.strategies",
+    "initialize_training": "infrastructure.training.context",
+}
+_LATER = {"UnifiedTrainer": "stackwise"}
+
+__all__ = [*_PLACES]
+__getattr__ = lazy_names(__name__, _PLACES, _LATER)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PLACES])

@@ -9,32 +9,48 @@
                 context.save_state()
         context.end_epoch()
 
-It only calls the parts; `context.run()` is the whole training in the real loop, with its hooks.
+A batch is one optimizer step, whatever `gradient_accumulation` splits it into; the batches end
+where `max_steps` says. `context.run()` is the whole training in the real loop, with its hooks.
 """
 
+import secrets
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.loading import load_config
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.loop import TrainingLoop, phase_ends, select_trainable
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
 
 
 @dataclass
 class EpochBatches:
-    """Iterating gives the batches that are left of the current epoch."""
+    """Iterating gives the batches that are left of the current epoch, up to the last step."""
 
-    data: DataSource
+    loop: TrainingLoop
     state: TrainingState
-    batch_size: int
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
         position = self.state.position
-        yield from self.data.train_batches(position.epoch, position.example, self.batch_size)
+        loop = self.loop
+        if self._is_over():
+            return
+        batches = loop.data.train_batches(position.epoch, position.example, loop.batch_size)
+        with closing(batches):  # a source may prepare batches in a thread
+            for batch in batches:
+                yield batch
+                if self._is_over():
+                    return
+
+    def _is_over(self) -> bool:
+        return self.state.stop_reason is not None or self.state.step >= self.loop.total_steps
 
 
 @dataclass
@@ -54,13 +70,20 @@ class TrainingContext:
         return sum(phase.num_epochs for phase in self.trainer.prepare().phases)
 
     def start_epoch(self) -> None:
-        """Make the model ready to train; the position stays where it is."""
-        self.state.model.train()
+        """Make ready to train what this epoch's phase trains; the position stays where it is."""
+        state, loop = self.state, self.pipeline.loop
+        state.model.train()
+        if state.position.phase < len(loop.phases):
+            state.phase = loop.phases[state.position.phase]
+            select_trainable(state.model, state.phase, loop.optimizer)
 
     def end_epoch(self) -> None:
-        """Go to the beginning of the next epoch."""
-        self.state.position.epoch += 1
-        self.state.position.example = 0
+        """Go to the beginning of the next epoch, and of the next phase where one is over."""
+        position = self.state.position
+        position.epoch += 1
+        position.example = 0
+        if position.epoch in phase_ends(self.pipeline.loop.phases):
+            position.phase += 1
 
     def save_state(self) -> Path:
         """Write a checkpoint of this moment and return where it is."""
@@ -71,14 +94,28 @@ class TrainingContext:
         return self.trainer.train()
 
 
-def initialize_training(config: DeploymentConfig, **options: Any) -> TrainingContext:
-    """Build everything that `config` names; `options` are EnhancedTrainer's keywords.
+def initialize_training(config: DeploymentConfig | None = None, **options: Any) -> TrainingContext:
+    """Build everything that `config` names.
+
+    Args:
+        config: None: what the configuration file and the environment say.
+        options: EnhancedTrainer's keywords; without `checkpoint_directory`, checkpoints go to a
+            folder of their own in the configuration's `output_dir`, made by the first one.
 
     Raises:
         ValueError: something in the configuration cannot be; says what and what to do.
     """
+    config = load_config() if config is None else config
+    options.setdefault("checkpoint_directory", _checkpoints_of(config))
     trainer = TrainerFactory().for_run(config, **options)
     loop = trainer.prepare()
     assert trainer.state is not None
-    batches = EpochBatches(loop.data, trainer.state, loop.batch_size)
-    return TrainingContext(trainer, batches, trainer.adapter)
+    context = TrainingContext(trainer, EpochBatches(loop, trainer.state), trainer.adapter)
+    context.start_epoch()
+    return context
+
+
+def _checkpoints_of(config: DeploymentConfig) -> Path:
+    """Where nobody else's checkpoints lie: a place keeps the newest ones only."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-own-loop-{secrets.token_hex(2)}"
+    return Path(config.output_dir) / name / "checkpoints"

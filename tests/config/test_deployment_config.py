@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,10 @@ def test_an_unknown_attribute_suggests_the_nearest() -> None:
         ("trainig.seed", "training.seed"),
         ("dropout", "model.lora_config.dropout"),
         ("log_levle", "log_level"),
+        ("trainning", "training"),
+        ("resourcs", "resources"),
+        ("optimisation", "optimization"),
+        ("trainning.seed", "training.seed"),
     ],
 )
 def test_an_unknown_keyword_suggests_the_nearest(keyword: str, meant: str) -> None:
@@ -130,6 +135,82 @@ def test_a_password_in_a_path_does_not_reach_the_record() -> None:
     config = DeploymentConfig(data_path="https://me:letmein99@example.org/rows.jsonl")
     assert "letmein99" not in json.dumps(config.to_dict())
     assert "letmein99" in str(config.data.path)
+
+
+def test_a_password_that_was_masked_is_never_read_back() -> None:
+    record = DeploymentConfig(model_name="https://me:letmein99@example.org/model").to_dict()
+    assert record["masked"] == ["model.name"]
+    with pytest.raises(ValueError, match=r"no value for model.name: .*start a new run") as raised:
+        DeploymentConfig.from_dict(record)
+    assert "letmein99" not in str(raised.value)
+
+
+def test_a_mask_in_a_record_without_a_list_is_refused_too() -> None:
+    record = {"values": {"data": {"path": "https://***@example.org/rows"}}, "sources": {}}
+    with pytest.raises(ValueError, match=r"no value for data.path"):
+        DeploymentConfig.from_dict(record)
+
+
+def test_stars_that_were_written_by_hand_are_no_mask() -> None:
+    config = DeploymentConfig(data={"chat_template": "*** {{ messages }}: ***" * 99})
+    assert DeploymentConfig.from_dict(config.to_dict()).model_dump() == config.model_dump()
+
+
+PATH_KEYS = ["data.path", "data.eval_path", "model.name", "output_dir", "cache.directory"]
+
+
+@pytest.mark.parametrize("key", [*PATH_KEYS, "data.chat_template"])
+@pytest.mark.parametrize("name", ["hf_datasets", "hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"])
+def test_a_path_that_looks_like_a_token_is_recorded_as_it_is(key: str, name: str) -> None:
+    config = DeploymentConfig(**{key: f"/data/{name}/part"})
+    restored = DeploymentConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert restored.value(key) == f"/data/{name}/part"
+
+
+def test_local_paths_are_recorded_so_that_any_working_directory_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("model", "tactical_mappo", "saved"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "chat.jinja").touch()
+    config = DeploymentConfig(
+        model_name="model",
+        data={"path": "rows.jsonl", "eval_path": "saved:test", "chat_template": "chat.jinja"},
+        cache={"directory": "not-there-yet"},
+    )
+    restored = DeploymentConfig.from_dict(config.to_dict())
+    assert restored.model.name == str(tmp_path / "model")
+    assert restored.data.path == str(tmp_path / "rows.jsonl")
+    assert restored.data.eval_path == str(tmp_path / "saved:test")
+    assert restored.data.chat_template == str(tmp_path / "chat.jinja")
+    assert restored.cache.directory == str(tmp_path / "not-there-yet")
+    assert restored.output_dir == "runs"
+    assert restored.source("data.path").place == "keyword data.path"
+    assert config.data.path == "rows.jsonl"
+
+
+def test_names_that_are_no_local_path_are_recorded_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tactical_mappo").mkdir()
+    config = DeploymentConfig(model_name="tactical_mappo", data_path="owner/name:train")
+    config.know_models(["tactical_mappo"])
+    restored = DeploymentConfig.from_dict(config.to_dict())
+    assert (restored.model.name, restored.data.path) == ("tactical_mappo", "owner/name:train")
+
+
+def test_lora_that_its_fields_switched_on_tells_where_they_were_set() -> None:
+    config = load_config(environment={"TEMPER_MODEL__LORA_CONFIG__R": "4"})
+    assert config.source("model.lora_config").place == "environment TEMPER_MODEL__LORA_CONFIG__R"
+    config = load_config(
+        environment={"TEMPER_MODEL__LORA_CONFIG__R": "4"}, flags={"--lora-alpha": "8"}
+    )
+    assert config.source("model.lora_config").place == "--lora-alpha"
+    restored = DeploymentConfig.from_dict(config.to_dict())
+    assert restored.sources() == config.sources()
 
 
 def test_several_gpus_wait_for_a_later_part() -> None:

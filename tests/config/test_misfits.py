@@ -1,8 +1,13 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.deployment_config import DeploymentConfig, check_sections
+from infrastructure.config.misfits import UNUSED
+from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.training_config import TrainingConfig
 
 
 @pytest.mark.parametrize(
@@ -18,13 +23,16 @@ from infrastructure.config.deployment_config import DeploymentConfig
         ),
         (
             {"training.strategy": "standard", "training.layerwise_lr_decay": 0.9},
-            "layerwise_lr_decay 0.9 would be ignored by training.strategy standard",
+            "layerwise_lr_decay = 0.9 (keyword training.layerwise_lr_decay) has no effect, bec",
         ),
         (
             {"training.strategy": "standard", "training.unfreeze_interval": 1},
-            "unfreeze_interval 1 would be ignored by training.strategy standard",
+            "unfreeze_interval = 1 (keyword training.unfreeze_interval) has no effect, because",
         ),
         ({"data.max_length": 1024}, "raise model.embedded.max_positions (512)"),
+        ({"data.path": "https://example.org/rows.jsonl"}, "is a web address: download it"),
+        ({"data.eval_path": Path("https://me:letmein@x.org/r")}, '"https:/***@x.org/r" is a web'),
+        ({"model.name": "https://huggingface.co/a/b"}, "give its OWNER/NAME"),
     ],
 )
 def test_contradictions_are_refused_when_a_run_starts(
@@ -36,6 +44,78 @@ def test_contradictions_are_refused_when_a_run_starts(
     assert sentence in str(raised.value)
 
 
+# What makes a setting unused: (the setting and a value that is not its default, the rest)
+UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
+    ("model.embedded.num_layers", 2, {"model.name": "some/model"}),
+    ("model.embedded.vocab_size", 300, {"model.name": "tactical_mappo"}),
+    ("model.trust_remote_code", True, {}),
+    ("data.validation_split", 0.2, {"data.eval_path": "held_out.jsonl"}),
+    ("data.buffer_size", 10, {}),
+    ("training.adam_beta1", 0.8, {"training.optimizer": "sgd"}),
+    ("training.adam_beta2", 0.8, {"training.optimizer": "sgd"}),
+    ("training.early_stopping_patience", 2, {"data.validation_split": 0}),
+    ("training.early_stopping_min_delta", 0.1, {}),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "rest"), UNUSED_BECAUSE)
+def test_a_setting_that_cannot_take_effect_is_refused(
+    key: str, value: Any, rest: dict[str, Any]
+) -> None:
+    config = DeploymentConfig(**rest, **{key: value})
+    with pytest.raises(
+        ValueError, match=rf"^{key} = {str(value).lower()} \(keyword {key}\) has no"
+    ):
+        config.check_supported()
+    with pytest.raises(ValueError, match=f"^{key} = "):
+        check_sections(config.model, config.training, config.data)
+    DeploymentConfig(**rest).check_supported()
+    assert DeploymentConfig(**rest).notes() == []
+
+
+@pytest.mark.parametrize(("key", "value", "rest"), UNUSED_BECAUSE)
+def test_its_default_given_by_hand_is_told(key: str, value: Any, rest: dict[str, Any]) -> None:
+    default = DeploymentConfig().value(key)
+    config = DeploymentConfig(**rest, **{key: default})
+    config.check_supported()
+    told = [note.split(" = ")[0] for note in config.notes()]
+    assert told == ([key] if default else [])
+
+
+def test_every_unused_setting_is_tried() -> None:
+    tried = {key for key, *_ in UNUSED_BECAUSE} | {
+        "training.layerwise_lr_decay",
+        "training.unfreeze_interval",
+    }
+    assert {unused.key for unused in UNUSED if "embedded" not in unused.key} <= tried
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"training": {"batch_size": "auto"}},
+        {"training": {"mode": "blockwise"}},
+        {"training": {"enabled_extensions": ["quantum"]}},
+        {"model": {"adapter": "dialogue"}},
+    ],
+)
+def test_three_sections_are_checked_as_a_whole_configuration_is(
+    sections: dict[str, dict[str, Any]],
+) -> None:
+    config = DeploymentConfig(**sections)
+    with pytest.raises(ValueError, match="is not there yet"):
+        check_sections(config.model, config.training, config.data)
+
+
+def test_sections_that_were_changed_by_hand_are_checked() -> None:
+    training = TrainingConfig()
+    training.enabled_extensions = ["memory"]
+    with pytest.raises(ValueError, match=r"enabled_extensions = memory .* is not there"):
+        check_sections(ModelConfig(), training, DataConfig())
+    lora = ModelConfig(name="some/model", lora_config=LoraConfig(r=4))
+    check_sections(lora, TrainingConfig(checkpoint_frequency=5), DataConfig())
+
+
 @pytest.mark.parametrize(
     "keywords",
     [
@@ -44,6 +124,11 @@ def test_contradictions_are_refused_when_a_run_starts(
         {"data.max_length": 1024, "model.embedded.max_positions": 1024},
         {"data.max_length": 1024, "model_name": "some/model"},
         {"cuda_visible_devices": "1"},
+        {"data.validation_split": 0, "data.eval_path": "held_out.jsonl"},
+        {"model.name": "some/model", "model.trust_remote_code": True},
+        {"data.streaming": True, "data.buffer_size": 10},
+        {"data.num_workers": 0, "data.prefetch_factor": 4},
+        {"training.early_stopping_patience": 2, "training.early_stopping_min_delta": 0.1},
     ],
 )
 def test_what_fits_is_left_alone(keywords: dict[str, Any]) -> None:

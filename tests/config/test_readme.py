@@ -10,8 +10,11 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.environment import DISABLING, OTHER_VARIABLES, VARIABLES
 from infrastructure.config.flags import flag_names
 from infrastructure.config.later import later_of
+from infrastructure.config.model_config import EmbeddedModelConfig, LoraConfig, ModelConfig
+from infrastructure.config.resolve import learning_rate_for, num_epochs_for
 from infrastructure.config.schema import schema_of
 from infrastructure.config.spellings import KEYS, PREFIXES
+from infrastructure.config.training_config import TrainingConfig
 from infrastructure.config.words import plain
 
 README = Path(infrastructure.__file__).parent / "config/README.md"
@@ -50,6 +53,28 @@ def test_every_named_test_exists() -> None:
     linked = {path for row in KEY_ROWS.values() for path in re.findall(r"\]\(([^)]+)\)", row[4])}
     missing = sorted(path for path in linked if not (README.parent / path).is_file())
     assert missing == []
+
+
+def auto_values(model: ModelConfig, from_scratch: bool) -> tuple[float, int]:
+    training = TrainingConfig()
+    rate = learning_rate_for(training, model, from_scratch)
+    return rate, num_epochs_for(training, from_scratch, num_steps_per_epoch=1)
+
+
+def test_what_auto_means_is_true() -> None:
+    cells = {who: (rate, epochs) for who, rate, epochs in rows("What auto means")}
+    told = {who: (float(rate.split()[0]), int(n)) for who, (rate, n) in cells.items()}
+    other, lora = ModelConfig(name="a/b"), ModelConfig(name="a/b", lora_config=LoraConfig())
+    assert told == {
+        "the embedded model": auto_values(ModelConfig(), True),
+        "any other model with new weights": auto_values(other, True),
+        "LoRA": auto_values(lora, False),
+        "all weights of a trained model": auto_values(other, False),
+    }
+    width = EmbeddedModelConfig().hidden_size
+    assert f"· {width} / `model.embedded.hidden_size`" in cells["the embedded model"][0]
+    wider = ModelConfig(embedded=EmbeddedModelConfig(hidden_size=2 * width))
+    assert auto_values(wider, True)[0] == told["the embedded model"][0] / 2
 
 
 def test_every_spelling_is_listed() -> None:

@@ -48,7 +48,7 @@ WEIRD = [
     " ",
     "none",
     "x" * 200,
-    "hf_AbCdEfGhIjKlMnOp",
+    "hf_AbCdEfGhIjKlMnOpQrStUvWxYz",
     "1e999",
     "\x00",
     0,

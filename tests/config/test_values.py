@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from infrastructure.config.data_config import DataConfig
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.values import amount_bytes, format_size, parse_size
 
@@ -93,3 +96,47 @@ def test_a_share_of_the_gpu() -> None:
     assert MemoryConfig(gpu_memory_fraction=1).gpu_memory_fraction == 1
     with pytest.raises(ValueError, match="gpu_memory_fraction must be a number above 0 and at mo"):
         MemoryConfig(gpu_memory_fraction=1.1)
+
+
+COUNTS = ["training.batch_size", "training.gradient_accumulation", "training.max_steps"]
+
+
+@pytest.mark.parametrize("key", [*COUNTS, "training.warmup_steps", "cache.disk_size"])
+def test_a_count_has_an_upper_bound(key: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{key} must be .*, not {10**30}") as raised:
+        DeploymentConfig(**{key: 10**30})
+    assert "2147483647" in str(raised.value) or "megabytes" in str(raised.value)
+    assert DeploymentConfig(**{key: 2**31 - 1}).value(key) == 2**31 - 1
+
+
+PATHS = ["model.name", "data.path", "data.eval_path", "data.chat_template", "cache.directory"]
+
+
+@pytest.mark.parametrize("key", [*PATHS, "training.cache_dir", "output_dir"])
+def test_a_path_object_is_taken_where_a_path_is_wanted(key: str) -> None:
+    assert DeploymentConfig(**{key: Path("some/place")}).value(key) == "some/place"
+    config = DeploymentConfig()
+    section, _, name = key.rpartition(".")
+    setattr(getattr(config, section) if section else config, name, Path("other"))
+    assert config.value(key) == "other"
+
+
+def test_a_home_folder_in_a_path_object_is_expanded() -> None:
+    assert DeploymentConfig(data_path=Path("~/rows.jsonl")).data.path == str(
+        Path("~/rows.jsonl").expanduser()
+    )
+
+
+def test_a_sink_stands_once() -> None:
+    with pytest.raises(ValueError, match=r"metrics_sinks must be .*, each once, not \"csv,csv\""):
+        DeploymentConfig(training={"metrics_sinks": "csv,csv"})
+
+
+@pytest.mark.parametrize(
+    "name", ["hf_AbCdEfGhIjKlMnOpQrStUvWxYz", "run-token=abcdef123", "https://me:pw@host"]
+)
+def test_a_secret_is_no_name_of_a_run(name: str) -> None:
+    with pytest.raises(ValueError, match="run_name must be a name without token") as raised:
+        DeploymentConfig(run_name=name)
+    assert name not in str(raised.value)
+    assert DeploymentConfig(run_name="first try").run_name == "first try"

@@ -62,6 +62,29 @@ def test_anchors_are_followed(tmp_path: Path) -> None:
     assert values == {"a": {"b": 1}, "c": {"b": 1}}
 
 
+def test_merge_keys_add_what_is_not_said_here(tmp_path: Path) -> None:
+    text = "base: &b\n  x: 1\n  deep:\n    y: 2\nc:\n  <<: *b\n  x: 3\n"
+    values, lines = read(tmp_path, text)
+    assert values["c"] == {"x": 3, "deep": {"y": 2}}
+    assert (lines["c.x"], lines["c.deep.y"]) == (7, 4)
+    assert "<<" not in str(values)
+
+
+def test_of_several_merged_mappings_the_first_holds(tmp_path: Path) -> None:
+    text = "a: &a {x: 1}\nb: &b {x: 2, y: 2}\nc: {<<: [*a, *b], z: 3}\nd: {'<<': 4}\n"
+    values, _ = read(tmp_path, text)
+    assert values["c"] == {"x": 1, "y": 2, "z": 3}
+    assert values["d"] == {"<<": 4}
+
+
+def test_a_section_may_take_its_keys_from_another(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "optimization: &shared\n  learning_rate: 1e-3\ntraining:\n  <<: *shared\n  seed: 5\n"
+    )
+    config = load_config(tmp_path / "a.yaml", environment={})
+    assert (config.training.learning_rate, config.training.seed) == (1e-3, 5)
+
+
 @pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n"])
 def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
     assert read(tmp_path, text) == ({}, {})
@@ -79,6 +102,8 @@ def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
         ("a: 'x\n", "not valid YAML"),
         ("a: !!python/object/apply:os.system [ls]\n", "a.yaml:1: not valid YAML: could not"),
         ("a: &x\n  b: *x\n", "an anchor that contains itself"),
+        ("a: 1\nb:\n  <<: 4\n", "a.yaml:3: << takes an anchor of `key: value` lines"),
+        ("b: &b\n  <<: *b\n", "an anchor that contains itself"),
         ("a: *nowhere\n", "a.yaml:1: not valid YAML: found undefined alias"),
         ("? [a, b]\n: 1\n", "cannot be a key"),
         ("a: 1\n---\nb: 2\n", "a.yaml:2: not valid YAML: but found another document"),

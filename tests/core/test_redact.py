@@ -1,16 +1,23 @@
 import pytest
 
-from infrastructure.core.redact import is_secret_key, redact, redact_mapping, redact_shapes
+from infrastructure.core.redact import (
+    is_secret_key,
+    redact,
+    redact_mapping,
+    redact_shapes,
+    redact_urls,
+)
 
 TOKENS = [
-    "hf_AbCdEfGhIjKlMnOp",
-    "ghp_0123456789abcdef",
-    "github_pat_11AAAA_bbbbbbbb",
-    "glpat-abcdefgh12345678",
-    "sk-proj-abcdef1234567890",
-    "xoxb-1234567890-abc",
+    "hf_AbCdEfGhIjKlMnOpQrStUvWxYzAbCdEfGh",
+    "hf_a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1",
+    "ghp_0123456789abcdefghijABCDEFGHIJ012345",
+    "github_pat_11AAAAAAA0bbbbbbbbbbbb_cccccccccc",
+    "glpat-abcdefgh12345678ABCD",
+    "sk-proj-abcdef1234567890abcdef",
+    "xoxb-123456789012-123456789012-AbCdEfGhIjKl",
     "AKIAIOSFODNN7EXAMPLE",
-    "AIzaSyA1234567890abcdefghij",
+    "AIzaSyA1234567890abcdefghijklmnopqrstuvw",
     "DEV-0123456789abcdef0123",
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0123.c2ln",
 ]
@@ -29,6 +36,8 @@ def test_tokens_are_masked_wherever_they_stand(token: str, around: str) -> None:
     [
         ("https://me:secret@host/x", "https://***@host/x"),
         ("postgres://u:p@db:5432/x", "postgres://***@db:5432/x"),
+        ("no file https:/me:secret@host/x here", "no file https:/***@host/x here"),
+        ("https://me:sec@ret@host/x", "https://***@host/x"),
         ("HF_TOKEN=abcdefgh next", "HF_TOKEN=*** next"),
         ("api_key: abcdefgh", "api_key: ***"),
         ("password = hunter22", "password = ***"),
@@ -47,6 +56,10 @@ def test_passwords(text: str, masked: str) -> None:
         "me@example.org",
         "https://host/path@v1",
         "hf_hub",
+        "/data/hf_datasets/rows.jsonl",
+        "hf_internaltestingmodels",
+        "models/sk-learn-notebooks-and-more/final",
+        "C:/me@work/rows.jsonl",
         "a risk-free task-based desk-sized disk",
         "tokenizer: some/tokenizer",
     ],
@@ -74,7 +87,7 @@ def test_mappings_at_any_depth() -> None:
         "HF_TOKEN": "abc",
         "tokens": 5,
         "inner": {"password": "x", "path": "https://u:p@h/x"},
-        "list": ["hf_AbCdEfGhIjKl", 1, {"secret": "y"}],
+        "list": [TOKENS[0], 1, {"secret": "y"}],
         "template": "{% set bos_token = messages[0] %}",
         "empty_token": "",
     }
@@ -88,6 +101,11 @@ def test_mappings_at_any_depth() -> None:
         "empty_token": "",
     }
     assert given["HF_TOKEN"] == "abc"
+
+
+def test_a_path_keeps_its_words_and_loses_its_password() -> None:
+    assert redact_urls(f"/runs/{TOKENS[0]}/token=abcdef") == f"/runs/{TOKENS[0]}/token=abcdef"
+    assert redact_urls("https://me:secret@host/x") == "https://***@host/x"
 
 
 def test_shapes_alone_leave_assignments() -> None:

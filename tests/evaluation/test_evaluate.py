@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.evaluation.evaluate import evaluate_model, inherit_from_run
+from infrastructure.config.loading import load_config
+from infrastructure.evaluation.evaluate import evaluate_model, inherit_from_run, set_aside
 
 
 @pytest.fixture
@@ -43,6 +44,40 @@ def test_another_run_json_is_not_ours(run: Path, text: str) -> None:
 def test_a_model_of_no_run_inherits_nothing(tmp_path: Path) -> None:
     assert inherit_from_run(config_for(tmp_path)) == {}
     assert inherit_from_run(DeploymentConfig(model_name="some/hub-model")) == {}
+
+
+def test_a_run_whose_data_was_masked_still_says_how_to_make_tokens(tmp_path: Path) -> None:
+    saved = DeploymentConfig(data={"max_length": 77, "path": "https://me:pw@host/rows"}).to_dict()
+    (tmp_path / "run.json").write_text(json.dumps({"configuration": saved}))
+    assert inherit_from_run(config_for(tmp_path)) == {"data.max_length": 77}
+
+
+NO_USE = [
+    "data.eval_path: held_out.jsonl",
+    "data.validation_split: 0.2",
+    "model.lora_config.r: 4",
+    "model.embedded.num_layers: 2",
+]
+
+
+@pytest.mark.parametrize("setting", NO_USE)
+def test_what_a_measurement_has_no_use_for_is_refused_or_told(setting: str, tmp_path: Path) -> None:
+    key, _, value = setting.partition(": ")
+    with pytest.raises(ValueError, match=rf"{key} \(keyword {key}\) has no effect on a measurem"):
+        set_aside(DeploymentConfig(**{key: value}))
+    (tmp_path / "a.yaml").write_text(f"{key}: {value}\n")
+    config = load_config(tmp_path / "a.yaml", environment={})
+    notes = set_aside(config)
+    assert f"a.yaml:1: {key}) has no effect on a measurement" in notes[-1]
+    assert set_aside(DeploymentConfig(model_name="some/model")) == []
+    config.model.name = "some/model"
+    config.check_supported()
+
+
+def test_a_setting_of_a_later_part_is_refused_before_anything_is_loaded() -> None:
+    config = DeploymentConfig(model_name="nowhere", data_path="nowhere.jsonl", batch_size="auto")
+    with pytest.raises(ValueError, match="is not there yet"):
+        evaluate_model(config)
 
 
 def test_a_saved_model_is_measured_by_task(saved_llama: Path, tmp_path: Path) -> None:

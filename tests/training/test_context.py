@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,18 +11,24 @@ from infrastructure.training.checkpoints.checkpoint_manager import step_of
 from infrastructure.training.context import TrainingContext, initialize_training
 
 
-@pytest.fixture
-def context(saved_llama: Path, tmp_path: Path) -> TrainingContext:
+def configure(model: Path, folder: Path, **training: Any) -> DeploymentConfig:
     rows = [{"prompt": f"Reverse {n}", "completion": str(n)[::-1]} for n in range(10, 30)]
-    path = tmp_path / "rows.jsonl"
+    path = folder / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    config = DeploymentConfig(
-        model={"name": str(saved_llama)},
+    usual = {"batch_size": 4, "num_epochs": 2, "learning_rate": 3e-3, "warmup_steps": 0}
+    return DeploymentConfig(
+        model={"name": str(model)},
         data={"path": str(path), "max_length": 64, "validation_split": 0, "num_workers": 0},
-        training={"batch_size": 4, "num_epochs": 2, "learning_rate": 3e-3, "warmup_steps": 0},
-        cache={"directory": str(tmp_path / "cache")},
+        training=usual | training,
+        cache={"directory": str(folder / "cache")},
+        output_dir=str(folder / "runs"),
         device="cpu",
     )
+
+
+@pytest.fixture
+def context(saved_llama: Path, tmp_path: Path) -> TrainingContext:
+    config = configure(saved_llama, tmp_path)
     return initialize_training(config, checkpoint_directory=tmp_path / "checkpoints")
 
 
@@ -41,3 +48,57 @@ def test_ones_own_loop_trains_and_saves(context: TrainingContext) -> None:
 def test_the_whole_training_in_the_real_loop(context: TrainingContext) -> None:
     assert context.run().step == 10
     assert context.manager.tokenizer is not None
+
+
+def test_a_context_without_a_configuration_reads_the_file_and_the_environment(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    configured = configure(saved_llama, tmp_path)
+    (tmp_path / ".config").mkdir()
+    (tmp_path / ".config/training_config.yaml").write_text(
+        f"data: {{path: {configured.data.path}, max_length: 64, num_workers: 0}}\n"
+        f"cache: {{directory: {tmp_path / 'cache'}}}\n"
+    )
+    monkeypatch.setenv("MODEL_NAME", str(saved_llama))
+    monkeypatch.setenv("DISABLE_GPU", "true")
+    assert initialize_training().trainer.model_config.name == str(saved_llama)
+
+
+def test_checkpoints_of_ones_own_loop_go_to_the_output_directory(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    config = configure(saved_llama, tmp_path)
+    first, second = initialize_training(config), initialize_training(config)
+    assert not (tmp_path / "runs").exists()
+    saved = [first.save_state(), second.save_state()]
+    assert all(path.is_relative_to(tmp_path / "runs") for path in saved)
+    assert saved[0].parent != saved[1].parent
+
+
+def test_ones_own_loop_ends_where_the_configuration_says(saved_llama: Path, tmp_path: Path) -> None:
+    context = initialize_training(configure(saved_llama, tmp_path, max_steps=7))
+    steps = []
+    for _ in range(context.num_epochs):
+        context.start_epoch()
+        for batch in context.pipeline:
+            context.trainer.train_step(batch)
+            steps.append(len(batch))
+        context.end_epoch()
+    assert steps == [4] * 7
+    assert list(context.pipeline) == []
+
+
+def test_ones_own_loop_unfreezes_layer_by_layer(saved_llama: Path, tmp_path: Path) -> None:
+    config = configure(saved_llama, tmp_path, unfreeze_interval=1, num_epochs=3)
+    context = initialize_training(config)
+    parameters = [p for _, p in context.state.model.named_parameters()]
+    names, num_trained = [], []
+    for _ in range(context.num_epochs):
+        context.start_epoch()
+        names.append(context.state.phase.name)
+        num_trained.append(sum(p.requires_grad for p in parameters))
+        context.end_epoch()
+    assert names == ["top 1 layers", "top 2 layers", "top 3 layers"]
+    assert num_trained[0] < num_trained[1] < num_trained[2]
+    assert context.state.position.phase == 3

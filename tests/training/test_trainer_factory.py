@@ -1,11 +1,16 @@
+import logging
+import os
+
 import pytest
+import torch
 
 from infrastructure.config.data_config import DataConfig
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.training import unsloth_trainer
+from infrastructure.training import trainer_factory, unsloth_trainer
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.trainer_factory import TrainerFactory
+from infrastructure.training.trainer_factory import TrainerFactory, show_gpus
 from infrastructure.training.unsloth_trainer import UnslothTrainer
 
 
@@ -24,3 +29,59 @@ def test_the_backend_chooses_the_trainer(
     assert type(trainer) is kind
     assert trainer.model_config.backend == backend
     assert trainer.training_config.seed == 7
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"batch_size": "auto"},
+        {"training": {"mode": "blockwise"}},
+        {"data": {"path": "rows.jsonl", "buffer_size": 5}},
+    ],
+)
+def test_every_door_refuses_what_cannot_be_carried_out(keywords: dict[str, object]) -> None:
+    config = DeploymentConfig(**keywords, device="cpu")
+    sentence = "is not there yet|has no effect"
+    with pytest.raises(ValueError, match=sentence):
+        TrainerFactory().for_run(config)
+    with pytest.raises(ValueError, match=sentence):
+        TrainerFactory().create_trainer(config.model, config.training, config.data, device="cpu")
+
+
+def test_a_run_of_the_embedded_model_without_data_takes_the_samples() -> None:
+    config = DeploymentConfig(device="cpu")
+    trainer = TrainerFactory().for_run(config)
+    assert str(trainer.data_config.path).endswith("train.jsonl")
+    assert config.source("data.path").place == "assigned in Python"
+
+
+def test_the_gpus_of_a_configuration_are_the_ones_that_cuda_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(trainer_factory, "_num_gpus", lambda: 0)
+    TrainerFactory().for_run(DeploymentConfig(cuda_visible_devices="", device="cpu"))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_our_loggers_keep_to_the_level_of_a_configuration(request: pytest.FixtureRequest) -> None:
+    ours = logging.getLogger("infrastructure")
+    before = ours.level
+    request.addfinalizer(lambda: ours.setLevel(before))
+    TrainerFactory().for_run(DeploymentConfig(device="cpu"))
+    assert ours.level == before
+    TrainerFactory().for_run(DeploymentConfig(device="cpu", log_level="ERROR"))
+    assert not logging.getLogger("infrastructure.training.loop").isEnabledFor(logging.WARNING)
+
+
+@pytest.mark.parametrize(("initialized", "seen"), [(True, 1), (False, 2)])
+def test_gpus_that_cannot_be_chosen_any_more_are_told(
+    initialized: bool, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(trainer_factory, "_num_gpus", lambda: seen)
+    with pytest.raises(ValueError, match='environment variable CUDA_VISIBLE_DEVICES="1"'):
+        show_gpus("1")
+    show_gpus(None)

@@ -1,0 +1,10 @@
+"""The parts that are still to come, in words for people."""
+
+PARTS = {
+    "B": "part B (backup and recovery)",
+    "C": "part C (monitoring and fitting the machine)",
+    "E": "part E (the quantum step)",
+    "stackwise": "the part on stack-wise training",
+    "adapters": "the part on dialogue and multimodal models",
+    "extensions": "part E (quantum) and the part on dialogue and multimodal models",
+}

@@ -1,0 +1,34 @@
+import sys
+import types
+
+import pytest
+
+from infrastructure.core.lazy import lazy_names
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> str:
+    module = types.ModuleType("some_package")
+    places = {"OrderedDict": "collections"}
+    monkeypatch.setattr(
+        module, "__getattr__", lazy_names("some_package", places, {"Later": "B"}), raising=False
+    )
+    monkeypatch.setitem(sys.modules, "some_package", module)
+    return "some_package"
+
+
+def test_a_name_is_what_its_module_has(package: str) -> None:
+    names: dict[str, object] = {}
+    exec(f"from {package} import OrderedDict", names)
+    assert names["OrderedDict"] is __import__("collections").OrderedDict
+
+
+def test_a_name_of_a_later_part_says_which(package: str) -> None:
+    with pytest.raises(ImportError, match=r"^Later comes with part B \(backup and recovery\)$"):
+        exec(f"from {package} import Later")
+
+
+def test_a_name_that_there_is_not_is_like_any_other(package: str) -> None:
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec(f"from {package} import nothing")
+    assert not hasattr(sys.modules[package], "nothing")
