@@ -30,11 +30,11 @@ LAYERS: list[set[str]] = [
 
 # The same rule one level down, inside infrastructure/training.
 TRAINING_LAYERS: list[set[str]] = [
-    {"state", "precision"},
+    {"state", "precision", "log_window"},
     {"data"},
     {"models"},
     {"model_adapters", "strategies", "extensions", "checkpoints", "metrics", "error_handlers"},
-    {"loop", "observers"},
+    {"loop", "observers", "held_out_loss"},
     {"enhanced_trainer"},
     {"unsloth_trainer"},
     {"trainer_factory"},

@@ -39,7 +39,9 @@ LATER = {
     "from infrastructure.optimization.memory_optimizer import create_memory_optimizer": (
         "create_memory_optimizer comes with part C"
     ),
-    "from infrastructure.backup.backup_system import create_backup_system": "backup",
+    "from infrastructure.backup.backup_system import create_backup_system": (
+        "create_backup_system comes with part B"
+    ),
     "from infrastructure.testing.test_pipeline import create_test_pipeline": (
         "create_test_pipeline comes with part C"
     ),

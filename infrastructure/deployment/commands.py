@@ -1,6 +1,9 @@
 """What the commands of `temper` do once their configuration is known. Imports torch."""
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -19,10 +22,11 @@ def train(config: DeploymentConfig) -> int:
     return STOPPED if summary["status"] == "stopped" else DONE
 
 
-def resume(name: str | None, output_dir: str) -> int:
-    """Go on with a run; see `find_run` for how it is named."""
+def resume(name: str | None, output_dir: str, changes: Mapping[str, Any] | None = None) -> int:
+    """Go on with a run (see `find_run` for how it is named), as recorded but for `changes`."""
     run, checkpoint = find_run(name, Path(output_dir))
-    config = run.read_configuration()
+    config = run.read_configuration().copy_with(**changes or {})
+    logging.getLogger().setLevel(config.log_level)
     if checkpoint is None and run.is_finished():
         print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
         return DONE

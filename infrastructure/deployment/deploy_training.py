@@ -13,6 +13,7 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
 from infrastructure.core.files import write_json
+from infrastructure.core.redact import redact
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
 from infrastructure.deployment.run_lock import only_trainer_of
 from infrastructure.deployment.run_record import (
@@ -25,19 +26,17 @@ from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report import write_report
 from infrastructure.training.checkpoints.checkpoint_manager import step_of
-from infrastructure.training.data.samples import SAMPLE_HELDOUT, SAMPLE_TRAIN
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
-from infrastructure.training.models.source import EMBEDDED
 from infrastructure.training.observers import (
     MetricsObserver,
     ProgressObserver,
     ReportObserver,
 )
 from infrastructure.training.state import TrainingState
-from infrastructure.training.trainer_factory import TrainerFactory
+from infrastructure.training.trainer_factory import TrainerFactory, use_sample_data
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class TrainingDeployment:
 
     def __init__(self, config: DeploymentConfig, say: Callable[[str], None] = print) -> None:
         self.config = config
-        self.say = say
+        self.say = lambda line: say(redact(line))
 
     def run(self) -> dict[str, Any]:
         """Start a new run and train to its end.
@@ -185,11 +184,3 @@ def measured_before(run: RunDirectory) -> HeldOut:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         log.warning("%s cannot be read, so nothing is compared with it: %r", run.before_file, error)
         return HeldOut({})
-
-
-def use_sample_data(config: DeploymentConfig) -> None:
-    """The embedded model without a data path trains on the sample tasks that come with it."""
-    if config.data.path is None and config.model.name == EMBEDDED:
-        config.data.path = str(SAMPLE_TRAIN)
-        config.data.eval_path = config.data.eval_path or str(SAMPLE_HELDOUT)
-        config.data.task_column = config.data.task_column or "task"

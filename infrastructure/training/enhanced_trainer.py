@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from infrastructure.config.data_config import DataConfig
+from infrastructure.config.deployment_config import check_sections
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.resolve import (
     learning_rate_for,
@@ -72,6 +73,7 @@ class EnhancedTrainer:
         checkpoint_directory: Path | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
+        check_sections(model_config, training_config, data_config)
         self.model_config = model_config
         self.training_config = training_config
         self.data_config = data_config
@@ -214,19 +216,9 @@ class EnhancedTrainer:
 
     def train_step(self, batch: Sequence[Any]) -> float:
         """One optimizer step on a batch of examples outside the loop; returns the mean loss."""
-        self.prepare()
+        loop = self.prepare()
         assert self.state is not None
-        assert self.participants is not None
-        output = self.strategy.train_step(
-            self.initialize_model(),
-            self.adapter.prepare_batch(batch),
-            self.participants.optimizer,
-            self.participants.scaler,
-            self.participants.scheduler,
-        )
-        self.state.step += 1
-        self.state.position.example += len(batch)
-        return float(output.loss_sum) / max(1, output.num_items)
+        return loop.single_step(self.state, batch)
 
     def save_checkpoint(self, state: TrainingState) -> Path:
         """Write everything that decides how the training goes on.

@@ -95,6 +95,20 @@ class TrainingLoop:
             self.hooks.fire_to_all(Event.TRAIN_END, state)
         return state
 
+    def single_step(self, state: TrainingState, examples: Sequence[Any]) -> float:
+        """One optimizer step outside `run`, for one's own loop; returns the mean loss.
+
+        The position moves on in its epoch; evaluating, saving and ending epochs are the caller's.
+        """
+        started = time.perf_counter()
+        self._step(state, examples)
+        self.log.seconds += time.perf_counter() - started
+        self._read_log(state)
+        self.fire(Event.STEP_END, state)
+        state.step_is_ending = False
+        self.boundary = None  # what the caller does next is not known here
+        return state.loss
+
     def fire(self, event: Event, state: TrainingState) -> None:
         self.hooks.fire(event, state)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.checkpoints.checkpoint_manager import step_of
@@ -102,3 +103,20 @@ def test_ones_own_loop_unfreezes_layer_by_layer(saved_llama: Path, tmp_path: Pat
     assert names == ["top 1 layers", "top 2 layers", "top 3 layers"]
     assert num_trained[0] < num_trained[1] < num_trained[2]
     assert context.state.position.phase == 3
+
+
+def test_ones_own_steps_are_the_steps_of_the_loop(saved_llama: Path, tmp_path: Path) -> None:
+    config = configure(saved_llama, tmp_path, batch_size=2, gradient_accumulation=2)
+    own, real = initialize_training(config), initialize_training(config)
+    for _ in range(own.num_epochs):
+        own.start_epoch()
+        for batch in own.pipeline:
+            own.trainer.train_step(batch)
+        own.end_epoch()
+    real.run()
+    assert own.state.num_tokens == real.state.num_tokens > 0
+    assert (own.state.step, own.state.num_examples) == (real.state.step, real.state.num_examples)
+    assert own.state.position == real.state.position
+    assert own.state.metrics["tokens"] == real.state.metrics["tokens"]
+    ours, theirs = own.state.model.state_dict(), real.state.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

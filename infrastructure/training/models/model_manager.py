@@ -136,6 +136,7 @@ class ModelManager:
         refusals = {
             "quantization": (config.quantization, is_trained, "has no trained weights to quantise"),
             "backend": (config.backend == "unsloth", is_trained, "is not loaded by unsloth"),
+            "trust_remote_code": (config.trust_remote_code, is_trained, "comes without code"),
             "revision": (config.revision, source.kind is SourceKind.HUB, "is no hub model"),
             "lora_config": (config.lora_config, is_text, "is no language model"),
             "dtype": (config.dtype != "auto", is_text, "is no language model"),
