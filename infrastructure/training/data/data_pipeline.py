@@ -44,7 +44,6 @@ from infrastructure.training.data.planning import (
 from infrastructure.training.data.prefetch import prefetch
 from infrastructure.training.data.preparation import (
     CONVERSATION_ENDS,
-    CONVERSATIONS_FILE,
     EVALUATION_FILE,
     QUARANTINE_FILE,
     TRAIN,
@@ -55,7 +54,7 @@ from infrastructure.training.data.quarantine import Quarantine
 from infrastructure.training.data.rows import Conversation
 from infrastructure.training.data.streaming_dataset import StreamingDataset
 from infrastructure.training.data.token_cache import CacheEntry, TokenCache
-from infrastructure.training.data.token_store import TokenStore
+from infrastructure.training.data.token_store import CONVERSATIONS_FILE, TokenStore
 from infrastructure.training.data.tokenization import ConversationEncoder
 from infrastructure.training.data.window_index import WindowIndex
 
