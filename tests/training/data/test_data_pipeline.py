@@ -1,5 +1,6 @@
 """DataPipeline on real files with real tokenizers: order, starts, cache, modes, refusals."""
 
+import gc
 import os
 import threading
 from collections import Counter
@@ -323,6 +324,27 @@ def test_an_entry_in_use_is_kept_until_closed(data: Path, cache: Path) -> None:
     prepared.close()
     full.sweep()
     assert [p for p in (cache / "tokens").iterdir() if not p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("part", ["train", "evaluation"])
+def test_an_entry_is_kept_while_its_batches_are_read(data: Path, cache: Path, part: str) -> None:
+    expected = epoch(pipeline(data, cache)) if part == "train" else held_out(pipeline(data, cache))
+    gc.collect()  # lets the entry go
+    prepared = pipeline(data, cache, memory_size=0)
+    batches = prepared.train_batches(0, 0, 2) if part == "train" else prepared.evaluation_batches(2)
+    found = [next(batches)]
+    tokenizer, folder = prepared.tokenizer, prepared.store.folder
+    del prepared
+    gc.collect()
+    full = TokenCache(CacheConfig(directory=str(cache), disk_size=0))
+    full.sweep()
+    assert folder.is_dir()
+    found += batches
+    assert [tokenizer.decode(e.input_ids) for batch in found for e in batch] == expected
+    del batches
+    gc.collect()
+    full.sweep()
+    assert not folder.exists()
 
 
 def test_training_texts_leave_out_what_is_held_out(data: Path, cache: Path) -> None:
