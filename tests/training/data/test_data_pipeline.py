@@ -264,7 +264,9 @@ def test_an_augmentation_that_cannot_be_used_leaves_the_row(data: Path, cache: P
         assert epoch(blown) == epoch(pipeline(data, cache))
     finally:
         unregister_augmentation("blow_up")
-    with pytest.raises(ValueError, match="unknown augmentation 'blow_up'"):
+    with pytest.raises(
+        ValueError, match=r"data\.augmentation: unknown augmentation 'blow_up', and"
+    ):
         pipeline(data, cache, augmentation="blow_up").prepare()
 
 
@@ -290,7 +292,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ('{"question": "Q", "answer": ""}\n', {"max_bad_rows_percent": 100}, "no row is left"),
     ('{"question": "Q", "answer": "A"}\n', {"path": None}, "no training data: set data.path"),
     ('{"question": "Q", "answer": "A"}\n', {"format": "jason"}, "did you mean 'json'"),
-    ('{"question": "Q", "answer": "A"}\n', {"eval_path": "gone.jsonl"}, "no training data at"),
+    ('{"question": "Q", "answer": "A"}\n', {"eval_path": "gone.jsonl"}, "no held-out data at"),
     ('{"question": "Q", "answer": "A"}\n', {"augmentation": "none such"}, "unknown augmentation"),
 ]
 
@@ -304,6 +306,16 @@ def test_what_cannot_be_used_is_refused(
     prepared.config = prepared.config.copy_with(**settings)
     with pytest.raises(ValueError, match=sentence):
         prepared.prepare()
+
+
+def test_a_folder_of_mixed_shapes_is_refused_with_the_files(tmp_path: Path, cache: Path) -> None:
+    write_jsonl(tmp_path / "data" / "a.jsonl", pairs(10))
+    write_jsonl(
+        tmp_path / "data" / "b.jsonl", [{"instruction": "a", "output": str(n)} for n in range(10)]
+    )
+    sentence = r"a\.jsonl and 1 more: .*different shapes.*a\.jsonl:1\).*output; b\.jsonl:1\)"
+    with pytest.raises(ValueError, match=sentence):
+        pipeline(tmp_path / "data", cache).prepare()
 
 
 def test_batches_end_their_threads(data: Path, cache: Path) -> None:
