@@ -1,17 +1,23 @@
 """Files that are either whole or not there: atomic writes, hashes, directory syncs."""
 
+import ctypes
+import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 HASH_CHUNK_BYTES = 1 << 20
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 def sync_directory(directory: Path) -> None:
@@ -60,26 +66,138 @@ def write_json(path: Path, value: Any) -> None:
 def whole_directory(directory: Path) -> Iterator[Path]:
     """A temporary neighbour of `directory` that takes its name when everything is on the disk.
 
-    An older directory of that name steps aside just before and goes only after. On an exception the
-    temporary one is removed and the older one stays.
+    On Linux's own file systems the two change names in one instant; elsewhere an older directory
+    steps aside just before, and `recover_directory` brings it back should the process be killed
+    right then. On an exception the temporary one is removed and the older one stays.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    part = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.part")
-    aside = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.old")
-    part.mkdir()
+    recover_directory(directory)
+    part, descriptor = _new_part(directory)
     try:
         yield part
         _sync_tree(part)
-        if directory.exists():
-            directory.rename(aside)
+        _give_name(part, directory)
+        sync_directory(directory.parent)
+    finally:
+        _remove(part)  # unfinished, or by now the older one
+        os.close(descriptor)
+
+
+def recover_directory(directory: Path) -> None:
+    """Undo what a `whole_directory` left whose process was killed: call it before reading.
+
+    An older directory that had stepped aside gets its name back, if nothing else has it; what else
+    the dead process left is removed. What a living process writes is not touched.
+    """
+    pattern = re.compile(rf"\.{re.escape(directory.name)}\.([0-9a-f]{{8}})\.(?:part|old)")
+    with suppress(OSError):
+        names = [path.name for path in directory.parent.iterdir()]
+        for token in sorted({match[1] for match in map(pattern.fullmatch, names) if match}):
+            with suppress(OSError):  # its process lives, or another one recovers it right now
+                _recover(directory, token)
+
+
+def _recover(directory: Path, token: str) -> None:
+    part, aside = _neighbour(directory, token, "part"), _neighbour(directory, token, "old")
+    descriptor, is_dead = _lock(part) if part.is_dir() else (None, True)
+    try:
+        if os.path.lexists(aside) and not os.path.lexists(directory):
+            aside.rename(directory)
+            sync_directory(directory.parent)
+        if is_dead:
+            _remove(part)
+            _step_down(aside, part)
+            _remove(part)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _neighbour(directory: Path, token: str, kind: str) -> Path:
+    """A "part" may be removed when its process is dead; an "old" is whole."""
+    return directory.with_name(f".{directory.name}.{token}.{kind}")
+
+
+def _new_part(directory: Path) -> tuple[Path, int]:
+    """A new part, and the descriptor whose lock tells that its process lives."""
+    while True:
+        part = _neighbour(directory, secrets.token_hex(4), "part")
+        part.mkdir()
+        with suppress(FileNotFoundError, BlockingIOError):  # another took it for one left behind
+            descriptor, _ = _lock(part)
+            if part.exists():
+                return part, descriptor
+            os.close(descriptor)
+
+
+def _lock(directory: Path) -> tuple[int, bool]:
+    """A descriptor, and whether it holds the directory's lock: some file systems have none.
+
+    Raises:
+        BlockingIOError: a living process holds it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        return descriptor, False
+    return descriptor, True
+
+
+def _give_name(part: Path, directory: Path) -> None:
+    """Let `part` be called `directory`; an older one of that name is called `part` then."""
+    if not os.path.lexists(directory):
+        part.rename(directory)
+        return
+    if exchange(part, directory):
+        return
+    aside = part.with_suffix(".old")
+    directory.rename(aside)
+    try:
         part.rename(directory)
     except BaseException:
-        if aside.exists() and not directory.exists():
-            aside.rename(directory)
-        shutil.rmtree(part, ignore_errors=True)
+        aside.rename(directory)
         raise
-    sync_directory(directory.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    _step_down(aside, part)
+
+
+def _step_down(aside: Path, part: Path) -> None:
+    """From now on the older directory may be removed, so it is never brought back in pieces."""
+    with suppress(FileNotFoundError):
+        aside.rename(part)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one instant; False, and nothing done, where that cannot be done."""
+    rename = _renameat2()
+    if rename is None:
+        return False
+    names = [os.fsencode(name) for name in (first, second)]
+    return bool(rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0)
+
+
+@cache
+def _renameat2() -> Any:
+    """The C library's function (Linux, glibc 2.28 or newer), or None."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        function = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return None
+    number, name = ctypes.c_int, ctypes.c_char_p
+    function.argtypes = [number, name, number, name, ctypes.c_uint]
+    return function
 
 
 def _sync_tree(directory: Path) -> None:

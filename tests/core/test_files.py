@@ -2,13 +2,19 @@
 
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from infrastructure.core import files
 from infrastructure.core.files import (
     atomic_write,
+    exchange,
     file_sha256,
+    recover_directory,
     whole_directory,
     write_json,
     write_text,
@@ -77,3 +83,144 @@ def test_a_directory_that_fails_leaves_the_older_one(tmp_path: Path) -> None:
         interrupt_half_way(target)
     assert (target / "file").read_text() == "first"
     assert list(tmp_path.iterdir()) == [target]
+
+
+# Replaces a directory and kills itself right before or after the given call.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from infrastructure.core import files
+
+target, call, when, number = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+if call == "rename":
+    files.exchange = lambda first, second: False
+owner, name = (files, "exchange") if call == "exchange" else (Path, "rename")
+function = getattr(owner, name)
+calls = []
+
+def deadly(*arguments):
+    calls.append(arguments)
+    if when == "before" and len(calls) == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = function(*arguments)
+    if len(calls) == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+setattr(owner, name, deadly)
+with files.whole_directory(target) as part:
+    (part / "file").write_text("new")
+    (part / "another").write_text("new")
+"""
+OLD, NEW = ("old",), ("new", "new")
+POINTS = {
+    "rename before 1": OLD,
+    "rename after 1": OLD,  # the name is free
+    "rename before 2": OLD,
+    "rename after 2": NEW,
+    "rename before 3": NEW,
+    "rename after 3": NEW,
+    "exchange before 1": OLD,
+    "exchange after 1": NEW,
+}
+
+
+def contents(directory: Path) -> tuple[str, ...]:
+    return tuple(path.read_text() for path in sorted(directory.iterdir()))
+
+
+def write_old(target: Path) -> None:
+    with whole_directory(target) as part:
+        (part / "file").write_text("old")
+
+
+@pytest.mark.parametrize("next_one", ["read", "write"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_directory_survives_a_kill_at_any_point(
+    tmp_path: Path, point: str, next_one: str
+) -> None:
+    target = tmp_path / "final"
+    write_old(target)
+    if "exchange" in point and not exchange(target, target):
+        pytest.skip("this file system cannot exchange two names")
+    process = subprocess.run([sys.executable, "-c", KILLED, str(target), *point.split()])
+    assert process.returncode == -signal.SIGKILL
+    if next_one == "read":
+        recover_directory(target)
+        assert contents(target) == POINTS[point]
+    else:
+        with whole_directory(target) as part:
+            assert contents(target) == POINTS[point]
+            (part / "file").write_text("third")
+        assert contents(target) == ("third",)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_an_exchange_never_frees_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "final"
+    write_old(target)
+    if not exchange(target, target):
+        pytest.skip("this file system cannot exchange two names")
+    monkeypatch.setattr(Path, "rename", None)
+    with whole_directory(target) as part:
+        (part / "file").write_text("new")
+    assert contents(target) == ("new",)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "final"
+    with whole_directory(target) as part:
+        (part / "file").write_text("new")
+        target.with_name(part.name.replace(".part", ".old")).mkdir()  # between its two renames
+        recover_directory(target)
+        assert not target.exists()
+        assert contents(part) == ("new",)
+        with whole_directory(target) as other:
+            (other / "file").write_text("other")
+        assert contents(part) == ("new",)
+    assert contents(target) == ("new",)
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_only_what_a_dead_process_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_locks: bool
+) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(95, "not supported")
+
+    if not has_locks:
+        monkeypatch.setattr(files.fcntl, "flock", no_locks)
+    for name in (
+        ".final.0123abcd.part",
+        ".final.0123abcd.old",
+        ".final.mine.part",
+        ".a.0123abcd.part",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    recover_directory(tmp_path / "final")
+    assert contents(tmp_path / "final") == (".final.0123abcd.old",)
+    left = {path.name for path in tmp_path.iterdir()} - {"final"}
+    unknown = set() if has_locks else {".final.0123abcd.part"}
+    assert left == {".final.mine.part", ".a.0123abcd.part"} | unknown
+
+
+def test_without_an_exchange_a_directory_is_replaced_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.sys, "platform", "darwin")
+    files._renameat2.cache_clear()
+    assert not exchange(tmp_path, tmp_path)
+    target = tmp_path / "final"
+    for content in ("first", "second"):
+        with whole_directory(target) as part:
+            (part / "file").write_text(content)
+    assert contents(target) == ("second",)
+    assert list(tmp_path.iterdir()) == [target]
+    files._renameat2.cache_clear()
+
+
+def test_a_missing_parent_is_nothing_to_recover(tmp_path: Path) -> None:
+    recover_directory(tmp_path / "not" / "there")
+    assert list(tmp_path.iterdir()) == []

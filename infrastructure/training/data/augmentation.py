@@ -42,4 +42,7 @@ def get_augmentation(name: str) -> Augmentation:
     Raises:
         ValueError: there is none; the text suggests the nearest one.
     """
-    return _AUGMENTATIONS.get(name)
+    try:
+        return _AUGMENTATIONS.get(name)
+    except ValueError as error:
+        raise ValueError(f"data.augmentation: {error}") from error

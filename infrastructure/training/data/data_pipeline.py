@@ -44,7 +44,6 @@ from infrastructure.training.data.planning import (
 from infrastructure.training.data.prefetch import prefetch
 from infrastructure.training.data.preparation import (
     CONVERSATION_ENDS,
-    CONVERSATIONS_FILE,
     EVALUATION_FILE,
     QUARANTINE_FILE,
     TRAIN,
@@ -55,7 +54,7 @@ from infrastructure.training.data.quarantine import Quarantine
 from infrastructure.training.data.rows import Conversation
 from infrastructure.training.data.streaming_dataset import StreamingDataset
 from infrastructure.training.data.token_cache import CacheEntry, TokenCache
-from infrastructure.training.data.token_store import TokenStore
+from infrastructure.training.data.token_store import CONVERSATIONS_FILE, TokenStore
 from infrastructure.training.data.tokenization import ConversationEncoder
 from infrastructure.training.data.window_index import WindowIndex
 
@@ -166,14 +165,17 @@ class DataPipeline:
         The next `prefetch_factor` batches are made ahead in a thread; close the generator to end
         it.
         """
-        examples = self._ready().source.iterate(epoch, start_example)
-        return prefetch(_batches(examples, batch_size), self.config.prefetch_factor)
+        prepared = self._ready()
+        examples = prepared.source.iterate(epoch, start_example)
+        batches = _batches(examples, batch_size, prepared.entry)
+        return prefetch(batches, self.config.prefetch_factor)
 
     def evaluation_batches(self, batch_size: int) -> Generator[list[TokenizedExample], None, None]:
         """Batches of the held-out examples, always in the order of the files."""
         prepared = self._ready()
         examples = (prepared.entry.store.example(int(row)) for row in prepared.held_out)
-        return prefetch(_batches(examples, batch_size), self.config.prefetch_factor)
+        batches = _batches(examples, batch_size, prepared.entry)
+        return prefetch(batches, self.config.prefetch_factor)
 
     def evaluation_rows(self, max_rows: int | None = None) -> list[EvaluationRow]:
         """Held-out rows that have a prompt, as text; at most `max_rows`, from everywhere."""
@@ -249,8 +251,9 @@ class DataPipeline:
 
 
 def _batches(
-    examples: Iterable[TokenizedExample], batch_size: int
+    examples: Iterable[TokenizedExample], batch_size: int, entry: CacheEntry
 ) -> Iterator[list[TokenizedExample]]:
+    """Holds `entry` and so its lock: it is not swept while it is read, whoever else forgot it."""
     iterator = iter(examples)
     while batch := list(itertools.islice(iterator, batch_size)):
         yield batch

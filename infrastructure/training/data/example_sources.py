@@ -24,7 +24,7 @@ from infrastructure.training.data.order import (
 )
 from infrastructure.training.data.rows import BadRow, Conversation
 from infrastructure.training.data.streaming_dataset import StreamingDataset
-from infrastructure.training.data.token_store import CheckedFile, TokenStore
+from infrastructure.training.data.token_store import CheckedFile, TokenStore, damage_told
 from infrastructure.training.data.tokenization import ConversationEncoder, Encoded
 
 ENCODED_TOGETHER = 32
@@ -85,8 +85,14 @@ class StoredConversations:
         self._ends = np.concatenate([[0], store.array(ends)])
 
     def get(self, row: int) -> Conversation:
+        """The text of row number `row`.
+
+        Raises:
+            DataError: the entry was damaged after it was opened.
+        """
         start, end = int(self._ends[row]), int(self._ends[row + 1])
-        self._file.check(start, end)
+        with damage_told(self._path.parent):
+            self._file.check(start, end)
         with self._path.open("rb") as file:
             file.seek(start)
             return Conversation.from_json(file.read(end - start).decode())

@@ -35,7 +35,9 @@ def plan_preparation(config: DataConfig, tokenizer: Any) -> PreparationPlan:
         ValueError: the configuration contradicts itself, or the data is not there or not clear.
     """
     train = discover(_path(config), config.format)
-    evaluation = discover(config.eval_path, config.format) if config.eval_path else []
+    evaluation: list[DataFile] = []
+    if config.eval_path:
+        evaluation = discover(config.eval_path, config.format, "held-out data")
     shape = find_shape(train, config)
     encoder = ConversationEncoder(
         tokenizer,
@@ -103,7 +105,8 @@ def find_shape(files: list[DataFile], config: DataConfig) -> Shape:
     try:
         return recognise_shape(sample, request)
     except ValueError as error:
-        raise ValueError(f"{files[0].name}: {error}") from error
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        raise ValueError(f"{files[0].name}{more}: {error}") from error
 
 
 def _first_good_rows(files: list[DataFile]) -> list[Row]:

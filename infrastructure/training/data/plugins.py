@@ -52,6 +52,15 @@ class Registry(Generic[Plugin]):
         if name not in self._plugins:
             found = entry_points(group=self.group, name=name)
             if not found:
-                raise ValueError(unknown_name(self.what, name, self.names()))
+                raise ValueError(self._unknown(name))
             self._plugins[name] = next(iter(found)).load()
         return self._plugins[name]
+
+    def _unknown(self, name: str) -> str:
+        known = self.names()
+        if known:
+            return unknown_name(self.what, name, known)
+        return (
+            f"unknown {self.what} {name!r}, and there is no other: register it, or install a"
+            f" package that brings it (entry points in the group {self.group!r})"
+        )

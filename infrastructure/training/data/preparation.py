@@ -28,7 +28,7 @@ from infrastructure.training.data.row_worker import (
 from infrastructure.training.data.rows import BadRow, Row
 from infrastructure.training.data.shapes import Shape
 from infrastructure.training.data.sources import DataFile
-from infrastructure.training.data.token_store import ArrayWriter, StoreWriter
+from infrastructure.training.data.token_store import CONVERSATIONS_FILE, ArrayWriter, StoreWriter
 from infrastructure.training.data.tokenization import ConversationEncoder
 from infrastructure.training.data.window_index import (
     WindowIndex,
@@ -39,7 +39,6 @@ from infrastructure.training.data.window_index import (
 TRAIN, EVALUATION = 0, 1
 QUARANTINE_FILE = "quarantine.jsonl"
 EVALUATION_FILE = "evaluation.jsonl"
-CONVERSATIONS_FILE = "conversations.jsonl"
 CONVERSATION_ENDS = "conversation_ends.npy"
 NUM_PLACES = 3
 NUM_PROMPTS_CHECKED = 20

@@ -32,6 +32,7 @@ TEXT_COLUMNS = ("text", "content", "document")
 CONTEXT_COLUMNS = ("input", "context")
 SYSTEM_COLUMNS = ("system", "system_prompt")
 SAMPLE_ROWS = 100
+NUM_GROUPS_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,15 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> Shape:
     """
     request.check()
     columns = _common_columns(rows)
+    if not columns:
+        raise ValueError(f"the rows share no columns: {_seen(rows, request)}")
     for setting in ("prompt_column", "answer_column", "text_column", "task_column"):
         _check_exists(getattr(request, setting), f"data.{setting}", columns)
     _check_exists(request.group_column, "data.balance_by", columns)
     candidates = _candidates(rows, columns, request)
     if len(candidates) != 1:
+        if _is_mixed(rows, request):
+            raise ValueError(f"the rows are of different shapes: {_seen(rows, request)}")
         raise ValueError(_unclear(columns, candidates, request))
     name, parts, reason = candidates[0]
     task, group = request.task_column, request.group_column
@@ -190,3 +195,33 @@ def _unclear(columns: list[str], candidates: list[Candidate], request: ShapeRequ
         f"the rows are {wanted} (columns: {found}): name the columns with data.prompt_column and"
         " data.answer_column, or with data.text_column for plain text"
     )
+
+
+def _by_columns(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows in groups of equal columns, the largest first."""
+    groups: dict[frozenset[str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(frozenset(row.values), []).append(row)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def _is_mixed(rows: Sequence[Row], request: ShapeRequest) -> bool:
+    """Whether the shape is not clear because rows differ, not because one can be read in ways."""
+    groups = _by_columns(rows)
+    counts = {len(_candidates(group, list(group[0].values), request)) for group in groups}
+    return max(counts) == 1
+
+
+def _seen(rows: Sequence[Row], request: ShapeRequest) -> str:
+    groups = _by_columns(rows)
+    shown = "; ".join(_described(group, request) for group in groups[:NUM_GROUPS_SHOWN])
+    more = f"; and {len(groups) - NUM_GROUPS_SHOWN} more" if len(groups) > NUM_GROUPS_SHOWN else ""
+    return f"of the first {len(rows)}, {shown}{more}: bring them into one shape, or train on one"
+
+
+def _described(rows: list[Row], request: ShapeRequest) -> str:
+    columns = list(rows[0].values)
+    names = {name for name, _, _ in _candidates(rows, columns, request)}
+    shape = f"of the shape {names.pop()}" if len(names) == 1 else "of no clear shape"
+    found = ", ".join(columns) or "none"
+    return f"{len(rows)} are {shape} (columns: {found}; {rows[0].source}:{rows[0].line})"

@@ -15,6 +15,7 @@ from typing import Any
 
 from infrastructure.core.files import file_sha256
 from infrastructure.core.lookup import nearest, unknown_name
+from infrastructure.core.redact import redact_shapes
 from infrastructure.training.data.json_format import read_json
 from infrastructure.training.data.lines import BEGIN, Start
 from infrastructure.training.data.plugins import Registry
@@ -59,6 +60,8 @@ EXTENSIONS = {
     ".hdf5": "hdf5",
 }
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?(@[\w.\[\]:%+-]+)?")
+
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://|https?:/", re.IGNORECASE)
 
 _FORMATS: Registry[PluginReader] = Registry("data format", "temper.formats")
 
@@ -147,25 +150,31 @@ def _reader_of_plugin(read: PluginReader) -> Reader:
     return rows
 
 
-def discover(place: str, data_format: str = "auto") -> list[DataFile]:
+def discover(place: str, data_format: str = "auto", what: str = "training data") -> list[DataFile]:
     """The files that `place` means, each with its format, checked by content.
+
+    Args:
+        what: what is to be there, for error messages.
 
     Raises:
         ValueError: nothing readable is there; says what was found and what to do.
     """
     _check_format(data_format)
+    if ADDRESS.match(place):
+        raise ValueError(_no_address(place, what))
     path = Path(place)
     where, _ = split_place(place)
     if Path(where).is_dir() and is_saved_dataset(Path(where)):
         return [DataFile(path, path.name, HUGGINGFACE)]
     if path.is_dir():
-        return _folder_files(path, data_format)
+        return _folder_files(path, data_format, what)
+    _check_link(path, what)
     if path.exists():
         return [_data_file(path, path.name, data_format)]
     if data_format == HUGGINGFACE or _may_be_on_the_hub(place):
         load_huggingface(place)
         return [DataFile(path, place, HUGGINGFACE)]
-    raise ValueError(_not_found(path))
+    raise ValueError(_not_found(path, what))
 
 
 def _check_format(data_format: str) -> None:
@@ -184,17 +193,41 @@ def _may_be_on_the_hub(place: str) -> bool:
     )
 
 
-def _not_found(path: Path) -> str:
+def _no_address(place: str, what: str) -> str:
+    """Nothing of an address is shown that may be secret: user, password, query."""
+    scheme, _, rest = place.partition(":")
+    shown = rest.strip("/").split("?")[0].split("#")[0]
+    server, _, path = shown.partition("/")
+    shown = redact_shapes(f"{scheme}://{server.rpartition('@')[2]}/{path}")
+    return (
+        f"{what}: {shown} is an address, not a file: download it first and give the file"
+        " (for a data set on the Hugging Face Hub: OWNER/NAME)"
+    )
+
+
+def _check_link(path: Path, what: str) -> None:
+    if path.is_symlink() and not path.exists():
+        raise ValueError(
+            f"{what}: {path} is a link to {path.readlink()}, which is not there: bring that back,"
+            " or remove the link"
+        )
+
+
+def _not_found(path: Path, what: str) -> str:
     folder = path.parent
     near = nearest(path.name, [p.name for p in folder.iterdir()]) if folder.is_dir() else None
     hint = f"; did you mean {str(folder / near)!r}?" if near else ""
     hint = hint or ": give a file, a folder, or OWNER/NAME of a data set on the Hugging Face Hub"
-    return f"there is no training data at {str(path)!r}{hint}"
+    return f"there is no {what} at {str(path)!r}{hint}"
 
 
-def _folder_files(folder: Path, data_format: str) -> list[DataFile]:
+def _folder_files(folder: Path, data_format: str, what: str) -> list[DataFile]:
     """All data files in a folder and below; loose texts only where there is nothing else."""
-    everything = sorted(p for p in folder.rglob("*") if p.is_file() and not _is_hidden(p, folder))
+    everything = sorted(
+        p
+        for p in folder.rglob("*")
+        if (p.is_file() or (p.is_symlink() and not p.exists())) and not _is_hidden(p, folder)
+    )
     if data_format == "auto":
         known = [p for p in everything if _format_by_name(p)]
         tables = [p for p in known if _format_by_name(p) != "text"]
@@ -208,6 +241,8 @@ def _folder_files(folder: Path, data_format: str) -> list[DataFile]:
             f"no data file in {str(folder)!r} (it holds {names}): known endings are"
             f" {', '.join(EXTENSIONS)}"
         )
+    for path in chosen:
+        _check_link(path, what)
     files = [_data_file(p, p.relative_to(folder).as_posix(), data_format) for p in chosen]
     left_out = len(everything) - len(chosen)
     if left_out:

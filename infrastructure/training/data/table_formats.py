@@ -4,6 +4,7 @@ They read in slices of READ_ROWS records, so memory is bounded, and begin at any
 `offset` count records. The libraries are imported when such a file is read.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,13 +116,17 @@ def _plain(field: Any) -> Any:
 
 def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
     """The rows of a data set of the `datasets` library; see `load_huggingface` for the path."""
+    arrow = require("pyarrow", "reading Hugging Face data sets")
     dataset = load_huggingface(str(path)).with_format("arrow")
-    for first in range(start.offset, len(dataset), READ_ROWS):
-        table = dataset[first : first + READ_ROWS]
-        position = first
-        for batch in table.to_batches():
-            yield from _arrow_rows(batch, name, position)
-            position += batch.num_rows
+    try:
+        for first in range(start.offset, len(dataset), READ_ROWS):
+            table = dataset[first : first + READ_ROWS]
+            position = first
+            for batch in table.to_batches():
+                yield from _arrow_rows(batch, name, position)
+                position += batch.num_rows
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(_damaged(Path(split_place(str(path))[0]), error)) from error
 
 
 def load_huggingface(place: str) -> Any:
@@ -137,7 +142,11 @@ def load_huggingface(place: str) -> Any:
     datasets = require("datasets", "reading Hugging Face data sets")
     where, split = split_place(place)
     if Path(where).is_dir() and is_saved_dataset(Path(where)):
-        return _split_of(datasets.load_from_disk(where), split, place)
+        try:
+            saved = datasets.load_from_disk(where)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(_damaged(Path(where), error)) from error
+        return _split_of(saved, split, place)
     repository, _, configuration = where.partition(":")
     try:
         return datasets.load_dataset(repository, configuration or None, split=split or "train")
@@ -158,8 +167,35 @@ def split_place(place: str) -> tuple[str, str]:
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Whether `datasets.save_to_disk` wrote the folder."""
-    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+    """Whether `datasets.save_to_disk` wrote the folder, and be it damaged by now."""
+    if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        return True
+    return (folder / "dataset_info.json").is_file() and any(folder.glob("*.arrow"))
+
+
+def _damaged(folder: Path, error: BaseException) -> str:
+    reason = " ".join(str(error).split())
+    for name in ("state.json", "dataset_info.json"):
+        if not (folder / "dataset_dict.json").exists() and not (folder / name).exists():
+            reason = f"{name} is missing"
+    parts = (part for part in sorted(folder.rglob("*")) if not _can_be_read(part))
+    where = next((f" in {part.relative_to(folder)}" for part in parts), "")
+    return f"the saved data set {folder} is damaged{where} ({reason}): save or copy it again"
+
+
+def _can_be_read(part: Path) -> bool:
+    """Whether one file of a saved data set is what its ending says."""
+    arrow: Any = require("pyarrow", "reading Hugging Face data sets")
+    try:
+        if part.suffix == ".json":
+            return isinstance(json.loads(part.read_text("utf-8")), dict)
+        if part.suffix == ".arrow":
+            with arrow.memory_map(str(part)) as file:
+                for batch in arrow.ipc.open_stream(file):
+                    batch.validate()
+    except (arrow.ArrowException, OSError, ValueError):
+        return False
+    return True
 
 
 def _split_of(loaded: Any, split: str, place: str) -> Any:

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -28,6 +29,8 @@ DEFAULT_DIRECTORY = "~/.cache/temper"
 MEGABYTE = 10**6
 SECONDS_PER_DAY = 86_400
 LOCK = "in_use.lock"
+REMOVED = ".removed-"
+SECONDS_TO_DELETE = 3600
 NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
@@ -173,8 +176,9 @@ class TokenCache:
         oldest = time.time() - self.config.max_age_days * SECONDS_PER_DAY
         for folder in self.root.glob(".partial-*"):
             self._remove_if_free(folder, key=folder.name.split("-")[1])
-        for folder in self.root.glob(".removed-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        for folder in self.root.glob(f"{REMOVED}*"):
+            if _was_left(folder):
+                shutil.rmtree(folder, ignore_errors=True)
         for folder in self._entries():
             if _last_use(folder) < oldest:
                 self._remove_if_free(folder, key=folder.name)
@@ -224,10 +228,20 @@ class TokenCache:
         return False
 
     def _delete(self, folder: Path) -> None:
-        """Take the name away first, so that nobody opens a folder half deleted."""
-        hidden = Path(tempfile.mkdtemp(prefix=".removed-", dir=self.root))
-        folder.rename(hidden / folder.name)
-        shutil.rmtree(hidden)
+        """Take the name away first, so that nobody opens a folder half deleted.
+
+        Other processes may delete the same at the same time.
+        """
+        hidden = self.root / f"{REMOVED}{int(time.time())}-{secrets.token_hex(4)}"
+        with suppress(FileNotFoundError):
+            folder.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _was_left(folder: Path) -> bool:
+    """Whether a removed entry has been there for so long that who removes it has died."""
+    began = folder.name.removeprefix(REMOVED).split("-")[0]
+    return not began.isdecimal() or time.time() - int(began) > SECONDS_TO_DELETE
 
 
 def _last_use(folder: Path) -> float:

@@ -1,8 +1,9 @@
 """Tokenised examples in files that are read in place: written once, checked, never changed.
 
 An entry is a folder of .npy files and a meta.json, which is written last and holds a checksum of
-every MiB of every file. Files that fit into the memory they are allowed are read and checked when
-the entry is opened; larger ones are memory-mapped, and each MiB is checked when it is first used.
+every MiB of every file. All files are checked when the entry is opened, so that a damaged entry is
+made again; but of an entry larger than the memory it is allowed, the LARGE_FILES are used where
+they lie, and each MiB is checked when it is first used.
 
 | file | content |
 | --- | --- |
@@ -14,7 +15,8 @@ the entry is opened; larger ones are memory-mapped, and each MiB is checked when
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -28,6 +30,8 @@ from infrastructure.training.data.examples import TokenizedExample
 FORMAT_VERSION = 1
 CHUNK_BYTES = 1 << 20
 META = "meta.json"
+CONVERSATIONS_FILE = "conversations.jsonl"
+LARGE_FILES = ("input_ids.npy", "supervised.npy", CONVERSATIONS_FILE)
 
 Array = npt.NDArray[Any]
 
@@ -147,7 +151,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     try:
         meta: dict[str, Any] = json.loads((folder / META).read_text("utf-8"))
         checksum = meta.pop("checksum")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise DamagedEntryError(f"{META} cannot be read") from error
     if checksum != _json_checksum(meta) or meta["format_version"] != FORMAT_VERSION:
         raise DamagedEntryError(f"{META} is not what was written")
@@ -175,12 +179,16 @@ class CheckedFile:
         first, last = start // CHUNK_BYTES, -(-end // CHUNK_BYTES)
         if self._is_checked[first:last].all():
             return
-        with self.path.open("rb") as file:
-            for chunk in np.flatnonzero(~self._is_checked[first:last]) + first:
-                file.seek(int(chunk) * CHUNK_BYTES)
-                if zlib.crc32(file.read(CHUNK_BYTES)) != self._sums[chunk]:
-                    raise DamagedEntryError(f"{self.path.name} is damaged in MiB {chunk}")
-                self._is_checked[chunk] = True
+        try:
+            with self.path.open("rb") as file:
+                for chunk in np.flatnonzero(~self._is_checked[first:last]) + first:
+                    file.seek(int(chunk) * CHUNK_BYTES)
+                    if zlib.crc32(file.read(CHUNK_BYTES)) != self._sums[chunk]:
+                        raise DamagedEntryError(f"{self.path.name} is damaged in MiB {chunk}")
+                    self._is_checked[chunk] = True
+        except OSError as error:
+            reason = error.strerror or error
+            raise DamagedEntryError(f"{self.path.name} cannot be read: {reason}") from error
 
 
 class MappedArray:
@@ -188,11 +196,10 @@ class MappedArray:
 
     def __init__(self, path: Path, facts: dict[str, Any], in_memory: bool) -> None:
         self._file = CheckedFile(path, facts)
-        if in_memory:
-            self._file.check(0, facts["num_bytes"])
+        self._file.check(0, facts["num_bytes"] if in_memory else 1)  # numpy trusts the header
         try:
             mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise DamagedEntryError(f"{path.name} is no array") from error
         self.values: Array = np.array(mapped) if in_memory else mapped
         self._data_start = facts["num_bytes"] - self.values.nbytes
@@ -207,6 +214,22 @@ class MappedArray:
         return part
 
 
+@contextmanager
+def damage_told(folder: Path) -> Iterator[None]:
+    """Say what to do about damage that is found in an entry that is in use.
+
+    Raises:
+        DataError: in the place of a `DamagedEntryError`.
+    """
+    try:
+        yield
+    except DamagedEntryError as error:
+        raise DataError(
+            f"the prepared data in {folder} was damaged on the disk ({error}): delete this folder"
+            " and resume; it is made again"
+        ) from error
+
+
 class TokenStore:
     """The examples of one entry, by number.
 
@@ -215,7 +238,8 @@ class TokenStore:
         memory_bytes: entries up to this size are held in memory, larger ones memory-mapped.
 
     Raises:
-        DamagedEntryError: what is checked at opening is not what was written.
+        DamagedEntryError: what is checked at opening is not what was written. Damage that is found
+            later, in whatever method, is a `DataError`.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
@@ -225,8 +249,11 @@ class TokenStore:
         self.is_in_memory = self.num_bytes <= memory_bytes
         self._input_ids = self._open("input_ids.npy", self.is_in_memory)
         self._supervised = self._open("supervised.npy", self.is_in_memory)
-        self._offsets = self.array("offsets.npy")
-        self._tasks = self.array("tasks.npy")
+        self._offsets = self._open("offsets.npy", in_memory=True).values
+        self._tasks = self._open("tasks.npy", in_memory=True).values
+        for name in self.meta["files"].keys() - {"offsets.npy", "tasks.npy"}:
+            if name not in LARGE_FILES or (self.is_in_memory and name == CONVERSATIONS_FILE):
+                self._check(name)
         self._task_names: list[str] = self.meta["tasks"]
 
     def __len__(self) -> int:
@@ -234,40 +261,32 @@ class TokenStore:
 
     def array(self, name: str) -> Array:
         """A small array of the entry, whole and checked."""
-        return self._open(name, in_memory=True).values
+        with damage_told(self.folder):
+            return self._open(name, in_memory=True).values
 
     def lines(self, name: str) -> list[str]:
-        """A text file of the entry, checked.
-
-        Raises:
-            DamagedEntryError: it is not what was written.
-        """
-        facts = self.meta["files"][name]
-        CheckedFile(self.folder / name, facts).check(0, facts["num_bytes"])
+        """A text file of the entry, checked."""
+        with damage_told(self.folder):
+            self._check(name)
         return (self.folder / name).read_text("utf-8").split("\n")[:-1]
 
     def task(self, index: int) -> str:
         return self._task_names[self._tasks[index]]
 
     def example(self, index: int) -> TokenizedExample:
-        """Example number `index`.
-
-        Raises:
-            DataError: the entry was damaged after it was opened.
-        """
+        """Example number `index`."""
         start, end = int(self._offsets[index]), int(self._offsets[index + 1])
         first_byte = start // 8
-        try:
+        with damage_told(self.folder):
             ids = self._input_ids[start:end]
             packed = self._supervised[first_byte : -(-end // 8)]
-        except DamagedEntryError as error:
-            raise DataError(
-                f"the prepared data in {self.folder} was damaged on the disk ({error}): delete this"
-                " folder and resume; it is made again"
-            ) from error
         bits = np.unpackbits(packed, bitorder="little")
         mask = bits[start - 8 * first_byte : end - 8 * first_byte].view(np.bool_)
         return TokenizedExample(ids.astype(np.int32), mask, self.task(index))
+
+    def _check(self, name: str) -> None:
+        facts = self.meta["files"][name]
+        CheckedFile(self.folder / name, facts).check(0, facts["num_bytes"])
 
     def _open(self, name: str, in_memory: bool) -> MappedArray:
         return MappedArray(self.folder / name, self.meta["files"][name], in_memory)

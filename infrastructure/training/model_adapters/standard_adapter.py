@@ -67,7 +67,7 @@ class StandardModelAdapter(ModelAdapter):
         """Measure what this model allows, in the number format that it will train in."""
         self.token_loss.prepare(model)
         if self.data_config.packing:
-            check = prepare_packing(model)
+            check = prepare_packing(model, self.data_config.max_length)
             self.packs = check.isolated
             if not check.isolated:
                 self._notes.append(check.reason)

@@ -97,7 +97,11 @@ class TacticalMappoAdapter(ModelAdapter):
         return self.description
 
     def notes(self) -> list[str]:
-        return ["eval_loss is minus the covered share of the targets per step: -1 is perfect"]
+        unread = [key for key in ("path", "eval_path") if getattr(self.data_config, key)]
+        return [
+            "eval_loss is minus the covered share of the targets per step: -1 is perfect",
+            *(f"data.{key} has no effect: this model makes its own episodes" for key in unread),
+        ]
 
     def save(self, directory: Path) -> None:
         assert self.model is not None

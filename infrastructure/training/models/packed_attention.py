@@ -21,12 +21,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from infrastructure.core.errors import TemperError
 from infrastructure.training.models.model_inputs import forward_parameters, inner_model
 
 ATTENTION_NAME = "temper_packed"
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "head_mask")
+
+_known_lengths = WeakTensorKeyDictionary()  # a mask's are forgotten with it
 
 
 class PackingUnsupportedError(TemperError):
@@ -88,8 +91,21 @@ def packed_attention(
     boundaries = attention_mask[0, 0, 0]
     if has_varlen_kernel(query, value, dropout):
         return varlen(query, key, value, boundaries, max_length, scaling, window), None
-    lengths = boundaries.diff().tolist()
+    lengths = segment_lengths(attention_mask)
     return by_segment(query, key, value, lengths, dropout, scaling, window), None
+
+
+def segment_lengths(mask: torch.Tensor) -> list[int]:
+    """The lengths in a segment mask, read back from the device once a batch: all layers are given
+    the same mask, and each reading makes the device wait."""
+    if mask not in _known_lengths:
+        _known_lengths[mask] = _read_lengths(mask)
+    return _known_lengths[mask]
+
+
+def _read_lengths(mask: torch.Tensor) -> list[int]:
+    lengths: list[int] = mask[0, 0, 0].diff().tolist()
+    return lengths
 
 
 def in_autocast_format(*tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -30,6 +30,7 @@ from infrastructure.training.models.packed_attention import (
 
 PROBE_LENGTHS = (7, 9)
 MAX_PROBED_WINDOW = 64
+PADDED = "rows are padded, not packed: "
 
 
 @dataclass(frozen=True)
@@ -52,34 +53,58 @@ class PackingCheck:
     reason: str
 
 
-def prepare_packing(model: torch.nn.Module) -> PackingCheck:
+def prepare_packing(model: torch.nn.Module, max_length: int | None = None) -> PackingCheck:
     """Make the model ready for packed rows, in the fastest way that is measured to be right.
 
     First `packed_attention`; where that cannot be, the model's own attention, told by position
     ids that restart at 0. If neither isolates the rows the model is left as it was, and the
     caller has to pad.
+
+    Args:
+        max_length: longest example of the training, in tokens: some models can be given packed
+            rows only as long as no example is longer than their window.
     """
+    chunk = chunk_size(model)
+    if chunk is not None and max_length is not None and max_length > chunk:
+        return _refused(model, f"examples of up to {max_length} tokens cross its chunks of {chunk}")
     failures = []
     if use_packed_attention(model):
-        check = check_packing(model)
+        check = check_packing(model, max_length)
         if check.isolated:
             return check
         failures.append(check.reason)
         use_plain_attention(model)
-    check = check_packing(model)
+    if chunk is not None:  # a short probe could not find it
+        return _refused(model, f"it counts its chunks of {chunk} from where the row begins")
+    check = check_packing(model, max_length)
     if check.isolated:
         return check
     failures.append(check.reason)
-    reason = "rows are padded, not packed: " + "; ".join(dict.fromkeys(failures))
+    reason = PADDED + "; ".join(dict.fromkeys(failures))
     return replace(check, reason=reason)
 
 
-def check_packing(model: torch.nn.Module) -> PackingCheck:
+def chunk_size(model: torch.nn.Module) -> int | None:
+    """Tokens of the chunks that the model's attention is cut into (as in Llama 4), if it is."""
+    config: Any = getattr(inner_model(model), "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    size = getattr(config, "attention_chunk_size", None)
+    return size if isinstance(size, int) else None
+
+
+def _refused(model: torch.nn.Module, why: str) -> PackingCheck:
+    reason = f"{PADDED}{type(inner_model(model)).__name__} attends in chunks, and {why}"
+    unknown = float("inf")
+    return PackingCheck(False, unknown, unknown, attention_implementation(model), reason)
+
+
+def check_packing(model: torch.nn.Module, max_length: int | None = None) -> PackingCheck:
     """Measure packing as the model is now; changes nothing."""
     attention = attention_implementation(model)
     name = f"{type(inner_model(model)).__name__} with attention {attention!r}"
     try:
-        difference, leak = packing_difference(model)
+        difference, leak = packing_difference(model, max_length)
     except PROBE_ERRORS as error:
         reason = f"{name} cannot read packed rows ({type(error).__name__}: {error})"
         return PackingCheck(False, float("inf"), float("inf"), attention, reason)
@@ -90,8 +115,14 @@ def check_packing(model: torch.nn.Module) -> PackingCheck:
     return PackingCheck(False, difference, leak, attention, reason)
 
 
-def packing_difference(model: torch.nn.Module) -> tuple[float, float]:
+def packing_difference(
+    model: torch.nn.Module, max_length: int | None = None
+) -> tuple[float, float]:
     """How far packed rows are from rows by themselves.
+
+    Args:
+        max_length: what the rows are said to reach, so that an attention which only takes shorter
+            ones refuses now, not in the middle of the training.
 
     Returns:
         The larger relative difference of logits and of gradients at the token embeddings; and the
@@ -100,8 +131,8 @@ def packing_difference(model: torch.nn.Module) -> tuple[float, float]:
     rows = probe_rows(model, seed=0)
     other_first = probe_rows(model, seed=1)[0]
     with probing(model):
-        logits, gradients = probe(model, pack_rows(rows))
-        other_logits, _ = probe(model, pack_rows([other_first, rows[1]]))
+        logits, gradients = probe(model, pack_rows(rows, max_length))
+        other_logits, _ = probe(model, pack_rows([other_first, rows[1]], max_length))
         alone = [probe(model, {"input_ids": row.unsqueeze(0)}) for row in rows]
     expected_logits = torch.cat([row_logits for row_logits, _ in alone])
     expected_gradients = torch.cat([row_gradients for _, row_gradients in alone])
@@ -146,7 +177,7 @@ def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
     return found
 
 
-def pack_rows(rows: list[torch.Tensor]) -> dict[str, Any]:
+def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[str, Any]:
     """Rows (n,) end to end in one, with what `model_arguments` reads of a packed batch."""
     lengths = [row.numel() for row in rows]
     positions = torch.cat([torch.arange(n) for n in lengths])
@@ -156,7 +187,7 @@ def pack_rows(rows: list[torch.Tensor]) -> dict[str, Any]:
         "input_ids": torch.cat(rows).unsqueeze(0),
         "position_ids": positions.unsqueeze(0).to(device),
         "cu_seq_lens": boundaries.to(device),
-        "max_length": max(lengths),
+        "max_length": max(*lengths, max_length or 0),
     }
 
 

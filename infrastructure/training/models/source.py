@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from infrastructure.core.files import file_sha256
+from infrastructure.core.files import file_sha256, recover_directory
 from infrastructure.core.lookup import nearest
 from infrastructure.training.models.registry import MODELS
 
@@ -73,11 +73,18 @@ def find_source(name: str) -> ModelSource:
     if name in MODELS:
         return ModelSource(SourceKind.REGISTERED, name)
     path = Path(name).expanduser()
-    if path.exists():
+    if _is_there(path):
         return _look_into(path.resolve())
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
         raise ValueError(f"model {name!r}: there is no such folder")
     return ModelSource(SourceKind.HUB, name)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether it exists; a saved model whose replacement was killed half-way is brought back."""
+    if not path.exists():
+        recover_directory(path)
+    return path.exists()
 
 
 def _look_into(path: Path) -> ModelSource:
@@ -89,7 +96,7 @@ def _look_into(path: Path) -> ModelSource:
         return ModelSource(SourceKind.LORA_FOLDER, str(path))
     if (path / "config.json").is_file():
         return ModelSource(SourceKind.FOLDER, str(path))
-    if (path / "final").is_dir():
+    if _is_there(path / "final"):
         return _look_into(path / "final")
     if (path / "run.json").is_file():
         raise ValueError(
@@ -108,11 +115,11 @@ def registered_name(name: str) -> str | None:
     """
     if name in MODELS:
         return name
-    manifest = Path(name).expanduser() / REGISTERED_MANIFEST
-    final = manifest.parent / "final" / REGISTERED_MANIFEST
-    for path in (manifest, final):
-        if path.is_file():
-            return str(read_json(path).get("model"))
+    folder = Path(name).expanduser()
+    for place in (folder, folder / "final"):
+        manifest = place / REGISTERED_MANIFEST
+        if _is_there(place) and manifest.is_file():
+            return str(read_json(manifest).get("model"))
     return None
 
 

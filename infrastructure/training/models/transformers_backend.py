@@ -7,7 +7,7 @@ more tokens than the model. Weights are read from safetensors only.
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from infrastructure.core.optional import is_installed, require
@@ -36,6 +37,8 @@ from infrastructure.training.models.source import (
 )
 
 CONNECT_SECONDS = 5.0
+# What transformers raises at a value that it did not expect in a configuration.
+WRONG_VALUE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _TRUE = ("1", "on", "yes", "true")
 
 
@@ -78,11 +81,13 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
                 dtype=options.dtype,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # told below, by name
                 **_hub_arguments(source, options),
                 **_placement(config, options),
             )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+    except (*WRONG_VALUE, OSError, RuntimeError, ImportError, SafetensorError) as error:
         raise ValueError(_cannot_load(source, error)) from error
+    _refuse_other_shapes(source, info["mismatched_keys"])
     _refuse_made_up_weights(source, info["missing_keys"])
     keep_trainable_layout(model)
     return model
@@ -133,6 +138,11 @@ def load_config(source: ModelSource, options: LoadOptions) -> Any:
         )
     except (OSError, ValueError) as error:
         raise ValueError(_cannot_load(source, error)) from error
+    except (*WRONG_VALUE, StrictDataclassError) as error:
+        raise ValueError(
+            f"model {source.location}: its config.json holds a wrong value ({_reason(error)});"
+            " mend it, or download the model again"
+        ) from error
     _check_causal(config, source, options)
     return config
 
@@ -166,6 +176,17 @@ def _check_causal(config: Any, source: ModelSource, options: LoadOptions) -> Non
         )
 
 
+def _refuse_other_shapes(source: ModelSource, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+    found = sorted((name, list(stored), list(wanted)) for name, stored, wanted in mismatched)
+    if found:
+        name, stored, wanted = found[0]
+        more = f", and {len(found) - 1} more differ" if len(found) > 1 else ""
+        raise ValueError(
+            f"model {source.location}: {name} has the shape {stored} in the weights, but {wanted}"
+            f" by config.json{more}; the two do not belong together, download or copy both again"
+        )
+
+
 def _refuse_made_up_weights(source: ModelSource, missing: set[str]) -> None:
     if missing:
         raise ValueError(
@@ -175,7 +196,7 @@ def _refuse_made_up_weights(source: ModelSource, missing: set[str]) -> None:
 
 
 def _cannot_load(source: ModelSource, error: BaseException) -> str:
-    reason = " ".join(str(error).split())
+    reason = _reason(error)
     is_lookup = isinstance(error, OSError) and source.kind is SourceKind.HUB
     if is_lookup and "gated" in reason:
         return (
@@ -186,6 +207,13 @@ def _cannot_load(source: ModelSource, error: BaseException) -> str:
         constants: Any = require("huggingface_hub.constants", "loading a model from the hub")
         return not_found(source.location, hub_reachable=not constants.HF_HUB_OFFLINE)
     return f"model {source.location}: cannot be loaded ({_shortened(reason)})"
+
+
+def _reason(error: BaseException) -> str:
+    """What an error says, on one line; of the terse ones, what they are as well."""
+    text = " ".join(str(error).split())
+    is_terse = isinstance(error, WRONG_VALUE) and not isinstance(error, ValueError)
+    return f"{type(error).__name__}: {text}" if is_terse else text
 
 
 def _shortened(text: str, length: int = 300) -> str:

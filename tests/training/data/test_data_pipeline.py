@@ -1,5 +1,6 @@
 """DataPipeline on real files with real tokenizers: order, starts, cache, modes, refusals."""
 
+import gc
 import os
 import threading
 from collections import Counter
@@ -263,7 +264,9 @@ def test_an_augmentation_that_cannot_be_used_leaves_the_row(data: Path, cache: P
         assert epoch(blown) == epoch(pipeline(data, cache))
     finally:
         unregister_augmentation("blow_up")
-    with pytest.raises(ValueError, match="unknown augmentation 'blow_up'"):
+    with pytest.raises(
+        ValueError, match=r"data\.augmentation: unknown augmentation 'blow_up', and"
+    ):
         pipeline(data, cache, augmentation="blow_up").prepare()
 
 
@@ -289,7 +292,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ('{"question": "Q", "answer": ""}\n', {"max_bad_rows_percent": 100}, "no row is left"),
     ('{"question": "Q", "answer": "A"}\n', {"path": None}, "no training data: set data.path"),
     ('{"question": "Q", "answer": "A"}\n', {"format": "jason"}, "did you mean 'json'"),
-    ('{"question": "Q", "answer": "A"}\n', {"eval_path": "gone.jsonl"}, "no training data at"),
+    ('{"question": "Q", "answer": "A"}\n', {"eval_path": "gone.jsonl"}, "no held-out data at"),
     ('{"question": "Q", "answer": "A"}\n', {"augmentation": "none such"}, "unknown augmentation"),
 ]
 
@@ -303,6 +306,16 @@ def test_what_cannot_be_used_is_refused(
     prepared.config = prepared.config.copy_with(**settings)
     with pytest.raises(ValueError, match=sentence):
         prepared.prepare()
+
+
+def test_a_folder_of_mixed_shapes_is_refused_with_the_files(tmp_path: Path, cache: Path) -> None:
+    write_jsonl(tmp_path / "data" / "a.jsonl", pairs(10))
+    write_jsonl(
+        tmp_path / "data" / "b.jsonl", [{"instruction": "a", "output": str(n)} for n in range(10)]
+    )
+    sentence = r"a\.jsonl and 1 more: .*different shapes.*a\.jsonl:1\).*output; b\.jsonl:1\)"
+    with pytest.raises(ValueError, match=sentence):
+        pipeline(tmp_path / "data", cache).prepare()
 
 
 def test_batches_end_their_threads(data: Path, cache: Path) -> None:
@@ -323,6 +336,27 @@ def test_an_entry_in_use_is_kept_until_closed(data: Path, cache: Path) -> None:
     prepared.close()
     full.sweep()
     assert [p for p in (cache / "tokens").iterdir() if not p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("part", ["train", "evaluation"])
+def test_an_entry_is_kept_while_its_batches_are_read(data: Path, cache: Path, part: str) -> None:
+    expected = epoch(pipeline(data, cache)) if part == "train" else held_out(pipeline(data, cache))
+    gc.collect()  # lets the entry go
+    prepared = pipeline(data, cache, memory_size=0)
+    batches = prepared.train_batches(0, 0, 2) if part == "train" else prepared.evaluation_batches(2)
+    found = [next(batches)]
+    tokenizer, folder = prepared.tokenizer, prepared.store.folder
+    del prepared
+    gc.collect()
+    full = TokenCache(CacheConfig(directory=str(cache), disk_size=0))
+    full.sweep()
+    assert folder.is_dir()
+    found += batches
+    assert [tokenizer.decode(e.input_ids) for batch in found for e in batch] == expected
+    del batches
+    gc.collect()
+    full.sweep()
+    assert not folder.exists()
 
 
 def test_training_texts_leave_out_what_is_held_out(data: Path, cache: Path) -> None:

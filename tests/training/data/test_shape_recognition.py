@@ -75,6 +75,36 @@ def test_unknown_columns_are_refused_and_named() -> None:
         recognise_shape(names("question", "answer"), ShapeRequest("messages"))
 
 
+QA_ROW, CHAT_ROW = {"question": "Q", "answer": "A"}, {"messages": MESSAGES}
+MIXED: list[tuple[list[dict[str, Any]], str]] = [
+    (
+        [QA_ROW, CHAT_ROW, {"text": "T"}],
+        r"^the rows share no columns: of the first 3, 1 are of the shape qa \(columns: question,"
+        r" answer; a\.jsonl:1\); 1 are of the shape messages \(columns: messages; a\.jsonl:2\);"
+        r" 1 are of the shape text \(columns: text; a\.jsonl:3\): bring them into one shape",
+    ),
+    ([QA_ROW, QA_ROW, CHAT_ROW, CHAT_ROW], "^the rows are of different shapes: of the first 4, 2"),
+    ([QA_ROW, {"a": 1}, {"b": 1}, {"c": 1}, {"d": 1}], r"no clear shape .*; and 1 more: bring"),
+    ([row | {"id": 1} for row in (QA_ROW, CHAT_ROW, {"text": "T"})], "^the rows are of different"),
+    ([{}], r"^the rows share no columns: of the first 1, 1 are of no clear shape \(columns: none;"),
+]
+
+
+@pytest.mark.parametrize(("values", "sentence"), MIXED)
+def test_rows_of_different_shapes_are_refused_with_what_was_seen(
+    values: list[dict[str, Any]], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        recognise_shape(rows(*values), ShapeRequest())
+
+
+def test_a_named_column_of_mixed_rows_gets_the_same_sentence() -> None:
+    with pytest.raises(ValueError, match="the rows share no columns"):
+        recognise_shape(
+            rows(QA_ROW, CHAT_ROW, {"text": "T"}), ShapeRequest(prompt_column="question")
+        )
+
+
 WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
     ({"shape": "alpacca"}, r"data\.shape: unknown shape 'alpacca'; did you mean 'alpaca'"),
     ({"prompt_column": "qestion"}, r"data\.prompt_column: .*did you mean 'question'"),

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,12 @@ import pytest
 
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.training.data.examples import TokenizedExample
-from infrastructure.training.data.token_cache import LOCK, SECONDS_PER_DAY, TokenCache
+from infrastructure.training.data.token_cache import (
+    LOCK,
+    SECONDS_PER_DAY,
+    SECONDS_TO_DELETE,
+    TokenCache,
+)
 from infrastructure.training.data.token_store import StoreWriter
 
 
@@ -119,6 +125,81 @@ def test_unused_entries_are_swept_by_age(tmp_path: Path) -> None:
     held.close()
     cache(tmp_path).sweep()
     assert entries(tmp_path) == ["new"]
+
+
+SWEEPER = """
+import shutil, sys
+from infrastructure.config.resource_config import CacheConfig
+from infrastructure.training.data.token_cache import TokenCache
+
+def pause():
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+def delete_later(*arguments, **options):
+    pause()
+    return delete(*arguments, **options)
+
+cache = TokenCache(CacheConfig(directory=sys.argv[1]))
+if sys.argv[2] == "pause before deleting":
+    delete, shutil.rmtree = shutil.rmtree, delete_later
+else:
+    pause()
+cache.sweep()
+"""
+
+
+def start_sweeper(directory: Path, pause: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SWEEPER, str(directory), pause]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, **pipes)
+
+
+def go_on(sweeper: subprocess.Popen[str]) -> None:
+    sweeper.stdin.write("go\n")
+    sweeper.stdin.flush()
+
+
+def make_old_entries(directory: Path, count: int) -> None:
+    for number in range(count):
+        folder = directory / "tokens" / f"key{number}"
+        folder.mkdir(parents=True)
+        for name in (LOCK, "meta.json", "input_ids.npy"):
+            (folder / name).write_text("x")
+        age(directory, folder.name, days=8)
+
+
+def test_processes_may_sweep_at_the_same_time(tmp_path: Path) -> None:
+    make_old_entries(tmp_path, 150)
+    sweepers = [start_sweeper(tmp_path, "pause before sweeping") for _ in range(4)]
+    assert [sweeper.stdout.readline() for sweeper in sweepers] == ["ready\n"] * 4
+    for sweeper in sweepers:
+        go_on(sweeper)
+    assert [sweeper.communicate()[1] for sweeper in sweepers] == [""] * 4
+    assert [sweeper.returncode for sweeper in sweepers] == [0] * 4
+    assert entries(tmp_path) == []
+    assert list((tmp_path / "tokens").glob(".removed-*")) == []
+
+
+def test_another_process_may_delete_what_is_being_deleted(tmp_path: Path) -> None:
+    make_old_entries(tmp_path, 1)
+    sweeper = start_sweeper(tmp_path, "pause before deleting")
+    assert sweeper.stdout.readline() == "ready\n"
+    [removed] = (tmp_path / "tokens").glob(".removed-*")
+    shutil.rmtree(removed)
+    go_on(sweeper)
+    assert sweeper.communicate()[1] == ""
+    assert sweeper.returncode == 0
+
+
+def test_what_is_being_deleted_is_left_to_who_deletes_it(tmp_path: Path) -> None:
+    prepared = cache(tmp_path)
+    now = int(time.time())
+    for begun in (str(now), str(now - SECONDS_TO_DELETE - 1), "older"):
+        (tmp_path / "tokens" / f".removed-{begun}-00").mkdir()
+    prepared.sweep()
+    left = [path.name for path in (tmp_path / "tokens").glob(".removed-*")]
+    assert left == [f".removed-{now}-00"]
 
 
 def test_opening_counts_as_use(tmp_path: Path) -> None:

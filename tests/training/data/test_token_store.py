@@ -104,11 +104,23 @@ def test_a_cut_or_missing_file_is_noticed_at_opening(tmp_path: Path, name: str) 
             TokenStore(folder, MAPPED)
 
 
-def test_a_damaged_line_file_is_noticed_when_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory_bytes", [IN_MEMORY, MAPPED])
+def test_a_damaged_line_file_is_noticed_at_opening(tmp_path: Path, memory_bytes: int) -> None:
     write(tmp_path / "entry", random_examples(20))
     flip_bit(tmp_path / "entry" / "notes.jsonl", 3)
     with pytest.raises(DamagedEntryError, match=r"notes\.jsonl is damaged"):
-        TokenStore(tmp_path / "entry", MAPPED).lines("notes.jsonl")
+        TokenStore(tmp_path / "entry", memory_bytes)
+
+
+def test_damage_after_opening_is_told_with_the_remedy(tmp_path: Path) -> None:
+    write(tmp_path / "entry", random_examples(20))
+    store = TokenStore(tmp_path / "entry", MAPPED)
+    flip_bit(tmp_path / "entry" / "notes.jsonl", 3)
+    with pytest.raises(DataError, match=r"notes\.jsonl is damaged in MiB 0.*delete this folder"):
+        store.lines("notes.jsonl")
+    (tmp_path / "entry" / "tasks.npy").unlink()
+    with pytest.raises(DataError, match=r"tasks\.npy cannot be read: No such file.*delete this"):
+        store.array("tasks.npy")
 
 
 def test_a_mapped_file_is_checked_where_it_is_used(

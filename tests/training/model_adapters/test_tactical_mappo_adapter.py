@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
@@ -102,6 +103,15 @@ def test_the_clip_takes_the_gradient_of_moves_that_left_the_region(
     rollout.log_probs -= torch.log(torch.tensor(2.0))
     ppo_loss(model, rollout).sum().backward()
     assert model.actor[0].weight.grad.abs().sum() == 0
+
+
+def test_data_that_is_not_read_is_told(adapter: TacticalMappoAdapter) -> None:
+    assert not any("has no effect" in note for note in adapter.notes())
+    adapter.data_config = DataConfig(path="chats.jsonl", eval_path="test.jsonl")
+    assert adapter.notes()[1:] == [
+        "data.path has no effect: this model makes its own episodes",
+        "data.eval_path has no effect: this model makes its own episodes",
+    ]
 
 
 def test_it_is_saved_under_its_name(adapter: TacticalMappoAdapter, tmp_path: Path) -> None:

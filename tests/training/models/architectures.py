@@ -6,6 +6,7 @@ import torch
 
 VOCAB_SIZE = 97
 WINDOW = 6
+CHUNK = 20
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -69,6 +70,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
     "qwen3_moe_balanced": ("Qwen3MoeConfig", {**EXPERTS, "output_router_logits": True}),
     "bloom": ("BloomConfig", BLOOM_SIZES),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            **HEAD_DIM,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 2,
+            "attention_chunk_size": CHUNK,
+            "no_rope_layers": [1, 0],
+        },
+    ),
     "lfm2": ("Lfm2Config", {**SIZES, "layer_types": ["conv", "full_attention"]}),
 }
 

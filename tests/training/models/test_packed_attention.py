@@ -1,5 +1,6 @@
 """Packed attention is causal attention of each example alone, and sdpa for everything else."""
 
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from infrastructure.training.models import packed_attention as module
 from infrastructure.training.models.packed_attention import (
     ATTENTION_NAME,
     PackingUnsupportedError,
@@ -157,6 +159,30 @@ def test_packed_training_is_padded_training(architecture: str, checkpointing: bo
     for name, gradient in gradients(model).items():
         scale = expected_gradients[name].abs().max().clamp_min(1e-3)
         assert (gradient - expected_gradients[name]).abs().max() <= 5e-6 * scale, name
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_lengths_are_read_once_a_batch(
+    checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama")
+    assert use_packed_attention(model)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    read, found = module._read_lengths, []
+
+    def count(mask: torch.Tensor) -> list[int]:
+        found.append(read(mask))
+        return found[-1]
+
+    monkeypatch.setattr(module, "_read_lengths", count)
+    known = len(module._known_lengths)
+    for lengths in ([3, 5], [4, 4]):  # the same shape, other boundaries
+        batch = pack_rows([torch.arange(3, 3 + n) for n in lengths])
+        model(**model_arguments(model, batch)).logits.sum().backward()
+    assert found == [[3, 5], [4, 4]]
+    gc.collect()
+    assert len(module._known_lengths) == known
 
 
 def test_generation_goes_on_as_before() -> None:

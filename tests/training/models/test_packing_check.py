@@ -5,13 +5,20 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.training.models.packed_attention import ATTENTION_NAME, attention_implementation
+from infrastructure.training.models.packed_attention import (
+    ATTENTION_NAME,
+    attention_implementation,
+    model_arguments,
+    use_packed_attention,
+    use_plain_attention,
+)
 from infrastructure.training.models.packing_check import (
     check_packing,
+    pack_rows,
     packing_difference,
     prepare_packing,
 )
-from tests.training.models.architectures import VOCAB_SIZE, gradients, tiny_model
+from tests.training.models.architectures import CHUNK, VOCAB_SIZE, gradients, tiny_model
 
 ISOLATED = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "phi", "qwen3_moe"]
 LEAKY = ["bloom", "lfm2"]  # no position ids; a convolution over the row
@@ -81,6 +88,51 @@ def test_lora_models_are_measured_through_their_wrapper() -> None:
     check = prepare_packing(model)
     assert check.isolated, check.reason
     assert attention_implementation(model) == ATTENTION_NAME
+
+
+def test_examples_that_cross_chunks_are_padded() -> None:
+    model = tiny_model("llama4")
+    check = prepare_packing(model, CHUNK + 1)
+    assert not check.isolated
+    assert check.reason == (
+        "rows are padded, not packed: Llama4ForCausalLM attends in chunks, and examples of up to"
+        " 21 tokens cross its chunks of 20"
+    )
+    assert attention_implementation(model) == check.attention == "sdpa"
+
+
+def test_examples_within_a_chunk_are_packed_however_many_there_are() -> None:
+    model = tiny_model("llama4").eval()
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator) for n in (12, 15, CHUNK)]
+    with torch.no_grad():
+        alone = [model(row[None]).logits[0] for row in rows]
+        check = prepare_packing(model, CHUNK)
+        assert check.isolated, check.reason
+        packed = model(**model_arguments(model, pack_rows(rows))).logits[0]
+    torch.testing.assert_close(packed, torch.cat(alone), rtol=1e-4, atol=1e-5)
+
+
+def test_a_chunked_model_is_not_packed_by_its_own_attention() -> None:
+    check = prepare_packing(tiny_model("llama4", attention="eager"), CHUNK)
+    assert not check.isolated
+    assert "attends in chunks, and it counts its chunks of 20 from where the row" in check.reason
+
+
+def test_a_window_that_no_layer_names_is_found_before_the_training() -> None:
+    """No probe is that long, so the longest example is told to the attention."""
+    model = tiny_model("llama")
+    model.config.sliding_window = 100
+    assert prepare_packing(model, 100).attention == ATTENTION_NAME
+    use_plain_attention(model)
+    check = check_packing(model, 101)
+    assert check.isolated, check.reason
+    assert use_packed_attention(model)
+    check = check_packing(model, 101)
+    assert not check.isolated
+    assert (
+        "an example of 101 tokens is longer than the model's sliding_window of 100" in check.reason
+    )
 
 
 class Bag(torch.nn.Module):

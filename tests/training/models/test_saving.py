@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.core import files
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.saving import save_model, whole_directory
 from infrastructure.training.models.trainable_state import trainable_state
@@ -210,6 +211,7 @@ def test_when_the_new_one_cannot_take_its_place_the_older_one_comes_back(
             raise OSError("no")
         return rename(path, new)
 
+    monkeypatch.setattr(files, "exchange", lambda first, second: False)
     monkeypatch.setattr(Path, "rename", fail_for_parts)
     with pytest.raises(OSError, match="no"), whole_directory(target) as part:
         (part / "file").write_text("new")

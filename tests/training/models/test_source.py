@@ -1,6 +1,7 @@
 """Names and folders are understood, and wrong ones refused in a sentence, before loading."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,21 @@ def test_a_run_stands_for_its_final_model(llama_folder: Path, tmp_path: Path) ->
 def test_paths_that_are_not_there(name: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         find_source(name)
+
+
+def test_a_model_whose_replacement_was_killed_is_brought_back(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    for ask in (run, run / "final"):
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(llama_folder, run / ".final.0123abcd.old")
+        (run / ".final.0123abcd.part").mkdir()
+        assert find_source(str(ask)).folder == run / "final"
+        assert [path.name for path in run.iterdir()] == ["final"]
+    (run / "final").rename(run / ".final.0123abcd.old")
+    (run / ".final.0123abcd.old" / "temper_model.json").write_text('{"model": "tactical_mappo"}')
+    assert registered_name(str(run)) == "tactical_mappo"
 
 
 def test_folders_and_files_that_are_no_model(tmp_path: Path) -> None:

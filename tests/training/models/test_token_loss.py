@@ -10,6 +10,7 @@ from infrastructure.training.models.token_loss import TokenLoss, supervised_targ
 from tests.training.models.architectures import ARCHITECTURES, VOCAB_SIZE, gradients, tiny_model
 
 METHODS = {
+    "llama4": "kept logits",
     "gemma2": "kept logits",  # caps its logits
     "granite": "kept logits",  # scales them
     "cohere": "kept logits",

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,12 @@ def test_texts_are_read_once_and_may_be_a_generator() -> None:
 def test_words_that_only_begin_texts_are_learnt_as_they_stand_inside_one() -> None:
     found = train_tokenizer(["zebra"] * 20, 400)
     assert len(ids(found, " zebra")) == 1
+
+
+@pytest.mark.parametrize("character", ["a", "你", ".", " ", "\n"])
+def test_an_endless_word_does_not_stop_the_training(character: str) -> None:
+    texts = sample_texts()[:300]
+    started = time.monotonic()
+    found = train_tokenizer([*texts, character * 300_000], 400)
+    assert time.monotonic() - started < 10  # it was minutes
+    assert found.decode(found(character * 3000)["input_ids"]) == character * 3000

@@ -1,0 +1,111 @@
+"""Any damage to any file of prepared data is healed by the next run, or told in one sentence."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.core.errors import DataError
+from infrastructure.training.data.augmentation import (
+    register_augmentation,
+    unregister_augmentation,
+)
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.data.token_store import LARGE_FILES
+from tests.training.data.builders import epoch, pairs, pipeline, write_jsonl
+
+STORED = (
+    "meta.json",
+    "input_ids.npy",
+    "supervised.npy",
+    "offsets.npy",
+    "tasks.npy",
+    "train_rows.npy",
+    "evaluation_rows.npy",
+    "evaluation.jsonl",
+    "groups.npy",
+    "quarantine.jsonl",
+    "conversations.jsonl",
+    "conversation_ends.npy",
+)
+KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "stored": ({"balance_by": "task"}, STORED),
+    "augmented": ({"augmentation": "same"}, STORED),
+    "streamed": ({"streaming": True}, (*STORED, "windows.npy", "is_used.npy")),
+}
+CASES = [(kind, name) for kind, (_, names) in KINDS.items() for name in names]
+
+
+def flip(data: bytearray) -> None:
+    data[len(data) // 2] ^= 1
+
+
+def cut(data: bytearray) -> None:
+    del data[len(data) // 2 :]
+
+
+def empty(data: bytearray) -> None:
+    data.clear()
+
+
+@pytest.fixture(autouse=True)
+def same() -> Iterator[None]:
+    register_augmentation("same", lambda conversation, generator: conversation)
+    yield
+    unregister_augmentation("same")
+
+
+def everything(prepared: DataPipeline) -> list[Any]:
+    held_out = [e.input_ids.tolist() for batch in prepared.evaluation_batches(8) for e in batch]
+    return [epoch(prepared), held_out, prepared.evaluation_rows(), prepared.fingerprint]
+
+
+@pytest.mark.parametrize("memory_size", [1000, 0], ids=["in memory", "mapped"])
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_damage_heals_or_is_told(
+    tmp_path: Path, cache: Path, kind: str, name: str, memory_size: int
+) -> None:
+    rows = [*pairs(30), {"question": "no answer", "answer": "", "task": "odd"}]
+    data = write_jsonl(tmp_path / "train.jsonl", rows)
+    settings, names = KINDS[kind]
+
+    def opened() -> DataPipeline:
+        return pipeline(data, cache, memory_size=memory_size, max_bad_rows_percent=50, **settings)
+
+    first = everything(opened())
+    for damage in (flip, cut, empty):
+        (entry,) = (p for p in (cache / "tokens").iterdir() if not p.name.startswith("."))
+        assert {p.name for p in entry.iterdir()} == {*names, "in_use.lock"}
+        if _damage(entry / name, damage):
+            _check_next_run(opened, first, entry, may_be_told=name in LARGE_FILES)
+
+
+def _damage(path: Path, damage: Callable[[bytearray], None]) -> bool:
+    data = bytearray(path.read_bytes())
+    if data:  # of a stream, some are empty anyhow
+        damage(data)
+    changed = bytes(data) != path.read_bytes()
+    path.write_bytes(data)
+    return changed
+
+
+def _check_next_run(
+    opened: Callable[[], DataPipeline], first: list[Any], entry: Path, may_be_told: bool
+) -> None:
+    try:
+        prepared = opened()
+        found, was_there = everything(prepared), prepared.report.from_cache
+    except DataError as error:
+        assert may_be_told
+        begin, _, end = str(error).partition(" was damaged on the disk (")
+        assert begin == f"the prepared data in {entry}"
+        assert end.endswith("): delete this folder and resume; it is made again")
+        shutil.rmtree(entry)
+        assert everything(opened()) == first
+        return
+    assert found == first
+    if was_there:  # what is damaged was not needed
+        assert may_be_told
+        assert not prepared.store.is_in_memory
