@@ -5,7 +5,6 @@ when it is committed or refused. Nice, so that it takes only what the training l
 """
 
 import contextlib
-import fcntl
 import json
 import mmap
 import os
@@ -19,6 +18,7 @@ from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import versions_to_keep
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import TemperError
+from infrastructure.core.lock import Lock
 
 NICENESS = 19
 LOCK_FILE = "lock"
@@ -50,10 +50,12 @@ def commit_message(
 def only_writer(root: Path) -> Iterator[None]:
     """Wait until no other process writes into this store; the lock ends with the process."""
     root.mkdir(parents=True, exist_ok=True)
-    with (root / LOCK_FILE).open("w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
+    lock = Lock(root / LOCK_FILE)
+    try:
+        lock.take(wait=True)
         yield
+    finally:
+        lock.release()
 
 
 def main(root: Path, keep: int, descriptor: int) -> None:

@@ -1,17 +1,14 @@
-"""One process trains a run at a time. The lock is the kernel's: it ends with the process."""
+"""One process trains a run at a time."""
 
-import errno
-import fcntl
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LOCK_FILE = "lock"
-NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+from infrastructure.core.lock import Lock
 
-log = logging.getLogger(__name__)
+LOCK_FILE = "lock"
+HOLDER_FILE = "trained_by"
 
 
 @contextmanager
@@ -21,20 +18,14 @@ def only_trainer_of(run_path: Path) -> Iterator[None]:
     Raises:
         ValueError: another living process does; says which.
     """
-    with (run_path / LOCK_FILE).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
+    lock, holder = Lock(run_path / LOCK_FILE), run_path / HOLDER_FILE
+    try:
+        if not lock.take(wait=False, where_there_are_none=True):
             raise ValueError(
-                f"run {run_path.name} is being trained by {holder}; wait for its end, or stop it"
-            ) from error
-        except OSError as error:
-            if error.errno not in NO_LOCKS_HERE:
-                raise
-            log.warning("%s: this file system has no locks; train it once at a time", run_path)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}")
-        file.flush()
+                f"run {run_path.name} is being trained by {holder.read_text().strip()}; wait for"
+                " its end, or stop it"
+            )
+        holder.write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
         yield
+    finally:
+        lock.release()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -361,5 +362,4 @@ def memory_in_use_bytes(device: torch.device) -> int:
     """Peak memory of this process: on the GPU since the start, else the resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    with open("/proc/self/statm") as file:  # noqa: PTH123 - no path arithmetic, read every step
-        return int(file.read().split()[1]) * 4096
+    return int(psutil.Process().memory_info().rss)

@@ -5,15 +5,12 @@ nothing that could be read. A lock that dies with its process keeps entries in u
 and lets a second process wait for the first instead of doing the same work. POSIX only.
 """
 
-import errno
-import fcntl
 import logging
 import os
 import secrets
 import shutil
 import tempfile
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from pathlib import Path
 
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.core.files import sync_directory
+from infrastructure.core.lock import Lock
 from infrastructure.training.data.token_store import DamagedEntryError, TokenStore
 
 logger = logging.getLogger(__name__)
@@ -31,37 +29,6 @@ SECONDS_PER_DAY = 86_400
 LOCK = "in_use.lock"
 REMOVED = ".removed-"
 SECONDS_TO_DELETE = 3600
-NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
-
-
-class Lock:
-    """An advisory lock on a file, held until `release` or the end of the process."""
-
-    def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        self._descriptor = descriptor
-        self._close = weakref.finalize(self, os.close, descriptor)
-
-    def take(self, *, shared: bool = False, wait: bool = True) -> bool:
-        """Take the lock, or change its kind; False when it is not free and `wait` is not set.
-
-        On a file system without locks (some network mounts) an entry is used without one, and
-        never swept: there nobody can tell whether it is in use.
-        """
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        try:
-            fcntl.flock(self._descriptor, kind | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno not in NO_LOCKS_HERE:
-                raise
-            return wait
-        return True
-
-    def release(self) -> None:
-        """Give the lock back."""
-        self._close()
 
 
 @dataclass(frozen=True)

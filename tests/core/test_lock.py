@@ -1,0 +1,58 @@
+"""Locks between descriptions of open files, as between processes."""
+
+import errno
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from infrastructure.core.lock import Lock
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    first, second = Lock(tmp_path / "lock"), Lock(tmp_path / "lock")
+    assert first.take(wait=False)
+    assert not second.take(wait=False)
+    first.release()
+    assert second.take(wait=False)
+
+
+def test_readers_share_it(tmp_path: Path) -> None:
+    first, second, third = (Lock(tmp_path / "lock") for _ in range(3))
+    assert first.take(shared=True, wait=False)
+    assert second.take(shared=True, wait=False)
+    assert not third.take(wait=False)
+
+
+def test_who_forgets_it_gives_it_back(tmp_path: Path) -> None:
+    first = Lock(tmp_path / "lock")
+    assert first.take(wait=False)
+    del first
+    assert Lock(tmp_path / "lock").take(wait=False)
+
+
+@pytest.mark.parametrize(
+    ("wait", "answer", "expected"),
+    [(True, None, True), (False, None, False), (False, True, True), (True, False, False)],
+)
+def test_where_there_are_no_locks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait: bool,
+    answer: bool | None,
+    expected: bool,
+) -> None:
+    def flock(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert Lock(tmp_path / "lock").take(wait=wait, where_there_are_none=answer) is expected
+
+
+def test_other_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, kind: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="Input/output"):
+        Lock(tmp_path / "lock").take()
