@@ -1,7 +1,8 @@
 """Commits versions in a helper process, so that a training waits only for a copy in memory.
 
 One version is in flight; the next one waits for it. The helper ends when its standard input does,
-so a training that is killed still gets its last version written. A helper that dies costs nothing:
+so a training that is killed still gets its last version written; until then the helper holds the
+store's lock, and whoever goes on with the training waits for it. A helper that dies costs nothing:
 the bytes are in memory that this process has too, and are written from here.
 """
 
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.writer_process import commit_message
+from infrastructure.backup.writer_process import LOCK_FILE, commit_message
 from infrastructure.core.errors import StorageError
+from infrastructure.core.lock import Lock
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 ALIGNMENT_BYTES = 64
@@ -42,6 +44,7 @@ class BackgroundWriter:
         self._file: BinaryIO | None = None
         self._memory: mmap.mmap | None = None
         self._helper: subprocess.Popen[bytes] | None = None
+        self._lock: Lock | None = None
         self._in_flight: bytes | None = None
 
     def begin(
@@ -93,7 +96,9 @@ class BackgroundWriter:
         self._helper = None
         if self._file is not None:
             self._file.close()
-        self._file = self._memory = None
+        if self._lock is not None:
+            self._lock.release()
+        self._file = self._memory = self._lock = None
 
     def _reserve(self, size_bytes: int) -> None:
         """Kept from version to version: fresh memory would cost as much as the copy."""
@@ -129,13 +134,17 @@ class BackgroundWriter:
     def _start(self) -> subprocess.Popen[bytes]:
         assert self._file is not None
         descriptor = self._file.fileno()
+        if self._lock is None:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.root / LOCK_FILE)
+            self._lock.take()
         command = [sys.executable, "-m", "infrastructure.backup.writer_process"]
         path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
         return subprocess.Popen(
             [*command, str(self.root.resolve()), str(self.keep), str(descriptor)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=[descriptor],
+            pass_fds=[descriptor, self._lock.descriptor],
             start_new_session=True,  # Ctrl-C in the terminal is for the training alone
             env={**os.environ, "PYTHONPATH": path},
         )

@@ -29,7 +29,10 @@ _STORES: dict[Path, Store] = {}
 def commit_message(
     root: Path, keep: int, memory: mmap.mmap, message: dict[str, Any]
 ) -> dict[str, str]:
-    """Commit what `message` describes, then prune; the answer has a `name` or an `error`."""
+    """Commit what `message` describes, then prune; the answer has a `name` or an `error`.
+
+    The caller holds the store's lock; the helper holds the one that it inherited.
+    """
     view = memoryview(memory)
     tensors = {
         name: TensorBytes(dtype, tuple(shape), view[begin : begin + length])
@@ -37,10 +40,9 @@ def commit_message(
     }
     store = _STORES.setdefault(root, Store(root))
     try:
-        with only_writer(root):
-            store.sweep()
-            name = store.commit(tensors, message["values"], **message["facts"])
-            store.remove_all_but(versions_to_keep(store, keep))
+        store.sweep()
+        name = store.commit(tensors, message["values"], **message["facts"])
+        store.remove_all_but(versions_to_keep(store, keep))
     except (TemperError, OSError) as error:
         return {"error": str(error)}
     return {"name": name}
@@ -48,7 +50,8 @@ def commit_message(
 
 @contextlib.contextmanager
 def only_writer(root: Path) -> Iterator[None]:
-    """Wait until no other process writes into this store; the lock ends with the process."""
+    """Wait until no other process writes into this store, nor a helper that outlived its training;
+    inside, none begins to."""
     root.mkdir(parents=True, exist_ok=True)
     lock = Lock(root / LOCK_FILE)
     try:

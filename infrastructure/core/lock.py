@@ -12,12 +12,13 @@ NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 class Lock:
     """A lock on a file, which is made; held until `release` or the end of the process.
 
-    It is the kernel's (flock): nothing of a killed process stands in the way of the next one.
+    It is the kernel's (flock): nothing of a killed process stands in the way of the next one. A
+    child that inherits `descriptor` holds it too, and until its own end.
     """
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._close = weakref.finalize(self, os.close, descriptor)
 
     def take(
@@ -31,7 +32,7 @@ class Lock:
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
-            fcntl.flock(self._descriptor, kind | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(self.descriptor, kind | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             return False
         except OSError as error:

@@ -10,7 +10,6 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.run_directory import find_run
 from infrastructure.deployment.signals import interrupt_on_sigterm
 from infrastructure.evaluation.evaluate import evaluate_model
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, verify
 
 DONE, STOPPED = 0, 130
 
@@ -30,10 +29,6 @@ def resume(name: str | None, output_dir: str, changes: Mapping[str, Any] | None 
     if checkpoint is None and run.is_finished():
         print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
         return DONE
-    if checkpoint is None:
-        checkpoint = CheckpointManager(run.checkpoints).newest()
-    else:
-        verify(checkpoint)  # before anything that takes time
     with interrupt_on_sigterm():
         summary = TrainingDeployment(config).resume(run, checkpoint)
     return STOPPED if summary["status"] == "stopped" else DONE

@@ -25,7 +25,11 @@ from infrastructure.deployment.run_record import (
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report import write_report
-from infrastructure.training.checkpoints.checkpoint_manager import step_of
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    step_of,
+    verify,
+)
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
@@ -79,14 +83,18 @@ class TrainingDeployment:
             write_json(run.before_file, before.to_dict())
             return self._train(run, trainer, before)
 
-    def resume(self, run: RunDirectory, checkpoint: Path) -> dict[str, Any]:
-        """Go on with `run` from `checkpoint`.
+    def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> dict[str, Any]:
+        """Go on with `run` from `checkpoint`, or from its newest that verifies.
 
         Raises:
             ValueError: another process trains it.
             CheckpointError: it is damaged, or the run's data or model is not what it was.
         """
         with only_trainer_of(run.path):
+            if checkpoint is None:
+                checkpoint = CheckpointManager(run.checkpoints).newest()
+            else:
+                verify(checkpoint)  # before anything that takes time
             trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
             self.say(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
             return self._train(run, trainer, measured_before(run), checkpoint)

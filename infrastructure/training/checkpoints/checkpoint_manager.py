@@ -5,6 +5,7 @@ over with a warning and the one before it serves.
 """
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from infrastructure.backup.background_writer import BackgroundWriter
@@ -49,7 +50,7 @@ class CheckpointManager:
         """
         self._take_in(wait=True)
         step = snapshot.values["step"]
-        with only_writer(self.store.root):
+        with self._only_writer():
             self.store.sweep()
             name = self.store.commit(tensors_of(snapshot), snapshot.values, step=step)
             self.store.remove_all_but(versions_to_keep(self.store, self.keep))
@@ -87,6 +88,10 @@ class CheckpointManager:
             self._writer.close()
         self._writer = None
 
+    def _only_writer(self) -> AbstractContextManager[None]:
+        """The helper has the store's lock while there is one, and this process through it."""
+        return nullcontext() if self._writer is not None else only_writer(self.store.root)
+
     def _take_in(self, wait: bool) -> None:
         name = self._writer.collect(wait) if self._writer else None
         if name is not None:
@@ -109,10 +114,13 @@ class CheckpointManager:
     def newest(self) -> Path:
         """The newest healthy checkpoint that verifies; damaged newer ones are named in a warning.
 
+        Waits for what the helper of a killed training is still writing.
+
         Raises:
             CheckpointError: there is none.
         """
-        name, rejected = self.store.newest()
+        with self._only_writer():
+            name, rejected = self.store.newest()
         damage = [f"{version.name[:12]}: {version.reason}" for version in rejected]
         for text in damage:
             log.warning("skipping a damaged checkpoint: %s", text)

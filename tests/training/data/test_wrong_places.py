@@ -31,7 +31,7 @@ ADDRESSES = {
     "https:/me:pass@host.org/train.jsonl": "https://host.org/train.jsonl is",
     "HTTPS://me:p@ss@host.org/train.jsonl": "HTTPS://host.org/train.jsonl is",
     "s3://bucket/train.jsonl": "s3://bucket/train.jsonl is",
-    "https://host.org/hf_passpasspass/a": "https://host.org/*** is",
+    "https://host.org/hf_passPASS123passPASS123pass/a": "https://host.org/*** is",
 }
 
 

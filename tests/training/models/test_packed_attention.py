@@ -182,7 +182,7 @@ def test_the_lengths_are_read_once_a_batch(
         model(**model_arguments(model, batch)).logits.sum().backward()
     assert found == [[3, 5], [4, 4]]
     gc.collect()
-    assert len(module._known_lengths) == known
+    assert len(module._known_lengths) <= known
 
 
 def test_generation_goes_on_as_before() -> None:
