@@ -21,9 +21,9 @@ def only_trainer_of(run_path: Path) -> Iterator[None]:
     lock, holder = Lock(run_path / LOCK_FILE), run_path / HOLDER_FILE
     try:
         if not lock.take(wait=False, where_there_are_none=True):
+            name = holder.read_text().strip() if holder.exists() else "another process"
             raise ValueError(
-                f"run {run_path.name} is being trained by {holder.read_text().strip()}; wait for"
-                " its end, or stop it"
+                f"run {run_path.name} is being trained by {name}; wait for its end, or stop it"
             )
         holder.write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
         yield

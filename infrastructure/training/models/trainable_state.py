@@ -1,11 +1,10 @@
-"""What of a model a checkpoint must hold, and the identity of the rest.
+"""What of a model a checkpoint must hold.
 
 Full training: every parameter, also those that are frozen just now (gradual unfreezing moves the
-border). LoRA: the LoRA matrices and what trains beside them; the frozen base comes from its source
-and is recognised by its fingerprint. Buffers that belong to the model's state travel always.
+border). LoRA: the LoRA matrices and what trains beside them; the frozen base comes from its source.
+Buffers that belong to the model's state travel always.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -38,23 +37,6 @@ def load_trainable_state(model: torch.nn.Module, tensors: Mapping[str, torch.Ten
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
-
-
-def base_fingerprint(model: torch.nn.Module) -> str:
-    """SHA-256 over the weights that training does not change: names, shapes, formats, bytes.
-
-    It sees the weights as they were loaded: the same base in another format (bf16, 4-bit) has
-    another fingerprint. Takes about a second per gigabyte.
-    """
-    changing = trainable_state(model).keys()
-    digest = hashlib.sha256()
-    for name, parameter in _named(model.named_parameters()):
-        if name in changing:
-            continue
-        tensor = parameter.detach()
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.contiguous().view(torch.uint8).cpu().numpy().data)
-    return digest.hexdigest()
 
 
 def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
