@@ -16,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from infrastructure.backup.packs import TensorBytes
+from infrastructure.backup.retention import Retention
 from infrastructure.backup.writer_process import LOCK_FILE, commit_message
 from infrastructure.core.errors import StorageError
 from infrastructure.core.lock import Lock
@@ -31,16 +33,15 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """Writes versions into the store in `root`, and leaves its newest `keep`.
+    """Writes versions into the store in `root`, and removes what `retention` does not keep.
 
     Args:
         root: the store's directory.
-        keep: as in `versions_to_keep`.
     """
 
-    def __init__(self, root: Path, keep: int) -> None:
+    def __init__(self, root: Path, retention: Retention) -> None:
         self.root = root
-        self.keep = keep
+        self.retention = retention
         self._file: BinaryIO | None = None
         self._memory: mmap.mmap | None = None
         self._helper: subprocess.Popen[bytes] | None = None
@@ -77,7 +78,7 @@ class BackgroundWriter:
         if answer is None:
             log.warning("the helper that writes checkpoints is gone; this one is written here")
             assert self._memory is not None
-            answer = commit_message(self.root, self.keep, self._memory, json.loads(message))
+            answer = commit_message(self.root, self.retention, self._memory, json.loads(message))
         if "error" in answer:
             raise StorageError(answer["error"])
         return str(answer["name"])
@@ -141,7 +142,12 @@ class BackgroundWriter:
         command = [sys.executable, "-m", "infrastructure.backup.writer_process"]
         path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
         return subprocess.Popen(
-            [*command, str(self.root.resolve()), str(self.keep), str(descriptor)],
+            [
+                *command,
+                str(self.root.resolve()),
+                json.dumps(asdict(self.retention)),
+                str(descriptor),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[descriptor, self._lock.descriptor],

@@ -24,6 +24,7 @@ FIELDS = {
     "kind": str,
     "healthy": bool,
     "step": int,
+    "score": int | float | None,
     "values": dict,
     "packs": list,
     "tensors": dict,
@@ -75,6 +76,7 @@ class Manifest:
         kind: why it was written: one of `KINDS`.
         healthy: False for a state that is kept as evidence and never resumed by itself.
         step: optimizer steps done.
+        score: the held-out loss of exactly this state, lower is better; None where not measured.
         values: what is not a tensor, as JSON.
         packs: objects, in the order that tensors refer to.
         tensors: full name ("model/layer.weight") to place.
@@ -87,6 +89,7 @@ class Manifest:
     kind: str
     healthy: bool
     step: int
+    score: float | None
     values: dict[str, Any]
     packs: tuple[Pack, ...]
     tensors: dict[str, StoredTensor]
@@ -101,6 +104,7 @@ class Manifest:
             "kind": self.kind,
             "healthy": self.healthy,
             "step": self.step,
+            "score": self.score,
             "values": self.values,
             "packs": [[pack.hash, pack.size_bytes] for pack in self.packs],
             "tensors": {name: [place.pack, place.hash] for name, place in self.tensors.items()},
@@ -125,7 +129,7 @@ def parse_manifest(data: bytes, name: VersionName) -> Manifest:
         )
     for field, kind in FIELDS.items():
         value = contents.get(field, ...)  # ... is of none of the types
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise CheckpointError(f"the manifest's field {field!r} is missing or of a wrong type")
     if contents["sequence"] != name.sequence:
         raise CheckpointError(f"the manifest says sequence {contents['sequence']}, its name not")
@@ -140,6 +144,7 @@ def parse_manifest(data: bytes, name: VersionName) -> Manifest:
         kind=contents["kind"],
         healthy=contents["healthy"],
         step=contents["step"],
+        score=contents["score"],
         values=contents["values"],
         packs=packs,
         tensors=_tensors(contents["tensors"], len(packs)),
@@ -150,9 +155,13 @@ def _parse_json(data: bytes) -> Any:
     if len(data) > MAX_MANIFEST_BYTES:
         raise CheckpointError(f"the manifest has {len(data)} bytes, more than any real one")
     try:
-        return json.loads(data)
+        return json.loads(data, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"the manifest is no JSON: {error}") from error
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no number")
 
 
 def _is_hash(value: Any) -> bool:

@@ -89,15 +89,22 @@ class Store:
         for pack in manifest.packs:
             self.objects.verify(pack, manifest.hash_name)
 
-    def load(self, manifest: Manifest) -> Iterator[tuple[str, TensorBytes]]:
-        """All tensors of a version with their full names, pack by pack, each verified before.
+    def load(
+        self, manifest: Manifest, *, only: str | None = None, without: str | None = None
+    ) -> Iterator[tuple[str, TensorBytes]]:
+        """The tensors of a version with their full names, pack by pack, each verified before.
+
+        Args:
+            only, without: the class of tensors that are read, or that are not.
 
         Raises:
             CheckpointError: an object is damaged, or does not hold what the manifest says.
         """
         names: dict[int, list[str]] = {}
         for name, place in manifest.tensors.items():
-            names.setdefault(place.pack, []).append(name)
+            tensor_class = name.partition("/")[0]
+            if only in (None, tensor_class) and without != tensor_class:
+                names.setdefault(place.pack, []).append(name)
         for index, wanted in names.items():
             pack = manifest.packs[index]
             tensors = decode(self.objects.read(pack, manifest.hash_name))
@@ -128,6 +135,7 @@ class Store:
         step: int,
         kind: str = "scheduled",
         healthy: bool = True,
+        score: float | None = None,
     ) -> str:
         """Write a version; tensors that the newest version holds already are not written again.
 
@@ -135,6 +143,7 @@ class Store:
             tensors: by full name; what comes before the slash is the class, and a pack holds
                 tensors of one class.
             values: what is not a tensor, as JSON.
+            step, kind, healthy, score: as in `Manifest`.
 
         Returns:
             Its name, when all of it is on the disk and was read back.
@@ -154,6 +163,7 @@ class Store:
                 kind=kind,
                 healthy=healthy,
                 step=step,
+                score=score,
                 values=values,
                 packs=tuple(packs),
                 tensors=places,

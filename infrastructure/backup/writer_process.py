@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.retention import versions_to_keep
+from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import TemperError
 from infrastructure.core.lock import Lock
@@ -27,7 +27,7 @@ _STORES: dict[Path, Store] = {}
 
 
 def commit_message(
-    root: Path, keep: int, memory: mmap.mmap, message: dict[str, Any]
+    root: Path, retention: Retention, memory: mmap.mmap, message: dict[str, Any]
 ) -> dict[str, str]:
     """Commit what `message` describes, then prune; the answer has a `name` or an `error`.
 
@@ -42,7 +42,7 @@ def commit_message(
     try:
         store.sweep()
         name = store.commit(tensors, message["values"], **message["facts"])
-        store.remove_all_but(versions_to_keep(store, keep))
+        store.remove_all_but(versions_to_keep(store, retention))
     except (TemperError, OSError) as error:
         return {"error": str(error)}
     return {"name": name}
@@ -61,18 +61,18 @@ def only_writer(root: Path) -> Iterator[None]:
         lock.release()
 
 
-def main(root: Path, keep: int, descriptor: int) -> None:
+def main(root: Path, retention: Retention, descriptor: int) -> None:
     """Serve until standard input ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
     for line in sys.stdin.buffer:
         message = json.loads(line)
-        answer = commit_message(root, keep, mmap.mmap(descriptor, 0), message)
+        answer = commit_message(root, retention, mmap.mmap(descriptor, 0), message)
         with contextlib.suppress(BrokenPipeError):  # nobody is left to be told
             sys.stdout.write(json.dumps(answer) + "\n")
             sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), Retention(**json.loads(sys.argv[2])), int(sys.argv[3]))

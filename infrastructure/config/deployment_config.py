@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StringConstraints
 
 from infrastructure.config import later
+from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
 from infrastructure.config.misfits import misfits, several_gpus, unused_notes
@@ -72,6 +73,9 @@ class DeploymentConfig(Section):
     training: TrainingConfig = Field(
         default=TrainingConfig(), description="How the model is trained."
     )
+    backup: BackupConfig = Field(
+        default=BackupConfig(), description="Where checkpoints are copied to."
+    )
     cache: CacheConfig = Field(default=CacheConfig(), description="The cache of tokenised data.")
     memory: MemoryConfig = Field(default=MemoryConfig(), description="Memory limits.")
     monitor: MonitorConfig = Field(default=MonitorConfig(), description="Monitoring.")
@@ -79,6 +83,9 @@ class DeploymentConfig(Section):
 
     output_dir: PathText = Field(
         default="runs", description="Folder in which run directories are made."
+    )
+    new_run: Annotated[bool, Later("B")] = Field(
+        default=False, description="Start anew even where an unfinished run of this kind is there."
     )
     run_name: Annotated[
         str | None, AfterValidator(_no_secret), Allowed("a name without token and password in it")

@@ -6,6 +6,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.recovery_config import RecoveryConfig
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.stackwise_config import StackwiseFields
 from infrastructure.config.values import (
@@ -14,6 +15,7 @@ from infrastructure.config.values import (
     Auto,
     Count,
     CountOrZero,
+    Duration,
     EachOnce,
     Later,
     Names,
@@ -103,6 +105,23 @@ class TrainingConfig(StackwiseFields):
         Le(LARGEST),
         Allowed("a whole number of at least 2 (the last may be in the process of being saved)"),
     ] = Field(default=2, description="Checkpoints kept; older ones are removed.")
+    checkpoint_seconds: Annotated[Duration | Auto | None, Later("B")] = Field(
+        default="auto",
+        description="Time between two checkpoints, besides those above; auto: by what one costs.",
+    )
+    keep_best: Annotated[CountOrZero, Later("B")] = Field(
+        default=1, description="Checkpoints with the lowest held-out loss that are kept besides."
+    )
+    keep_every: Annotated[Count | None, Later("B")] = Field(
+        default=None, description="Keep each checkpoint whose step is a multiple of this; none: no."
+    )
+    compress_checkpoints: Annotated[bool, Later("B")] = Field(
+        default=False, description="Compress checkpoints on this machine's disk."
+    )
+    deadline: Annotated[Duration | None, Later("B")] = Field(
+        default=None,
+        description="Save and stop before this much time has passed since the start; none: never.",
+    )
     validation_interval: Count | None = Field(
         default=1, description="Epochs between two evaluations on held-out data; none: at the end."
     )
@@ -135,6 +154,9 @@ class TrainingConfig(StackwiseFields):
     ] = Field(default=[], description="Extensions by name, in their order.")
     optimization_frequency: Annotated[Count | None, Later("E")] = Field(
         default=None, description="Steps between two quantum optimisation steps; none: never."
+    )
+    recovery: RecoveryConfig = Field(
+        default=RecoveryConfig(), description="What is done about an error before giving up."
     )
     metrics_sinks: Annotated[
         list[Literal["console", "jsonl", "csv", "tensorboard"]],

@@ -16,6 +16,8 @@ from pydantic import AfterValidator, BeforeValidator
 
 _DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|min|m|h|d)?\s*")
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*")
 
 
@@ -88,6 +90,16 @@ def _normal_amount(value: Any) -> Any:
     return format_size(num_bytes)
 
 
+def _duration_seconds(value: Any) -> Any:
+    """Seconds of "11h", "90min" or "30s"; a number counts seconds."""
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value)
+    if match is None:
+        raise ValueError("not a duration")
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
 def _megabytes(value: Any) -> Any:
     """A number counts megabytes; a text with a unit is converted to them."""
     if isinstance(value, str) and not value.strip().isdigit():
@@ -146,6 +158,12 @@ NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 ShareAboveZero = Annotated[float, Gt(0), Le(1)]
 ShareBelowOne = Annotated[float, Ge(0), Lt(1)]
+Duration = Annotated[
+    float,
+    BeforeValidator(_duration_seconds),
+    Allowed('a duration such as "11h", "90min" or "30s"; a number counts seconds'),
+    Gt(0),
+]
 Percent = Annotated[
     float,
     BeforeValidator(_without_percent_sign),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from infrastructure.backup.retention import Retention
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import check_sections
 from infrastructure.config.model_config import ModelConfig
@@ -109,7 +110,9 @@ class EnhancedTrainer:
 
     def save_checkpoints_to(self, directory: Path) -> None:
         """Write checkpoints into `directory`, which is made by the first one."""
-        self.checkpoints = CheckpointManager(directory, self.training_config.keep_checkpoints)
+        self.checkpoints = CheckpointManager(
+            directory, Retention(keep_last=self.training_config.keep_checkpoints)
+        )
 
     def initialize_model(self) -> torch.nn.Module:
         """Build or load the model; the same seed gives the same weights."""

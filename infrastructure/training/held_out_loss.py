@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from infrastructure.training.checkpoints.random_state import capture_random, restore_random
+from infrastructure.backup.random_state import capture_random, restore_random
 from infrastructure.training.error_handlers import Recovery, choose_recovery
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.precision import Precision

@@ -20,9 +20,9 @@ import psutil
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from infrastructure.backup.random_state import capture_random, restore_random
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.errors import TrainingDivergedError
-from infrastructure.training.checkpoints.random_state import capture_random, restore_random
 from infrastructure.training.error_handlers import Recovery, choose_recovery
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.log_window import LogWindow

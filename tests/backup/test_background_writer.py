@@ -14,6 +14,7 @@ import pytest
 from infrastructure.backup.background_writer import BackgroundWriter
 from infrastructure.backup.file_operations import FileOperations
 from infrastructure.backup.packs import TensorBytes
+from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import StorageError
 from tests.faults.store_history import step_that_loads, tensors_at
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[BackgroundWriter]:
-    made = BackgroundWriter(tmp_path / "store", keep=2)
+    made = BackgroundWriter(tmp_path / "store", Retention(2))
     yield made
     made.close()
 
@@ -126,8 +127,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from infrastructure.backup.background_writer import BackgroundWriter
+from infrastructure.backup.retention import Retention
 from tests.faults.store_history import tensors_at
-writer = BackgroundWriter(Path(sys.argv[1]), keep=2)
+writer = BackgroundWriter(Path(sys.argv[1]), Retention(2))
 writer.begin(tensors_at(1), {"step": 1}, step=1)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -1,6 +1,7 @@
 """A manifest is hostile input: it may come from a shared folder."""
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ MANIFEST = Manifest(
     kind="scheduled",
     healthy=True,
     step=120,
+    score=1.25,
     values={"position": {"epoch": 1}, "name": "Überlauf"},
     packs=(Pack(HASH, 1000), Pack(HASH[::-1], 2000)),
     tensors={"model/a": StoredTensor(0, HASH), "small/b": StoredTensor(1, HASH)},
@@ -77,6 +79,7 @@ HOSTILE: list[Any] = [
     *(with_value("format", value) for value in (0, 2, "1", None, 1.5, [1])),
     *(with_value("sequence", value) for value in (8, -1, "7", True, 7.0)),
     *(with_value("step", value) for value in (-1, "1", True, 1e300, None)),
+    *(with_value("score", value) for value in ("1", True, [], math.nan, math.inf)),
     *(with_value("kind", value) for value in ("unheard-of", 1, None)),
     *(with_value("healthy", value) for value in (1, "yes", None)),
     *(with_value("parent", value) for value in (1, [], {})),

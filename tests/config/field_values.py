@@ -15,6 +15,7 @@ SPECIAL: dict[str, Any] = {
     "training.time_step_mask_fractions": {0: 0.15, 9: 0.9},
     "training.enabled_extensions": ["memory", "quantum"],
     "training.metrics_sinks": ["csv", "jsonl"],
+    "training.recovery.loss_spike_factor": 2.5,
     "model.lora_config.target_modules": ["q_proj", "v_proj"],
     "model.embedded.num_heads": 8,
     "model.embedded.num_kv_heads": 2,

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError
 from infrastructure.monitoring.metrics_file import read_metrics
@@ -55,7 +56,7 @@ def train(directory: Path) -> None:
     """Train to the end from the newest checkpoint, if there is one; leaves weights and losses."""
     observer = MetricsObserver(MetricsLogger(make_sinks(["jsonl"], directory)))
     training = Training(directory / "checkpoints", hooks=[observer], **SETTINGS)
-    training.checkpoints.keep = 2
+    training.checkpoints.retention = Retention(2)
     try:
         training.resume(training.checkpoints.newest())
     except CheckpointError:

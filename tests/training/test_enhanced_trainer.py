@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from infrastructure.backup.retention import Retention
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import LoraConfig, ModelConfig
 from infrastructure.config.resource_config import CacheConfig
@@ -100,7 +101,7 @@ def test_a_resumed_lora_training_gives_the_same_bits(
     assert whole.trainer.adapter.packs  # type: ignore[attr-defined]
     num_steps = len(whole.losses.values)
     assert num_steps == 12
-    saved = CheckpointManager(tmp_path / "a", keep=99)
+    saved = CheckpointManager(tmp_path / "a", Retention(99))
     for step in (2, num_steps // 2 + 1):
         again = Training(saved_llama, data_file, checkpoints=tmp_path / "b", **settings)
         again.trainer.restore(saved.at_step()[step])

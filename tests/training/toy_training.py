@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.backup.retention import Retention
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -98,7 +99,7 @@ class Training:
             model, optimizer, self.loop.scheduler, None, self.loop, self.adapter.device
         )
         if directory is not None:
-            self.checkpoints = CheckpointManager(directory, keep=99)
+            self.checkpoints = CheckpointManager(directory, Retention(99))
             self.loop.save = lambda state: self.checkpoints.begin(take_snapshot(state, self.parts))
             self.loop.collect = self.checkpoints.collect
 

@@ -11,15 +11,16 @@ from pathlib import Path
 from infrastructure.backup.background_writer import BackgroundWriter
 from infrastructure.backup.manifest import VersionName
 from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.retention import versions_to_keep
+from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.store import Store
+from infrastructure.backup.tensor_bytes import from_bytes, to_bytes
 from infrastructure.backup.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from infrastructure.training.checkpoints.tensor_bytes import from_bytes, to_bytes
 
 # Smaller ones are written in less time than a helper takes to begin.
 BACKGROUND_BYTES = 32 * 1024**2
+DEFAULT_RETENTION = Retention()
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +30,12 @@ class CheckpointManager:
 
     Args:
         directory: the run's `checkpoints` folder.
-        keep: newest checkpoints that rotation leaves; at least 2.
+        retention: what rotation leaves.
     """
 
-    def __init__(self, directory: Path, keep: int = 2) -> None:
-        if keep < 2:
-            raise ValueError(
-                f"keep_checkpoints={keep}: keep at least 2, since the newest may be the damaged one"
-            )
+    def __init__(self, directory: Path, retention: Retention = DEFAULT_RETENTION) -> None:
         self.store = Store(directory)
-        self.keep = keep
+        self.retention = retention
         self._writer: BackgroundWriter | None = None
         self._committed: list[str] = []
 
@@ -53,7 +50,7 @@ class CheckpointManager:
         with self._only_writer():
             self.store.sweep()
             name = self.store.commit(tensors_of(snapshot), snapshot.values, step=step)
-            self.store.remove_all_but(versions_to_keep(self.store, self.keep))
+            self.store.remove_all_but(versions_to_keep(self.store, self.retention))
         return self.store.manifest_path(name)
 
     def begin(self, snapshot: Snapshot) -> None:
@@ -69,7 +66,7 @@ class CheckpointManager:
             return
         self._take_in(wait=True)
         if self._writer is None:
-            self._writer = BackgroundWriter(self.store.root, self.keep)
+            self._writer = BackgroundWriter(self.store.root, self.retention)
         self._writer.begin(tensors, snapshot.values, step=snapshot.values["step"])
 
     def collect(self, wait: bool = False) -> list[Path]:

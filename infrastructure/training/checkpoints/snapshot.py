@@ -3,19 +3,17 @@
 No pickle: tensors go to safetensors, the rest to JSON. Taken between two optimizer steps.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from infrastructure.backup.optimizer_state import Tensors, merge_optimizer, split_optimizer
+from infrastructure.backup.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
-from infrastructure.training.checkpoints.random_state import capture_random, restore_random
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 from infrastructure.training.state import Position, TrainingState
-
-Tensors = dict[str, torch.Tensor]
 
 
 class HasState(Protocol):
@@ -117,40 +115,3 @@ def _finite_or_none(value: float) -> float | None:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def split_optimizer(state_dict: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """An optimizer's state as flat tensors `index/key/…`, and what is not a tensor.
-
-    bitsandbytes nests dictionaries in it, and shares one table of quantisation levels between all
-    parameters; each gets its own copy in the checkpoint.
-    """
-    tensors: Tensors = {}
-    values: dict[str, Any] = {}
-    for path, value in _leaves(state_dict["state"]):
-        if isinstance(value, torch.Tensor):
-            tensors[path] = value
-        else:
-            values[path] = value
-    return tensors, {"values": values, "param_groups": state_dict["param_groups"]}
-
-
-def _leaves(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{path}/")
-        else:
-            yield path, value
-
-
-def merge_optimizer(tensors: Tensors, values: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `split_optimizer`."""
-    state: dict[int, dict[str, Any]] = {}
-    for path, value in [*tensors.items(), *values["values"].items()]:
-        index, *parents, key = path.split("/")
-        entries = state.setdefault(int(index), {})
-        for parent in parents:
-            entries = entries.setdefault(parent, {})
-        entries[key] = value
-    return {"state": state, "param_groups": values["param_groups"]}

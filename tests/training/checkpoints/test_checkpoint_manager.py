@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from infrastructure.backup.retention import Retention
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import (
@@ -45,7 +46,7 @@ def test_what_was_saved_is_read_back(tmp_path: Path) -> None:
 
 
 def test_rotation_keeps_the_newest(tmp_path: Path) -> None:
-    manager = CheckpointManager(tmp_path, keep=2)
+    manager = CheckpointManager(tmp_path, Retention(2))
     for step in (1, 5, 9, 12):
         manager.save(snapshot(step))
     assert steps(manager) == [9, 12]
@@ -53,7 +54,7 @@ def test_rotation_keeps_the_newest(tmp_path: Path) -> None:
 
 def test_keeping_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep at least 2"):
-        CheckpointManager(tmp_path, keep=1)
+        CheckpointManager(tmp_path, Retention(1))
 
 
 def test_of_one_step_the_newer_counts(tmp_path: Path) -> None:
@@ -103,10 +104,10 @@ def test_every_damage_is_noticed_and_the_one_before_serves(
 def test_damage_is_no_reason_to_remove_anything(tmp_path: Path) -> None:
     """Rotation counts only checkpoints that verify."""
     for step in (1, 2, 3):
-        CheckpointManager(tmp_path, keep=9).save(snapshot(step))
+        CheckpointManager(tmp_path, Retention(9)).save(snapshot(step))
     damaged = CheckpointManager(tmp_path).at_step()[3]
     flip_a_bit(files_of(damaged)[1])
-    manager = CheckpointManager(tmp_path, keep=2)
+    manager = CheckpointManager(tmp_path, Retention(2))
     manager.save(snapshot(4))
     assert steps(manager) == [2, 3, 4]
     manager.save(snapshot(5))
@@ -117,7 +118,7 @@ def test_a_large_one_is_written_while_the_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", 0)
-    manager = CheckpointManager(tmp_path, keep=9)
+    manager = CheckpointManager(tmp_path, Retention(9))
     try:
         manager.begin(snapshot(1))
         manager.begin(snapshot(2))  # waits for the first

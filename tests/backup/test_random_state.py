@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from infrastructure.training.checkpoints.random_state import capture_random, restore_random
+from infrastructure.backup.random_state import capture_random, restore_random
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from infrastructure.training.checkpoints.tensor_bytes import DTYPES, from_bytes, to_bytes
+from infrastructure.backup.tensor_bytes import DTYPES, from_bytes, to_bytes
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)

@@ -1,0 +1,45 @@
+"""An optimizer's state as flat tensors and JSON values."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+Tensors = dict[str, torch.Tensor]
+
+
+def split_optimizer(state_dict: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """An optimizer's state as flat tensors `index/key/…`, and what is not a tensor.
+
+    bitsandbytes nests dictionaries in it, and shares one table of quantisation levels between all
+    parameters; each gets its own copy in the checkpoint.
+    """
+    tensors: Tensors = {}
+    values: dict[str, Any] = {}
+    for path, value in _leaves(state_dict["state"]):
+        if isinstance(value, torch.Tensor):
+            tensors[path] = value
+        else:
+            values[path] = value
+    return tensors, {"values": values, "param_groups": state_dict["param_groups"]}
+
+
+def _leaves(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}/")
+        else:
+            yield path, value
+
+
+def merge_optimizer(tensors: Tensors, values: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `split_optimizer`."""
+    state: dict[int, dict[str, Any]] = {}
+    for path, value in [*tensors.items(), *values["values"].items()]:
+        index, *parents, key = path.split("/")
+        entries = state.setdefault(int(index), {})
+        for parent in parents:
+            entries = entries.setdefault(parent, {})
+        entries[key] = value
+    return {"state": state, "param_groups": values["param_groups"]}

@@ -1,0 +1,58 @@
+"""Which versions rotation leaves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.backup.retention import Retention, versions_to_keep
+from infrastructure.backup.store import Store
+from tests.faults.store_history import tensors_at
+
+
+def kept_steps(root: Path, retention: Retention, versions: list[dict[str, Any]]) -> list[int]:
+    store = Store(root)
+    for step, facts in enumerate(versions, start=1):
+        store.commit(tensors_at(step), {}, step=step, **facts)
+    store.remove_all_but(versions_to_keep(store, retention))
+    return sorted(store.read(name).step for name in store.versions())
+
+
+def test_the_newest_stay(tmp_path: Path) -> None:
+    assert kept_steps(tmp_path, Retention(2), [{}] * 5) == [4, 5]
+
+
+def test_the_best_stays(tmp_path: Path) -> None:
+    scores: list[dict[str, Any]] = [{"score": s} for s in (3.0, 1.0, 2.0, 2.5, 4.0)]
+    assert kept_steps(tmp_path / "a", Retention(2, keep_best=1), scores) == [2, 4, 5]
+    assert kept_steps(tmp_path / "b", Retention(2, keep_best=2), scores) == [2, 3, 4, 5]
+
+
+def test_a_damaged_best_is_not_counted(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for step, score in enumerate((2.0, 1.0, 3.0, 4.0), start=1):
+        name = store.commit(tensors_at(step), {}, step=step, score=score)
+        if step == 2:
+            own = set(store.read(name).packs) - set(store.read(store.versions()[1]).packs)
+            store.objects.path_of(own.pop().hash).write_bytes(b"lost")
+    kept = versions_to_keep(Store(tmp_path), Retention(2, keep_best=1))
+    assert sorted(int(name[:12]) for name in kept) == [1, 3, 4]
+
+
+def test_every_nth_stays(tmp_path: Path) -> None:
+    assert kept_steps(tmp_path, Retention(2, keep_every=3), [{}] * 8) == [3, 6, 7, 8]
+
+
+def test_the_newest_emergency_stays(tmp_path: Path) -> None:
+    versions: list[dict[str, Any]] = [{}, {"kind": "emergency"}, {"kind": "emergency"}, {}, {}, {}]
+    assert kept_steps(tmp_path, Retention(2), versions) == [3, 5, 6]
+
+
+def test_what_is_not_healthy_is_not_counted(tmp_path: Path) -> None:
+    versions: list[dict[str, Any]] = [{}, {}, {}, {"healthy": False, "score": 0.0}]
+    assert kept_steps(tmp_path, Retention(2, keep_best=1), versions) == [2, 3, 4]
+
+
+def test_one_is_too_few() -> None:
+    with pytest.raises(ValueError, match="keep at least 2"):
+        Retention(1)
