@@ -3,9 +3,12 @@
 import contextlib
 import secrets
 from collections.abc import Collection, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 
-from infrastructure.backup.file_operations import Buffer, FileOperations
+import numpy as np
+
+from infrastructure.backup.file_operations import Buffer, FileOperations, fetched_ahead
 from infrastructure.backup.hashing import hash_of
 from infrastructure.backup.manifest import MAX_MANIFEST_BYTES, Pack
 from infrastructure.backup.packs import size_of
@@ -61,7 +64,7 @@ class ObjectFiles:
                 raise CheckpointError(
                     f"object {pack.hash[:12]} has {found} bytes instead of {pack.size_bytes}"
                 )
-            digest = hash_of(hash_name, self.operations.read(path))
+            digest = hash_of(hash_name, fetched_ahead(self.operations.read(path)))
         except FileNotFoundError as error:
             raise CheckpointError(f"object {pack.hash[:12]} is missing") from error
         except OSError as error:
@@ -70,8 +73,9 @@ class ObjectFiles:
             raise CheckpointError(f"the bytes of object {pack.hash[:12]} have changed")
         self._trusted.add(pack.hash)
 
-    def read(self, pack: Pack, hash_name: str) -> bytearray:
-        """The bytes of an object, verified as they are returned.
+    def read(self, pack: Pack, hash_name: str) -> memoryview:
+        """The bytes of an object in memory of their own, verified as they are returned: hashed
+        where they lie, and not read again.
 
         Raises:
             CheckpointError: as `verify`.
@@ -79,12 +83,11 @@ class ObjectFiles:
         path = self.path_of(pack.hash)
         try:
             if self.operations.size(path) == pack.size_bytes:
-                data = bytearray(pack.size_bytes)
-                end = 0
-                for chunk in self.operations.read(path):
-                    data[end : end + len(chunk)] = chunk
-                    end += len(chunk)
-                if hash_of(hash_name, [data]) == pack.hash:
+                # NumPy asks the system for large pages, which come several times as fast
+                data = np.empty(pack.size_bytes, np.uint8).data
+                ends = fetched_ahead(self.operations.read_into(path, data))
+                pieces = (data[begin:end] for begin, end in pairwise(chain([0], ends)))
+                if hash_of(hash_name, pieces) == pack.hash:
                     return data
         except OSError:
             self.verify(pack, hash_name)
