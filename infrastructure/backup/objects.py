@@ -2,13 +2,19 @@
 
 import contextlib
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 
-from infrastructure.backup.file_operations import Buffer, FileOperations, fetched_ahead
+from infrastructure.backup.file_operations import (
+    CHUNK_BYTES,
+    Buffer,
+    FileOperations,
+    Item,
+    fetched_ahead,
+)
 from infrastructure.backup.hashing import hash_of
 from infrastructure.backup.manifest import MAX_MANIFEST_BYTES, Pack
 from infrastructure.backup.packs import size_of
@@ -64,7 +70,7 @@ class ObjectFiles:
                 raise CheckpointError(
                     f"object {pack.hash[:12]} has {found} bytes instead of {pack.size_bytes}"
                 )
-            digest = hash_of(hash_name, fetched_ahead(self.operations.read(path)))
+            digest = hash_of(hash_name, _ahead(self.operations.read(path), found))
         except FileNotFoundError as error:
             raise CheckpointError(f"object {pack.hash[:12]} is missing") from error
         except OSError as error:
@@ -85,7 +91,7 @@ class ObjectFiles:
             if self.operations.size(path) == pack.size_bytes:
                 # NumPy asks the system for large pages, which come several times as fast
                 data = np.empty(pack.size_bytes, np.uint8).data
-                ends = fetched_ahead(self.operations.read_into(path, data))
+                ends = _ahead(self.operations.read_into(path, data), pack.size_bytes)
                 pieces = (data[begin:end] for begin, end in pairwise(chain([0], ends)))
                 if hash_of(hash_name, pieces) == pack.hash:
                     return data
@@ -179,3 +185,8 @@ class ObjectFiles:
     def _remove_if_there(self, path: Path) -> None:
         with contextlib.suppress(OSError):  # swept later; the error being raised matters more
             self.operations.remove(path)
+
+
+def _ahead(pieces: Iterator[Item], size_bytes: int) -> Iterator[Item]:
+    """A small file is read before another thread would have begun."""
+    return fetched_ahead(pieces) if size_bytes > CHUNK_BYTES else pieces
