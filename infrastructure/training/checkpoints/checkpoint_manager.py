@@ -39,8 +39,11 @@ class CheckpointManager:
         self._writer: BackgroundWriter | None = None
         self._committed: list[str] = []
 
-    def save(self, snapshot: Snapshot) -> Path:
+    def save(self, snapshot: Snapshot, *, kind: str = "scheduled", healthy: bool = True) -> Path:
         """Write a checkpoint, then remove those that rotation no longer keeps.
+
+        Args:
+            kind, healthy: as in `Manifest`; what is not healthy is never gone on from.
 
         Raises:
             StorageError: the disk refuses; what was saved before is untouched.
@@ -49,7 +52,9 @@ class CheckpointManager:
         step = snapshot.values["step"]
         with self._only_writer():
             self.store.sweep()
-            name = self.store.commit(tensors_of(snapshot), snapshot.values, step=step)
+            name = self.store.commit(
+                tensors_of(snapshot), snapshot.values, step=step, kind=kind, healthy=healthy
+            )
             self.store.remove_all_but(versions_to_keep(self.store, self.retention))
         return self.store.manifest_path(name)
 
@@ -107,6 +112,14 @@ class CheckpointManager:
             except CheckpointError as error:
                 log.warning("skipping a damaged checkpoint: %s: %s", path.stem, error)
         return found
+
+    def is_healthy(self, checkpoint: Path) -> bool:
+        """Whether a training may go on from it, damage aside.
+
+        Raises:
+            CheckpointError: its manifest is damaged.
+        """
+        return self.store.read(checkpoint.stem).healthy
 
     def newest(self) -> Path:
         """The newest healthy checkpoint that verifies; damaged newer ones are named in a warning.
