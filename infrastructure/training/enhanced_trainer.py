@@ -27,6 +27,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.checkpoints.going_back import go_back
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.checkpoints.snapshot import (
     Participants,
@@ -34,6 +35,7 @@ from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
     take_snapshot,
 )
+from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import create_extensions
 from infrastructure.training.held_out_loss import HeldOutLoss
@@ -44,6 +46,12 @@ from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.source import registered_name
 from infrastructure.training.observers import EarlyStopping
 from infrastructure.training.precision import Precision, choose_device, choose_precision
+from infrastructure.training.recovery.memory_limits import (
+    MemoryLimits,
+    RememberedLimit,
+    describe_device,
+)
+from infrastructure.training.recovery.notes import note
 from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
@@ -151,7 +159,10 @@ class EnhancedTrainer:
         """Build what is missing: model, data, optimizer, schedule, loop. Trains nothing."""
         if self.loop is None:
             model, data = self.initialize_model(), self.initialize_data()
-            self.state = TrainingState(model, micro_batch_size=int(self.training_config.batch_size))
+            self.state = TrainingState(
+                model,
+                micro_batch_size=self._memory_limit().at_most(int(self.training_config.batch_size)),
+            )
             self.state.optimizer = self._bind_strategy(model)
             self.loop = self._build_loop(model, data, self.state.optimizer)
             self.state.total_steps = self.loop.total_steps
@@ -192,6 +203,9 @@ class EnhancedTrainer:
             save=self._begin_checkpoint if self.checkpoints else None,
             collect=self.checkpoints.collect if self.checkpoints else lambda wait: [],
             schedule=self.schedule,
+            go_back=self._go_back if self.checkpoints else None,
+            keep_evidence=self._keep_evidence if self.checkpoints else None,
+            remember_limit=lambda size: self._memory_limit().remember(size),
         )
         self.participants = Participants(
             model=model,
@@ -229,7 +243,13 @@ class EnhancedTrainer:
         size = int(self.training_config.batch_size)
         if self.state is not None:  # what has fitted so far
             size = min(size, self.state.micro_batch_size)
-        measured = HeldOutLoss(model, self.adapter, self.precision)
+        measured = HeldOutLoss(
+            model,
+            self.adapter,
+            self.precision,
+            may_halve=self.training_config.recovery.out_of_memory == "smaller",
+            on_smaller=self._note_smaller_evaluation,
+        )
         return measured.measure(polled(data.evaluation_batches(size), poll))
 
     def _evaluate_in_loop(self) -> dict[str, float]:
@@ -256,6 +276,31 @@ class EnhancedTrainer:
     def _begin_checkpoint(self, state: TrainingState, kind: str) -> None:
         assert self.checkpoints is not None
         self.checkpoints.begin(self._snapshot(state), kind=kind, score=state.score)
+
+    def _go_back(self, state: TrainingState) -> Path:
+        assert self.checkpoints is not None
+        assert self.participants is not None
+        return go_back(self.checkpoints, state, self.participants)
+
+    def _keep_evidence(self, state: TrainingState) -> Path:
+        assert self.checkpoints is not None
+        return self.checkpoints.save(self._snapshot(state), kind="emergency", healthy=False)
+
+    def _note_smaller_evaluation(self, size: int, why: str) -> None:
+        if self.state is not None:
+            note(self.state, "out_of_memory", f"evaluated {size} examples at a time", why)
+
+    def _memory_limit(self) -> RememberedLimit:
+        directory = Path(self.cache_config.directory or DEFAULT_DIRECTORY).expanduser()
+        key = {
+            **describe_device(self.device),
+            "model": self.model_config.name,
+            "max_length": self.data_config.max_length,
+            "precision": self.precision.name,
+            "lora": bool(self.adapter.describe().get("lora")),
+            "gradient_checkpointing": self.training_config.gradient_checkpointing,
+        }
+        return RememberedLimit(MemoryLimits(directory), key)
 
     def _snapshot(self, state: TrainingState) -> Snapshot:
         assert self.participants is not None
@@ -289,6 +334,8 @@ class EnhancedTrainer:
         snapshot = load_checkpoint(checkpoint)
         refuse_other_training(snapshot.values.get("identity", {}), self.identity())
         restore_snapshot(snapshot, self.state, self.participants)
+        saved = self.checkpoints.checkpoints() if self.checkpoints is not None else []
+        self.prepare().start_is_saved = saved[-1:] == [checkpoint]
 
 
 def refuse_other_training(began_with: dict[str, Any], found: dict[str, Any]) -> None:

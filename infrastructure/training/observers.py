@@ -28,20 +28,25 @@ class MetricsObserver(Observer):
     """Hands every logged step and every evaluation to the logger.
 
     A step is logged when the loop left numbers in `state.metrics`. Records of steps after the one
-    that the training starts from, as a killed process left them, are dropped first.
+    that the training starts from, as a killed process left them, are dropped first; so are those
+    of steps that are done again, because the training went back.
     """
 
     def __init__(self, metrics_logger: MetricsLogger) -> None:
         self.metrics_logger = metrics_logger
         self._logged: dict[str, float] | None = None
         self._epoch = 0
+        self._step = 0
 
     def train_start(self, state: TrainingState) -> None:
         self._logged, self._epoch = state.metrics, state.position.epoch
-        self.metrics_logger.truncate_after(state.step - state.step_is_ending)
+        self._step = state.step - state.step_is_ending
+        self.metrics_logger.truncate_after(self._step)
 
     def step_end(self, state: TrainingState) -> None:
         self._epoch = state.position.epoch
+        self._forget_after(state.step - 1)
+        self._step = state.step
         if state.metrics:
             self._log_step(state)
 
@@ -56,7 +61,13 @@ class MetricsObserver(Observer):
             self._log_step(state)
 
     def train_end(self, state: TrainingState) -> None:
+        self._forget_after(state.step)
         self.metrics_logger.close()
+
+    def _forget_after(self, step: int) -> None:
+        if step < self._step:
+            self._step = step
+            self.metrics_logger.truncate_after(step)
 
     def _log_step(self, state: TrainingState) -> None:
         self._logged = state.metrics
