@@ -45,9 +45,7 @@ def test_a_refused_save_does_not_stop_the_training(tmp_path: Path) -> None:
 
 def test_too_many_in_a_row_stop_it_with_a_last_attempt(tmp_path: Path) -> None:
     training = refusing(tmp_path, lambda number: 1 <= number <= 3)
-    with pytest.raises(
-        StorageError, match=r"3 saves in a row failed.*saves is 2.*planted"
-    ):
+    with pytest.raises(StorageError, match=r"3 saves in a row failed.*saves is 2.*planted"):
         training.run()
     assert step_of(training.checkpoints.newest()) == 6  # the last attempt, by then granted
     assert training.attempts == [0, 2, 4, 6, 6]  # type: ignore[attr-defined]
