@@ -38,19 +38,27 @@ def note(
         message: how the error reads; secrets in it are masked.
         rows: the rows that it came with.
     """
-    entry = {
+    step = state.step if step is None else step
+    entry = error_record(step, kind, action, message, rows)
+    state.recoveries.append(entry)
+    if len(state.recoveries) > MAX_NOTES:
+        state.recoveries.remove(_least(state.recoveries))
+    said = f"; rows {', '.join(some_of(rows, 5))}" if rows else ""
+    log.warning("%s at step %d (%s): %s%s", kind, step, entry["message"], action, redact(said))
+
+
+def error_record(
+    step: int, kind: str, action: str, message: str, rows: Sequence[str] = ()
+) -> dict[str, Any]:
+    """An error and what was done about it, as JSON values; now, short, and without secrets."""
+    return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "step": state.step if step is None else step,
+        "step": step,
         "kind": kind,
         "action": action,
         "message": clipped(message),
         "rows": [redact(row) for row in some_of(rows)],
     }
-    state.recoveries.append(entry)
-    if len(state.recoveries) > MAX_NOTES:
-        state.recoveries.remove(_least(state.recoveries))
-    said = f"; rows {', '.join(some_of(rows, 5))}" if rows else ""
-    log.warning("%s at step %d (%s): %s%s", kind, entry["step"], entry["message"], action, said)
 
 
 def clipped(message: str) -> str:
