@@ -35,7 +35,8 @@ TRAINING_LAYERS: list[set[str]] = [
     {"models"},
     {"model_adapters", "strategies", "extensions", "checkpoints", "metrics"}
     | {"boundary", "error_handlers"},
-    {"loop", "observers", "held_out_loss"},
+    {"loop", "observers", "held_out_loss", "resume_contract", "training_facts"},
+    {"accepted_changes"},
     {"enhanced_trainer"},
     {"unsloth_trainer"},
     {"trainer_factory"},

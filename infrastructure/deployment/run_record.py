@@ -4,7 +4,6 @@ import shlex
 import sys
 import time
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +19,7 @@ from infrastructure.monitoring.metrics_file import spell_numbers
 from infrastructure.monitoring.tables import before_after_table
 from infrastructure.training.data.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-
-RECORDED_PACKAGES = (
-    "transformers",
-    "peft",
-    "bitsandbytes",
-    "unsloth",
-    "datasets",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-)
-
-
-def installed_versions() -> dict[str, str]:
-    """Version of Python and of every recorded package that is installed."""
-    # torch's own words name the build, which its package may not: 2.13.0+cu130
-    versions = {"python": sys.version.split()[0], "torch": torch.__version__}
-    for package in RECORDED_PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions
-
+from infrastructure.training.training_facts import installed_versions
 
 def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTrainer) -> None:
     """Write run.json, the tokenizer and the quarantined rows, before the first step."""

@@ -9,7 +9,6 @@ from infrastructure.deployment.run_directory import plan_run
 from infrastructure.deployment.run_record import (
     closing_lines,
     describe_model,
-    installed_versions,
     record_run,
     summarise,
 )
@@ -121,11 +120,3 @@ def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> N
     line = describe_model(trainer)
     assert line.startswith(f"Model {saved_llama}: 0.")
     assert line.endswith("M parameters, fp32 on cpu")
-
-
-def test_versions_are_those_installed() -> None:
-    import torch
-
-    versions = installed_versions()
-    assert versions["torch"] == torch.__version__
-    assert "unheard-of" not in versions
