@@ -64,6 +64,7 @@ class TrainingLoop:
     schedule: SaveSchedule = field(default_factory=SaveSchedule)
     log: LogWindow = field(default_factory=LogWindow)
     boundary: Boundary | None = None
+    is_saving: bool = False
 
     def run(self, state: TrainingState) -> TrainingState:
         """Train from `state.position` to the end, or until something asks to stop.
@@ -88,6 +89,11 @@ class TrainingLoop:
         finally:
             self.hooks.fire_to_all(Event.TRAIN_END, state)
         return state
+
+    @property
+    def may_break_off(self) -> bool:
+        """Whether an exception now costs no more than the step that is being done."""
+        return self.boundary is not None and not self.is_saving
 
     def single_step(self, state: TrainingState, examples: Sequence[Any]) -> float:
         """One optimizer step outside `run`, for one's own loop; returns the mean loss.
@@ -171,8 +177,11 @@ class TrainingLoop:
         assert self.save is not None
         if not self.log.is_finite(self.scaler is not None):
             raise self._diverged(state, self.log)
-        started = time.perf_counter()
-        self.save(state, kind)
+        started, self.is_saving = time.perf_counter(), True
+        try:
+            self.save(state, kind)
+        finally:
+            self.is_saving = False
         self.schedule.note_save(state.step, time.perf_counter() - started)
 
     def _tell_saved(self, state: TrainingState, wait: bool = False) -> None:
