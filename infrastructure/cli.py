@@ -1,6 +1,7 @@
 """The `temper` command: train, train-resume, train-eval, config, doctor.
 
-Exit codes: 0 done, 2 wrong input (one sentence, no traceback), 1 failed, 130 interrupted.
+Exit codes: 0 done, 2 wrong input (one sentence, no traceback), 1 failed, 130 stopped by Ctrl-C or
+before a deadline, 143 by SIGTERM.
 A traceback is shown at `--log-level DEBUG` only, and like all that is printed without secrets.
 Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """
@@ -17,16 +18,16 @@ from typing import Any, NoReturn
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.describe import describe
 from infrastructure.config.flags import add_config_flags, flags_given
-from infrastructure.config.layers import Layer
+from infrastructure.config.layers import Layer, Setting
 from infrastructure.config.loading import load_config
 from infrastructure.core.errors import TemperError, TrainingDivergedError
 from infrastructure.core.lookup import nearest
 from infrastructure.core.redact import redact
 from infrastructure.testing.doctor import examine, exit_code, render
 
-DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
-# What a run that goes on may be told anew; everything else is as it was recorded.
+# What a run that goes on is told anew by file and environment too; the rest by flags alone.
 CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices")
 
 # Libraries that warn, on import, of parts of themselves that nobody here asks for.
@@ -67,7 +68,17 @@ def _add_train(commands: Any) -> None:
     train.add_argument(
         "data", nargs="?", metavar="DATA", help="file, folder or hub data set (default: samples)"
     )
+    _add_accept(train)
     add_config_flags(train)
+
+
+def _add_accept(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--accept",
+        metavar="NAMES",
+        default="",
+        help="go on although these changed, and with them the result: learning_rate,data,…",
+    )
 
 
 def _add_resume(commands: Any) -> None:
@@ -78,7 +89,8 @@ def _add_resume(commands: Any) -> None:
         metavar="RUN",
         help="a run, RUN@step, or the path of a run or of a checkpoint (default: the newest run)",
     )
-    add_config_flags(resume, ["output_dir", *CHANGED_BY_RESUMING])
+    _add_accept(resume)
+    add_config_flags(resume)
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -103,9 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, FAILED)
     except (ValueError, TemperError) as error:
         return _fail(error, WRONG_INPUT)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("temper: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return TERMINATED if str(error).startswith("SIGTERM") else INTERRUPTED
     except Exception as error:
         return _fail_unexpectedly(error)
 
@@ -180,15 +192,27 @@ def _deployment() -> Any:
 
 def _train(options: argparse.Namespace) -> int:
     settings = {} if options.data is None else {"data.path": options.data}
-    return int(_deployment().train(_configure(options, **settings)))
+    config = _configure(options, **settings)
+    return int(_deployment().train(config, _accepted(options)))
+
+
+def _accepted(options: argparse.Namespace) -> list[str]:
+    return [name.strip() for name in options.accept.split(",") if name.strip()]
 
 
 def _resume(options: argparse.Namespace) -> int:
     """Go on with a run: with the settings it recorded, but for those that were given now."""
     config = _configure(options)
-    given = [k for k in CHANGED_BY_RESUMING if config.source(k).layer is not Layer.DEFAULT]
-    changes = {"changes": {key: config.value(key) for key in given}} if given else {}
-    return int(_deployment().resume(options.run, config.output_dir, **changes))
+    given = [
+        Setting(key, config.value(key), source)
+        for key, source in config.sources().items()
+        if key not in ("output_dir", "new_run")
+        and (
+            source.layer is Layer.FLAG
+            or (key in CHANGED_BY_RESUMING and source.layer is not Layer.DEFAULT)
+        )
+    ]
+    return int(_deployment().resume(options.run, config.output_dir, given, _accepted(options)))
 
 
 def _evaluate(options: argparse.Namespace) -> int:

@@ -84,7 +84,7 @@ class DeploymentConfig(Section):
     output_dir: PathText = Field(
         default="runs", description="Folder in which run directories are made."
     )
-    new_run: Annotated[bool, Later("B")] = Field(
+    new_run: bool = Field(
         default=False, description="Start anew even where an unfinished run of this kind is there."
     )
     run_name: Annotated[
@@ -246,6 +246,17 @@ class DeploymentConfig(Section):
             key: Setting(key, config.value(key), Source(Layer(told["layer"]), told["place"]))
             for key, told in saved["sources"].items()
         }
+        return config
+
+    def changed(self, changes: list[Setting]) -> "DeploymentConfig":
+        """A copy in which `changes` hold, each with the place where it was set.
+
+        Raises:
+            ConfigurationError: unknown keys, wrong values or disagreement, with their places.
+        """
+        own = [Setting(key, self.value(key), self.source(key)) for key in self.present_keys()]
+        config = self.from_layers([own, changes])
+        config._model_names = self._model_names
         return config
 
     def know_models(self, names: Iterable[str]) -> None:

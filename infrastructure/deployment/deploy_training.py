@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,19 @@ from infrastructure.backup.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
 from infrastructure.core.files import write_json
 from infrastructure.core.redact import redact
+from infrastructure.deployment.going_on import (
+    commit_of_base,
+    has_other_data,
+    newest_of_this_purpose,
+    record_accepted,
+    what_differs,
+)
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
 from infrastructure.deployment.run_lock import only_trainer_of
 from infrastructure.deployment.run_record import (
     closing_lines,
     describe_model,
+    paths_of,
     record_run,
     summarise,
 )
@@ -40,6 +48,7 @@ from infrastructure.training.observers import (
     ProgressObserver,
     ReportObserver,
 )
+from infrastructure.training.resume_contract import canonical_name
 from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory, use_sample_data
 
@@ -57,14 +66,28 @@ class TrainingDeployment:
     Args:
         config: everything the run is told.
         say: shows a line to a person.
+        accept: what may be different when a run goes on although it changes the result, such as
+            `["learning_rate", "data"]`.
+
+    Raises:
+        ValueError: `accept` holds an unknown name.
     """
 
-    def __init__(self, config: DeploymentConfig, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self,
+        config: DeploymentConfig,
+        say: Callable[[str], None] = print,
+        accept: Collection[str] = (),
+    ) -> None:
         self.config = config
         self.say = lambda line: say(redact(line))
+        self.accepted = frozenset(map(canonical_name, accept))
 
     def run(self) -> dict[str, Any]:
-        """Start a new run and train to its end.
+        """Train to the end: go on with the newest run of this purpose if it is not finished, or
+        start one.
+
+        A finished run is not trained again: its closing lines are shown. `new_run` starts afresh.
 
         Returns:
             What summary.json holds.
@@ -75,35 +98,72 @@ class TrainingDeployment:
         """
         use_sample_data(self.config)
         self.config.check_supported()
-        run = plan_run(Path(self.config.output_dir), self.config.run_name or self.config.model.name)
-        trainer = self._prepare()
-        run.path.mkdir()
-        with only_trainer_of(run.path):
-            record_run(run, self.config, trainer)
-            self.say(f"Run {run.run_id}: measuring the model before the training")
-            try:
-                before = measure(trainer)
-            except KeyboardInterrupt:
-                shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
-                raise
-            write_json(run.before_file, before.to_dict())
-            return self._train(run, trainer, before)
+        run = None if self.config.new_run else self._run_of_this_purpose()
+        if run is None:
+            name = self.config.run_name or self.config.model.name
+            return self._begin(plan_run(Path(self.config.output_dir), name))
+        if run.is_finished():
+            return self._tell_finished(run)
+        if not CheckpointManager(run.checkpoints).checkpoints():
+            self.say(f"Run {run.run_id} ended before its first checkpoint: it begins again")
+            return self._begin(run)
+        self.say(f"Run {run.run_id} is of this kind and not finished; --new-run starts afresh")
+        return self.resume(run)
 
     def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> dict[str, Any]:
         """Go on with `run` from `checkpoint`, or from its newest that verifies.
 
         Raises:
             ValueError: another process trains it.
-            CheckpointError: it is damaged, or the run's data or model is not what it was.
+            CheckpointError: it is damaged, or what decides the result has changed and was not
+                accepted.
         """
         with only_trainer_of(run.path):
             if checkpoint is None:
                 checkpoint = CheckpointManager(run.checkpoints).newest()
             else:
                 verify(checkpoint)  # before anything that takes time
+            if commit := commit_of_base(run, self.config):
+                self.config.model.revision = commit
             trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
             self.say(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
             return self._train(run, trainer, measured_before(run), checkpoint)
+
+    def _run_of_this_purpose(self) -> RunDirectory | None:
+        run = newest_of_this_purpose(self.config, self.accepted)
+        if run is not None and run.is_finished() and has_other_data(run, self.config):
+            self.say(f"The data has changed since run {run.run_id} was finished: a new run begins")
+            return None
+        return run
+
+    def _tell_finished(self, run: RunDirectory) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads(run.summary_file.read_text())
+        summary["paths"] = paths_of(run)  # it may have been moved since
+        for line in closing_lines(run, summary):
+            self.say(line)
+        self.say(f"Run {run.run_id} was finished before: {run.final}; --new-run trains again")
+        return summary
+
+    def _begin(self, run: RunDirectory) -> dict[str, Any]:
+        """Train `run` from its first step; its directory is there if it was begun before."""
+        if run.path.is_dir():
+            with only_trainer_of(run.path):
+                return self._begin_in(run, self._prepare())
+        trainer = self._prepare()
+        run.path.mkdir()
+        with only_trainer_of(run.path):
+            return self._begin_in(run, trainer)
+
+    def _begin_in(self, run: RunDirectory, trainer: EnhancedTrainer) -> dict[str, Any]:
+        record_run(run, self.config, trainer)
+        self.say(f"Run {run.run_id}: measuring the model before the training")
+        try:
+            before = measure(trainer)
+        except KeyboardInterrupt:
+            shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
+            raise
+        write_json(run.before_file, before.to_dict())
+        return self._train(run, trainer, before)
 
     def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now."""
@@ -136,7 +196,10 @@ class TrainingDeployment:
         trainer.prepare()
         assert trainer.state is not None
         if checkpoint is not None:
-            trainer.restore(checkpoint)
+            agreed = trainer.restore(checkpoint, self.accepted)
+            for line in what_differs(agreed):
+                self.say(line)
+            record_accepted(run, agreed, trainer.state.step)
         self.say(f"Training for {trainer.state.total_steps} steps; Ctrl-C saves and stops")
         started = time.monotonic()
         write_json(run.summary_file, {"status": "running"})
@@ -169,7 +232,7 @@ class TrainingDeployment:
         after = measure(trainer)
         summary = summarise(run, trainer, seconds, before, after)
         self._close(run, summary)
-        for line in closing_lines(run, summary, after):
+        for line in closing_lines(run, summary):
             self.say(line)
         return summary
 

@@ -144,21 +144,22 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
     return run, _checkpoint_at(run, step) if at else None
 
 
-def _runs(output_dir: Path) -> list[Path]:
+def runs_in(output_dir: Path) -> list[Path]:
+    """The run directories in `output_dir`, the oldest first: their names begin with the time."""
     if not output_dir.is_dir():
         return []
     return sorted(path.parent for path in output_dir.glob(f"*/{RUN_FILE}"))
 
 
 def _newest_run(output_dir: Path) -> RunDirectory:
-    runs = _runs(output_dir)
+    runs = runs_in(output_dir)
     if not runs:
         raise ValueError(f"no run in {output_dir}; start one with: temper train DATA")
     return RunDirectory(runs[-1].resolve())
 
 
 def _run_called(name: str, output_dir: Path) -> RunDirectory:
-    by_name = {path.name: path for path in _runs(output_dir)}
+    by_name = {path.name: path for path in runs_in(output_dir)}
     path = Path(name)
     if (path / RUN_FILE).is_file():
         return RunDirectory(path.resolve())

@@ -35,7 +35,9 @@ def explain(accepted: Collection[str]) -> list[str]:
     return [f"{name}: {text}" for name, text in told.items() if name in accepted]
 
 
-def move_position(values: dict[str, Any], accepted: Collection[str], phases: Sequence[Phase]) -> None:
+def move_position(
+    values: dict[str, Any], accepted: Collection[str], phases: Sequence[Phase]
+) -> None:
     """Let a checkpoint's values stand where the changed training can go on from."""
     position = values["position"]
     if "data" in accepted:

@@ -334,9 +334,7 @@ class EnhancedTrainer:
         """As long as it was; where its parts have changed, until the epochs left are done."""
         loop, total = self.prepare(), was["total_steps"]
         if was["planned_steps"] != self.planned_steps:
-            left = steps_left(
-                snapshot.values, loop.data.num_examples, loop.batch_size, loop.phases
-            )
+            left = steps_left(snapshot.values, loop.data.num_examples, loop.batch_size, loop.phases)
             most = self.training_config.max_steps or sys.maxsize
             total = min(snapshot.values["step"] + left, most)
         if total != loop.total_steps:

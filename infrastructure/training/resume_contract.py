@@ -12,9 +12,10 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.purpose import counts, differing_keys
 from infrastructure.config.schema import schema_of
-from infrastructure.config.words import show
+from infrastructure.config.words import plain
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.lookup import nearest
+from infrastructure.core.redact import redact
 
 Facts = Mapping[str, Any]
 
@@ -131,7 +132,7 @@ def canonical_name(name: str) -> str:
 def names() -> dict[str, str]:
     """Every name that `accept` takes, and the name that is shown for it."""
     keys = [key for key in schema_of(DeploymentConfig).fields if counts(key)]
-    shown = {key: _shown_name(key) for key in keys}
+    shown = {key: shown_name(key) for key in keys}
     return {
         **shown,
         **{short: short for short in shown.values()},
@@ -139,7 +140,8 @@ def names() -> dict[str, str]:
     }
 
 
-def _shown_name(key: str) -> str:
+def shown_name(key: str) -> str:
+    """What `--accept` calls a setting: its last name where no other setting has that."""
     leaf = key.rpartition(".")[2]
     known = [k for k in schema_of(DeploymentConfig).fields if counts(k)]
     is_unique = sum(k.rpartition(".")[2] == leaf for k in known) == 1
@@ -149,11 +151,12 @@ def _shown_name(key: str) -> str:
 def _settings(was: Facts, found: Facts) -> Iterator[Difference]:
     before, now = was["settings"], found["settings"]
     for key in differing_keys(before, now):
-        if key in RESOLVED and was["resolved"][key] == found["resolved"][key]:
-            continue
-        yield Difference(
-            _shown_name(key), before.get(key), now.get(key), _judged_setting(key, was, found)
-        )
+        values = before.get(key), now.get(key)
+        if key in RESOLVED:
+            values = was["resolved"][key], found["resolved"][key]
+            if values[0] == values[1]:
+                continue
+        yield Difference(shown_name(key), *values, _judged_setting(key, was, found))
 
 
 def _judged_setting(key: str, was: Facts, found: Facts) -> Verdict:
@@ -205,4 +208,4 @@ def _judged_version(package: str, was: str | None, found: str | None, on_gpu: bo
 
 def _short(value: Any) -> str:
     is_hash = isinstance(value, str) and len(value) == 64 and " " not in value
-    return value[:12] if is_hash else show(value)
+    return value[:12] if is_hash else redact(plain(value))

@@ -1,4 +1,4 @@
-"""What a training is made of, as JSON values: kept in every checkpoint, compared when it goes on."""
+"""What a training is made of, as JSON values: kept in checkpoints, compared when it goes on."""
 
 import sys
 from importlib.metadata import PackageNotFoundError, version

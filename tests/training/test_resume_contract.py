@@ -133,7 +133,7 @@ def test_a_format_of_old_gpus_is_brought_back_by_its_flag() -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
-    with pytest.raises(ValueError, match="--accept 'learnig_rate'.*did you mean 'learning_rate'"):
+    with pytest.raises(ValueError, match=r"--accept 'learnig_rate'.*did you mean 'learning_rate'"):
         agree(FACTS, FACTS, ["learnig_rate"])
 
 
