@@ -33,7 +33,8 @@ TRAINING_LAYERS: list[set[str]] = [
     {"state", "precision", "log_window"},
     {"data"},
     {"models"},
-    {"model_adapters", "strategies", "extensions", "checkpoints", "metrics", "error_handlers"},
+    {"model_adapters", "strategies", "extensions", "checkpoints", "metrics"}
+    | {"boundary", "error_handlers"},
     {"loop", "observers", "held_out_loss"},
     {"enhanced_trainer"},
     {"unsloth_trainer"},

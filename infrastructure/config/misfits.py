@@ -98,6 +98,12 @@ UNUSED = (
     Unused("training.adam_beta1", _is_sgd, _NO_BETAS),
     Unused("training.adam_beta2", _is_sgd, _NO_BETAS),
     Unused(
+        "training.keep_best",
+        _holds_nothing_out,
+        "nothing is held out to measure",
+        "set data.validation_split or data.eval_path",
+    ),
+    Unused(
         "training.early_stopping_patience",
         _holds_nothing_out,
         "nothing is held out to measure",

@@ -105,20 +105,20 @@ class TrainingConfig(StackwiseFields):
         Le(LARGEST),
         Allowed("a whole number of at least 2 (the last may be in the process of being saved)"),
     ] = Field(default=2, description="Checkpoints kept; older ones are removed.")
-    checkpoint_seconds: Annotated[Duration | Auto | None, Later("B")] = Field(
+    checkpoint_seconds: Duration | Auto | None = Field(
         default="auto",
         description="Time between two checkpoints, besides those above; auto: by what one costs.",
     )
-    keep_best: Annotated[CountOrZero, Later("B")] = Field(
+    keep_best: CountOrZero = Field(
         default=1, description="Checkpoints with the lowest held-out loss that are kept besides."
     )
-    keep_every: Annotated[Count | None, Later("B")] = Field(
+    keep_every: Count | None = Field(
         default=None, description="Keep each checkpoint whose step is a multiple of this; none: no."
     )
     compress_checkpoints: Annotated[bool, Later("B")] = Field(
         default=False, description="Compress checkpoints on this machine's disk."
     )
-    deadline: Annotated[Duration | None, Later("B")] = Field(
+    deadline: Duration | None = Field(
         default=None,
         description="Save and stop before this much time has passed since the start; none: never.",
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from infrastructure.backup.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
 from infrastructure.core.files import write_json
 from infrastructure.core.redact import redact
@@ -43,6 +44,11 @@ from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory, use_sample_data
 
 log = logging.getLogger(__name__)
+
+# In a run's directory, what each machine makes anew, or what would hold itself.
+NOT_IN_CHECKPOINTS = frozenset(
+    {"checkpoints", "final", "report.html", "summary.json", "backup.json", "lock", "trained_by"}
+)
 
 
 class TrainingDeployment:
@@ -123,7 +129,9 @@ class TrainingDeployment:
         before: HeldOut,
         checkpoint: Path | None = None,
     ) -> dict[str, Any]:
-        trainer.save_checkpoints_to(run.checkpoints)
+        trainer.save_checkpoints_to(
+            run.checkpoints, lambda: read_run_files(run.path, NOT_IN_CHECKPOINTS)
+        )
         trainer.add_hooks(self._observers(run))
         trainer.prepare()
         assert trainer.state is not None
@@ -133,7 +141,8 @@ class TrainingDeployment:
         started = time.monotonic()
         write_json(run.summary_file, {"status": "running"})
         try:
-            with stop_on_signals(trainer.state):
+            loop = trainer.prepare()
+            with stop_on_signals(trainer.state, lambda: loop.may_break_off):
                 state = trainer.train()
             return self._finish(run, trainer, state, before, time.monotonic() - started)
         except BaseException as error:
@@ -151,7 +160,7 @@ class TrainingDeployment:
         before: HeldOut,
         seconds: float,
     ) -> dict[str, Any]:
-        if state.stop_reason is not None and state.stop_reason.startswith("SIG"):
+        if state.is_interrupted:
             summary = summarise(run, trainer, seconds, before)
             self._close(run, summary)
             return self._stopped(run, summary)

@@ -1,17 +1,21 @@
-"""Ctrl-C and SIGTERM ask a training to stop at the next step; a second Ctrl-C stops at once.
+"""Ctrl-C and SIGTERM ask a training to stop at the next step, and break off a step that takes long.
 
 The handlers are there only while a command runs, and the old ones come back afterwards.
 """
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from infrastructure.training.state import TrainingState
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A machine that is taken away gives half a minute or so; a step, an evaluation, or the compiling of
+# a model may take longer than that, and is then done again by whoever goes on.
+PATIENCE_SECONDS = 8.0
+RETRY_SECONDS = 0.05
 
 
 @contextmanager
@@ -31,21 +35,78 @@ def interrupt_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+class _Stopper:
+    """Turns signals into `state.interrupt`, then into KeyboardInterrupt where that is harmless."""
+
+    def __init__(self, state: TrainingState, may_break_off: Callable[[], bool]) -> None:
+        self.state = state
+        self.may_break_off = may_break_off
+        self.num_ctrl_c = 0
+        self.is_patient = True
+        self._lock = threading.Lock()
+        self._is_wake = False
+        self._is_over = False
+        self._timer: threading.Timer | None = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """The first signal asks; the second Ctrl-C, or the end of patience, insists."""
+        is_wake, self._is_wake = self._is_wake, False
+        self.num_ctrl_c += number == signal.SIGINT and not is_wake
+        if not self.state.is_interrupted:
+            self.state.interrupt(f"{signal.Signals(number).name} received")
+            self._wait(PATIENCE_SECONDS)
+            return
+        if self.num_ctrl_c > 2:
+            raise KeyboardInterrupt(self.state.stop_reason)
+        if self.num_ctrl_c == 2 or not self.is_patient:
+            self._insist()
+
+    def _insist(self) -> None:
+        """Not while the weights change or are being saved: that would lose what can be kept."""
+        if self.may_break_off():
+            raise KeyboardInterrupt(self.state.stop_reason)
+        self._wait(RETRY_SECONDS)
+
+    def _wait(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(seconds, self._wake)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _wake(self) -> None:
+        """In the timer's thread: handlers run in the main one."""
+        main = threading.main_thread().ident
+        with self._lock:
+            if self._is_over or main is None:
+                return
+            self.is_patient, self._is_wake = False, True
+            signal.pthread_kill(main, signal.SIGINT)
+
+    def close(self) -> None:
+        """From here on, no timer sends a signal."""
+        with self._lock:
+            self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 @contextmanager
-def stop_on_signals(state: TrainingState) -> Iterator[None]:
-    """Inside, the first signal calls `state.stop`; does nothing outside the main thread."""
+def stop_on_signals(
+    state: TrainingState, may_break_off: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Inside, the first signal calls `state.interrupt`; if nothing has come of it when patience
+    ends, or at a second Ctrl-C, KeyboardInterrupt is raised as soon as `may_break_off` allows; a
+    third Ctrl-C raises it at once. Does nothing outside the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if state.stop_reason is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        state.stop(f"{signal.Signals(number).name} received")
-
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    stopper = _Stopper(state, may_break_off)
+    before = {number: signal.signal(number, stopper.handle) for number in SIGNALS}
     try:
         yield
     finally:
+        stopper.close()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import Retention
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import check_sections
@@ -26,6 +27,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.checkpoints.snapshot import (
     Participants,
     Snapshot,
@@ -89,6 +91,7 @@ class EnhancedTrainer:
         )
         extensions = create_extensions(training_config.enabled_extensions)
         self.hooks = HookRunner([*extensions, *hooks, *early_stopping(training_config)])
+        self.schedule = SaveSchedule(training_config.checkpoint_seconds, training_config.deadline)
         self.checkpoints: CheckpointManager | None = None
         if checkpoint_directory is not None:
             self.save_checkpoints_to(checkpoint_directory)
@@ -108,11 +111,18 @@ class EnhancedTrainer:
             raise ValueError("hooks are added before prepare() builds the loop")
         self.hooks = HookRunner([*self.hooks.hooks, *hooks])
 
-    def save_checkpoints_to(self, directory: Path) -> None:
-        """Write checkpoints into `directory`, which is made by the first one."""
-        self.checkpoints = CheckpointManager(
-            directory, Retention(keep_last=self.training_config.keep_checkpoints)
-        )
+    def save_checkpoints_to(
+        self, directory: Path, run_files: Callable[[], Mapping[str, TensorBytes]] = dict
+    ) -> None:
+        """Write checkpoints into `directory`, which is made by the first one.
+
+        Args:
+            run_files: gives what else is kept in every checkpoint.
+        """
+        config = self.training_config
+        retention = Retention(config.keep_checkpoints, config.keep_best, config.keep_every)
+        self.checkpoints = CheckpointManager(directory, retention, run_files)
+        self.schedule.request = directory / REQUEST_FILE
 
     def initialize_model(self) -> torch.nn.Module:
         """Build or load the model; the same seed gives the same weights."""
@@ -178,9 +188,10 @@ class EnhancedTrainer:
             phases=phases,
             batch_size=batch_size,
             total_steps=total_steps,
-            evaluate=self.evaluate if holds_out(data) else None,
+            evaluate=self._evaluate_in_loop if holds_out(data) else None,
             save=self._begin_checkpoint if self.checkpoints else None,
             collect=self.checkpoints.collect if self.checkpoints else lambda wait: [],
+            schedule=self.schedule,
         )
         self.participants = Participants(
             model=model,
@@ -208,14 +219,23 @@ class EnhancedTrainer:
             if self.checkpoints is not None:
                 self.checkpoints.close()
 
-    def evaluate(self) -> dict[str, float]:
-        """Held-out loss per supervised item, empty where nothing is held out; leaves no trace."""
+    def evaluate(self, poll: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Held-out loss per supervised item, empty where nothing is held out; leaves no trace.
+
+        Args:
+            poll: is called between two batches, and may raise.
+        """
         model, data = self.initialize_model(), self.initialize_data()
         size = int(self.training_config.batch_size)
         if self.state is not None:  # what has fitted so far
             size = min(size, self.state.micro_batch_size)
         measured = HeldOutLoss(model, self.adapter, self.precision)
-        return measured.measure(data.evaluation_batches(size))
+        return measured.measure(polled(data.evaluation_batches(size), poll))
+
+    def _evaluate_in_loop(self) -> dict[str, float]:
+        loop, state = self.prepare(), self.state
+        assert state is not None
+        return self.evaluate(lambda: loop.poll(state))
 
     def train_step(self, batch: Sequence[Any]) -> float:
         """One optimizer step on a batch of examples outside the loop; returns the mean loss."""
@@ -231,11 +251,11 @@ class EnhancedTrainer:
         """
         if self.checkpoints is None or self.participants is None:
             raise ValueError("this trainer has no checkpoint_directory to save to")
-        return self.checkpoints.save(self._snapshot(state))
+        return self.checkpoints.save(self._snapshot(state), kind="manual", score=state.score)
 
-    def _begin_checkpoint(self, state: TrainingState) -> None:
+    def _begin_checkpoint(self, state: TrainingState, kind: str) -> None:
         assert self.checkpoints is not None
-        self.checkpoints.begin(self._snapshot(state))
+        self.checkpoints.begin(self._snapshot(state), kind=kind, score=state.score)
 
     def _snapshot(self, state: TrainingState) -> Snapshot:
         assert self.participants is not None
@@ -316,6 +336,14 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def polled(batches: Iterator[Any], poll: Callable[[], None]) -> Iterator[Any]:
+    """The batches, with a call of `poll` before each."""
+    with closing(batches):  # type: ignore[type-var]
+        for batch in batches:
+            poll()
+            yield batch
 
 
 def holds_out(data: DataSource) -> bool:

@@ -23,26 +23,16 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.backup.random_state import capture_random, restore_random
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.training.boundary import Boundary, at_boundary, go_back
+from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.error_handlers import Recovery, choose_recovery
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.log_window import LogWindow
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.state import Phase, Position, TrainingState
+from infrastructure.training.state import Phase, TrainingState
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
-
-@dataclass
-class Boundary:
-    """What a checkpoint of this moment must hold, besides what the state itself remembers.
-
-    See `TrainingState` for `step_is_ending`.
-    """
-
-    random: dict[str, torch.Tensor]
-    hooks: dict[str, Any]
-    position: Position
-    log: LogWindow
-    step_is_ending: bool
+DEADLINE = "the deadline is near"
 
 
 @dataclass
@@ -51,9 +41,10 @@ class TrainingLoop:
 
     Attributes:
         evaluate: gives the held-out numbers, at least `eval_loss`; None when nothing is held out.
-        save: begins to write a checkpoint of the given state.
+        save: begins to write a checkpoint of the given state, of a kind that the store knows.
         collect: gives the checkpoints that are committed since it was last asked; told True, it
             waits for what is being written.
+        schedule: says when one is due by time, by wish, or because the deadline is near.
     """
 
     config: TrainingConfig
@@ -68,10 +59,12 @@ class TrainingLoop:
     batch_size: int
     total_steps: int
     evaluate: Callable[[], dict[str, float]] | None = None
-    save: Callable[[TrainingState], None] | None = None
+    save: Callable[[TrainingState, str], None] | None = None
     collect: Callable[[bool], list[Path]] = lambda wait: []
+    schedule: SaveSchedule = field(default_factory=SaveSchedule)
     log: LogWindow = field(default_factory=LogWindow)
     boundary: Boundary | None = None
+    is_saving: bool = False
 
     def run(self, state: TrainingState) -> TrainingState:
         """Train from `state.position` to the end, or until something asks to stop.
@@ -80,6 +73,7 @@ class TrainingLoop:
             TrainingDivergedError: the loss is no longer finite.
             BaseException: whatever went wrong, after the ERROR and TRAIN_END events.
         """
+        self.schedule.start(state.step)
         try:
             self.fire(Event.TRAIN_START, state)
             if state.step_is_ending:  # a checkpoint from the middle of a step's end
@@ -95,6 +89,11 @@ class TrainingLoop:
         finally:
             self.hooks.fire_to_all(Event.TRAIN_END, state)
         return state
+
+    @property
+    def may_break_off(self) -> bool:
+        """Whether an exception now costs no more than the step that is being done."""
+        return self.boundary is not None and not self.is_saving
 
     def single_step(self, state: TrainingState, examples: Sequence[Any]) -> float:
         """One optimizer step outside `run`, for one's own loop; returns the mean loss.
@@ -144,18 +143,32 @@ class TrainingLoop:
         if boundary is None or isinstance(error, torch.AcceleratorError):
             return
         self.optimizer.zero_grad(set_to_none=True)
-        restore_random(boundary.random, self.adapter.device)
-        state.position, self.log = boundary.position, boundary.log
-        state.step_is_ending = boundary.step_is_ending
+        go_back(self, state, boundary, self.adapter.device)
         if self.save is None or state.step == 0 or isinstance(error, TrainingDivergedError):
             return
         try:
-            self._save(state)
+            stopped = isinstance(error, KeyboardInterrupt)
+            self._save(state, "stopped" if stopped else "emergency")
             self._tell_saved(state, wait=True)
         except Exception as failure:
             error.add_note(f"saving a last checkpoint failed too: {failure}")
 
-    def _save(self, state: TrainingState) -> None:
+    def poll(self, state: TrainingState) -> None:
+        """For what takes long between two steps: save if that is due, end if that is asked for.
+
+        Raises:
+            KeyboardInterrupt: the training is to end; what called this is done again on resuming.
+        """
+        if self.schedule.deadline_is_near:
+            state.interrupt(DEADLINE)
+        if state.is_interrupted:
+            raise KeyboardInterrupt(state.stop_reason)
+        kind = self.schedule.kind_due(state.step)
+        if self.save is not None and self.boundary is not None and kind is not None:
+            with at_boundary(self, state, self.boundary, self.adapter.device):
+                self._save(state, kind)
+
+    def _save(self, state: TrainingState, kind: str) -> None:
         """Write a checkpoint of finite numbers.
 
         Raises:
@@ -164,7 +177,12 @@ class TrainingLoop:
         assert self.save is not None
         if not self.log.is_finite(self.scaler is not None):
             raise self._diverged(state, self.log)
-        self.save(state)
+        started, self.is_saving = time.perf_counter(), True
+        try:
+            self.save(state, kind)
+        finally:
+            self.is_saving = False
+        self.schedule.note_save(state.step, time.perf_counter() - started)
 
     def _tell_saved(self, state: TrainingState, wait: bool = False) -> None:
         """Fire CHECKPOINT_SAVED for what is committed: the call to save it proves nothing."""
@@ -261,6 +279,8 @@ class TrainingLoop:
 
     def _finish_step(self, state: TrainingState) -> None:
         """Everything between two steps. Saving comes last, so that it holds what hooks did."""
+        if self.schedule.deadline_is_near:
+            state.interrupt(DEADLINE)
         epoch_ended = state.position.example >= self.data.num_examples
         phase_ended = epoch_ended and self._phase_ends_with(state.position.epoch)
         will_save = self._save_is_due(state, epoch_ended) or state.stop_reason is not None
@@ -274,6 +294,7 @@ class TrainingLoop:
             state.position.example = 0
         if self.evaluate is not None and self._evaluation_is_due(state, epoch_ended):
             state.evaluation = self.evaluate()
+            state.evaluated_step = state.step
             best, found = state.best_evaluation_loss, state.evaluation.get("eval_loss", math.inf)
             state.best_evaluation_loss = min(best, found) if math.isfinite(found) else best
             self.fire(Event.EVAL_END, state)
@@ -284,8 +305,11 @@ class TrainingLoop:
             state.position.phase += 1
         state.step_is_ending = False
         self._mark(state)
-        if self.save is not None and (will_save or state.stop_reason is not None):
-            self._save(state)
+        kind = self.schedule.kind_due(state.step)
+        if will_save or state.stop_reason is not None:
+            kind = "stopped" if state.is_interrupted else kind or "scheduled"
+        if self.save is not None and kind is not None:
+            self._save(state, kind)
         self._tell_saved(state)
 
     def _phase_ends_with(self, epoch: int) -> bool:

@@ -1,5 +1,6 @@
 """What a training is at one instant: position, phase, and what hooks may look at."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +61,9 @@ class TrainingState:
         micro_batch_size: examples per forward; may shrink after running out of memory.
         step_is_ending: the last step's weights are there, and its end (events, evaluation, next
             epoch) is not done yet; whoever goes on from here does it first.
+        evaluated_step: the step whose weights `evaluation` measured; -1 before the first.
         stop_reason: why training shall end at the next step boundary, or None.
+        is_interrupted: whether that reason came from outside, so that there is more to train.
     """
 
     model: torch.nn.Module
@@ -81,11 +84,24 @@ class TrainingState:
     checkpoint: Any = None
     error: BaseException | None = None
     step_is_ending: bool = False
+    evaluated_step: int = -1
     stop_reason: str | None = None
+    is_interrupted: bool = False
 
     def stop(self, reason: str) -> None:
         """Ask the loop to end after the current step; the first reason given is kept."""
         self.stop_reason = self.stop_reason or reason
+
+    def interrupt(self, reason: str) -> None:
+        """Ask the loop to end although there is more to train; a long evaluation is broken off."""
+        self.stop(reason)
+        self.is_interrupted = True
+
+    @property
+    def score(self) -> float | None:
+        """The held-out loss of exactly these weights; None where it was not measured."""
+        value = self.evaluation.get("eval_loss") if self.evaluated_step == self.step else None
+        return value if value is not None and math.isfinite(value) else None
 
     def every(self, num_steps: int | None) -> bool:
         """Whether this step is a multiple of `num_steps` (None or 0: never)."""

@@ -53,6 +53,7 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("data.buffer_size", 10, {}),
     ("training.adam_beta1", 0.8, {"training.optimizer": "sgd"}),
     ("training.adam_beta2", 0.8, {"training.optimizer": "sgd"}),
+    ("training.keep_best", 2, {"data.validation_split": 0}),
     ("training.early_stopping_patience", 2, {"data.validation_split": 0}),
     ("training.early_stopping_min_delta", 0.1, {}),
 ]

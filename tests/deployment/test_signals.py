@@ -3,10 +3,12 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
 
+from infrastructure.deployment import signals
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.training.state import TrainingState
 
@@ -21,10 +23,30 @@ def test_the_first_signal_asks_to_stop(state: TrainingState, number: signal.Sign
     with stop_on_signals(state):
         os.kill(os.getpid(), number)
     assert state.stop_reason == f"{number.name} received"
+    assert state.is_interrupted
 
 
-def test_a_second_ctrl_c_stops_at_once(state: TrainingState) -> None:
+def test_a_second_ctrl_c_breaks_off_the_step(state: TrainingState) -> None:
     with stop_on_signals(state):
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt, match="SIGINT received"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_it_waits_until_nothing_is_lost_by_it(state: TrainingState) -> None:
+    allowed = threading.Event()
+    with stop_on_signals(state, allowed.is_set):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)  # the weights change, or are being saved
+        threading.Timer(0.1, allowed.set).start()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(5)
+
+
+def test_a_third_ctrl_c_waits_for_nothing(state: TrainingState) -> None:
+    with stop_on_signals(state, lambda: False):
+        os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -35,6 +57,27 @@ def test_a_second_sigterm_is_harmless(state: TrainingState) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
     assert state.stop_reason == "SIGTERM received"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_step_that_takes_too_long_is_broken_off(
+    state: TrainingState, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the compiling of a model, or a long evaluation."""
+    monkeypatch.setattr(signals, "PATIENCE_SECONDS", 0.1)
+    started = time.monotonic()
+    with stop_on_signals(state):
+        os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt, match=f"{number.name} received"):
+            time.sleep(10)
+    assert time.monotonic() - started < 5
+
+
+def test_nothing_comes_after_the_end(state: TrainingState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "PATIENCE_SECONDS", 0.05)
+    with stop_on_signals(state):
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
 
 
 def test_the_old_handlers_come_back(state: TrainingState) -> None:

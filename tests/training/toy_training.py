@@ -100,7 +100,9 @@ class Training:
         )
         if directory is not None:
             self.checkpoints = CheckpointManager(directory, Retention(99))
-            self.loop.save = lambda state: self.checkpoints.begin(take_snapshot(state, self.parts))
+            self.loop.save = lambda state, kind: self.checkpoints.begin(
+                take_snapshot(state, self.parts), kind=kind, score=state.score
+            )
             self.loop.collect = self.checkpoints.collect
 
     def run(self) -> "Training":

@@ -5,13 +5,16 @@ over with a warning and the one before it serves.
 """
 
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from infrastructure.backup.background_writer import BackgroundWriter
 from infrastructure.backup.manifest import VersionName
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import Retention, versions_to_keep
+from infrastructure.backup.run_files import CLASS as RUN_FILES
 from infrastructure.backup.store import Store
 from infrastructure.backup.tensor_bytes import from_bytes, to_bytes
 from infrastructure.backup.writer_process import only_writer
@@ -31,43 +34,65 @@ class CheckpointManager:
     Args:
         directory: the run's `checkpoints` folder.
         retention: what rotation leaves.
+        run_files: gives what else is kept in every checkpoint; see `backup.run_files`.
     """
 
-    def __init__(self, directory: Path, retention: Retention = DEFAULT_RETENTION) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        retention: Retention = DEFAULT_RETENTION,
+        run_files: Callable[[], Mapping[str, TensorBytes]] = dict,
+    ) -> None:
         self.store = Store(directory)
         self.retention = retention
+        self.run_files = run_files
         self._writer: BackgroundWriter | None = None
         self._committed: list[str] = []
 
-    def save(self, snapshot: Snapshot) -> Path:
+    def save(self, snapshot: Snapshot, **facts: Any) -> Path:
         """Write a checkpoint, then remove those that rotation no longer keeps.
+
+        Args:
+            facts: kind, healthy and score, as in `Store.commit`.
 
         Raises:
             StorageError: the disk refuses; what was saved before is untouched.
         """
         self._take_in(wait=True)
+        return self._save(self._tensors(snapshot), snapshot, facts)
+
+    def _save(
+        self, tensors: Mapping[str, TensorBytes], snapshot: Snapshot, facts: Mapping[str, Any]
+    ) -> Path:
         step = snapshot.values["step"]
         with self._only_writer():
             self.store.sweep()
-            name = self.store.commit(tensors_of(snapshot), snapshot.values, step=step)
+            name = self.store.commit(tensors, snapshot.values, step=step, **facts)
             self.store.remove_all_but(versions_to_keep(self.store, self.retention))
         return self.store.manifest_path(name)
 
-    def begin(self, snapshot: Snapshot) -> None:
+    def begin(self, snapshot: Snapshot, **facts: Any) -> None:
         """As `save`, but a large one is only copied now, and written while the caller goes on.
         `collect` tells when it is committed.
 
         Raises:
             StorageError: as `save`, or the one before this could not be written.
         """
-        tensors = tensors_of(snapshot)
-        if sum(len(tensor.data) for tensor in tensors.values()) < BACKGROUND_BYTES:
-            self._committed.append(self.save(snapshot).stem)
-            return
         self._take_in(wait=True)
+        tensors = self._tensors(snapshot)
+        if sum(len(tensor.data) for tensor in tensors.values()) < BACKGROUND_BYTES:
+            self._committed.append(self._save(tensors, snapshot, facts).stem)
+            return
         if self._writer is None:
             self._writer = BackgroundWriter(self.store.root, self.retention)
-        self._writer.begin(tensors, snapshot.values, step=snapshot.values["step"])
+        self._writer.begin(tensors, snapshot.values, step=snapshot.values["step"], **facts)
+
+    def _tensors(self, snapshot: Snapshot) -> dict[str, TensorBytes]:
+        try:
+            return {**tensors_of(snapshot), **self.run_files()}
+        except OSError as error:  # they are not what a training goes on from
+            log.warning("the run's files are not in this checkpoint: %s", error)
+            return tensors_of(snapshot)
 
     def collect(self, wait: bool = False) -> list[Path]:
         """The checkpoints begun that have been committed since the last call.
@@ -172,7 +197,7 @@ def load_checkpoint(checkpoint: Path) -> Snapshot:
     store = _store_of(checkpoint)
     manifest = store.read(checkpoint.stem)
     snapshot = Snapshot({}, manifest.values)
-    for full_name, stored in store.load(manifest):
+    for full_name, stored in store.load(manifest, without=RUN_FILES):
         group, _, name = full_name.partition("/")
         snapshot.tensors.setdefault(group, {})[name] = from_bytes(stored)
     return snapshot

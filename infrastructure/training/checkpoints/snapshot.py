@@ -60,6 +60,7 @@ def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
         "num_tokens": state.num_tokens,
         "micro_batch_size": state.micro_batch_size,
         "evaluation": {name: _finite_or_none(v) for name, v in state.evaluation.items()},
+        "evaluated_step": state.evaluated_step,
         "best_evaluation_loss": _finite_or_none(state.best_evaluation_loss),
         "loss": _finite_or_none(state.loss),
         "optimizer": optimizer_values,
@@ -95,6 +96,7 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
     state.num_tokens = values["num_tokens"]
     state.micro_batch_size = values["micro_batch_size"]
     state.evaluation = {n: _or(v, float("nan")) for n, v in values["evaluation"].items()}
+    state.evaluated_step = values["evaluated_step"]
     state.best_evaluation_loss = _or(values["best_evaluation_loss"], float("inf"))
     state.loss = _or(values["loss"], float("nan"))
     parts.loop.load_state_dict(values["loop"])

@@ -1,0 +1,92 @@
+"""When a checkpoint is due besides the steps and epochs that are configured: by time, because
+somebody asks for one, and how long before a deadline the training must stop."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+# Runtimes that go away live for hours; the interval depends on the root of this only.
+MEAN_SECONDS_BETWEEN_FAILURES = 3 * 3600.0
+SHORTEST_SECONDS, LONGEST_SECONDS = 10.0, 1800.0
+REQUEST_FILE = "save_now"
+# Of the time to a deadline, at most half a minute, for what is done after the last save.
+DEADLINE_SHARE, DEADLINE_SECONDS = 0.02, 30.0
+NUM_REMEMBERED = 50
+
+
+class SaveSchedule:
+    """Asked between two steps, and inside whatever takes long between them.
+
+    `auto` is Young's interval √(2·cost·mean time between failures), with the cost measured:
+    J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
+
+    Args:
+        interval_seconds: time between two saves; None: none are made by time.
+        deadline_seconds: when the training must have ended, from now on; None: never.
+        request: a file whose appearance asks for a checkpoint; it is removed when one is made.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        interval_seconds: float | Literal["auto"] | None = None,
+        deadline_seconds: float | None = None,
+        request: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.interval_seconds = interval_seconds
+        self.deadline_seconds = deadline_seconds
+        self.request = request
+        self.clock = clock
+        self.reserve_seconds = 0.0  # what must still be done between the last save and the deadline
+        self._began = self._last_save = self._last_asked = clock()
+        self._saved_step: int | None = None
+        self._costs: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        self._gaps: deque[float] = deque(maxlen=NUM_REMEMBERED)
+
+    def start(self, step: int) -> None:
+        """The training goes on from the checkpoint of `step` now; what took time before is over."""
+        self._last_save = self._last_asked = self.clock()
+        self._saved_step = step
+
+    def kind_due(self, step: int) -> str | None:
+        """The kind of the checkpoint that is due after `step`: "manual", "scheduled" or None."""
+        now = self.clock()
+        self._gaps.append(now - self._last_asked)
+        self._last_asked = now
+        if self.request is not None and self.request.exists():
+            return "manual"
+        interval = self.current_interval_seconds
+        is_new = step != self._saved_step
+        return "scheduled" if is_new and now - self._last_save >= interval else None
+
+    @property
+    def current_interval_seconds(self) -> float:
+        """Infinite where none are made by time."""
+        if self.interval_seconds is None:
+            return math.inf
+        if self.interval_seconds != "auto":
+            return self.interval_seconds
+        cost = max(self._costs, default=0.0)
+        best = math.sqrt(2 * cost * MEAN_SECONDS_BETWEEN_FAILURES)
+        return min(max(best, SHORTEST_SECONDS), LONGEST_SECONDS)
+
+    def note_save(self, step: int, cost_seconds: float) -> None:
+        """A checkpoint of `step` was begun, and the training waited `cost_seconds` for it."""
+        self._costs.append(cost_seconds)
+        self._last_save, self._saved_step = self.clock(), step
+        if self.request is not None:
+            self.request.unlink(missing_ok=True)
+
+    @property
+    def deadline_is_near(self) -> bool:
+        """Whether one more step, and a save, may not fit before the deadline."""
+        if self.deadline_seconds is None:
+            return False
+        margin = min(DEADLINE_SHARE * self.deadline_seconds, DEADLINE_SECONDS)
+        longest = max(self._gaps, default=0.0) + max(self._costs, default=0.0)
+        needed = margin + 2 * longest + self.reserve_seconds
+        return self.clock() - self._began + needed >= self.deadline_seconds

@@ -1,0 +1,212 @@
+"""G10: a training is told to stop (SIGTERM, SIGINT) at random instants, and goes on.
+
+    python -m tests.faults.stop_storm DIRECTORY [--stops 60] [--mutant NAME]
+
+Prints one JSON line. `unsaved`: stops after which a step that was logged is in no checkpoint;
+`differing`: trainings that came to an end with other weights or losses than the undisturbed one;
+`slow`: stops that took longer than patience, a step and a save. Steps, evaluations and one step
+that is like the compiling of a model take so long that most signals come inside one of them.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.backup.retention import Retention
+from infrastructure.backup.store import Store
+from infrastructure.core.errors import CheckpointError
+from infrastructure.deployment import signals
+from infrastructure.deployment.signals import stop_on_signals
+from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.training import loop as loop_module
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.metrics.metrics_logger import MetricsLogger
+from infrastructure.training.metrics.sinks import make_sinks
+from infrastructure.training.observers import MetricsObserver
+from infrastructure.training.state import TrainingState
+from tests.faults.kill_storm import compare, in_child
+from tests.training.toy_training import Training
+
+SETTINGS: dict[str, Any] = {"num_epochs": 4, "num_examples": 24, "checkpoint_interval": None}
+STEP_SECONDS, EVALUATION_SECONDS, COMPILE_SECONDS = 0.01, 0.2, 0.5
+COMPILED_STEP = 6
+PATIENCE_SECONDS = 0.15
+SLOW_SECONDS = 3.0
+FINISHED, STOPPED = 0, 75
+
+
+@dataclass
+class Outcome:
+    """Counts over a whole storm; the first three are of the same names as in `kill_storm`."""
+
+    stops: int = 0
+    unsaved: int = 0
+    slow: int = 0
+    finished: int = 0
+    differing: int = 0
+    failed: int = 0
+
+
+class Slow(Observer):
+    """Takes time inside a step, as real ones do."""
+
+    def step_start(self, state: TrainingState) -> None:
+        if state.step + 1 == COMPILED_STEP:
+            sleep(COMPILE_SECONDS)
+
+    def after_loss(self, state: TrainingState) -> None:
+        sleep(STEP_SECONDS)
+
+
+def sleep(seconds: float) -> None:
+    """In pieces: Python goes back to sleep after a signal."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.002)
+
+
+def train(directory: Path) -> int:
+    """Train to the end, or until a signal; goes on from the newest checkpoint."""
+    metrics = MetricsObserver(MetricsLogger(make_sinks(["jsonl"], directory)))
+    training = Training(directory / "checkpoints", hooks=[Slow(), metrics], **SETTINGS)
+    training.checkpoints.retention = Retention(2)
+    training.loop.evaluate = lambda: evaluate(training)
+    signals.PATIENCE_SECONDS = PATIENCE_SECONDS
+    (directory / "ready").touch()
+    try:
+        with stop_on_signals(training.state, lambda: training.loop.may_break_off):
+            go_on(training)
+    except KeyboardInterrupt:
+        return STOPPED
+    if training.state.is_interrupted:
+        return STOPPED
+    torch.save(training.weights, directory / "weights.part")
+    (directory / "weights.part").rename(directory / "weights.pt")
+    return FINISHED
+
+
+def go_on(training: Training) -> None:
+    try:
+        checkpoint = training.checkpoints.newest()
+    except CheckpointError:
+        training.run()
+        return
+    training.resume(checkpoint)
+
+
+def evaluate(training: Training) -> dict[str, float]:
+    for _ in range(10):
+        time.sleep(EVALUATION_SECONDS / 10)
+        training.loop.poll(training.state)
+    return {"eval_loss": 1.0}
+
+
+def storm(directory: Path, num_stops: int, seed: int) -> Outcome:
+    """Train and stop until `num_stops` trainings were stopped and the last one is through."""
+    torch.set_num_threads(1)
+    Training()  # what torch imports with its first optimizer, the children need not
+    reference = directory / "reference"
+    reference.mkdir(parents=True)
+    started = time.monotonic()
+    os.waitpid(start(reference), 0)
+    duration_seconds = time.monotonic() - started
+    outcome, draw, number = Outcome(), random.Random(seed), 0
+    while outcome.stops < num_stops and outcome.failed < 5:
+        number += 1
+        disturbed = directory / f"disturbed-{number}"
+        disturbed.mkdir()
+        stop_until_finished(disturbed, duration_seconds, draw, outcome)
+        compare(reference, disturbed, outcome)
+        shutil.rmtree(disturbed)
+    return outcome
+
+
+def start(directory: Path) -> int:
+    return in_child(lambda: os._exit(train(directory)))
+
+
+def stop_until_finished(
+    directory: Path, duration_seconds: float, draw: random.Random, outcome: Outcome
+) -> None:
+    for _ in range(40):
+        (directory / "ready").unlink(missing_ok=True)
+        child = start(directory)
+        while not (directory / "ready").exists():
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0.005, duration_seconds / 2))
+        told = time.monotonic()
+        os.kill(child, draw.choice([signal.SIGTERM, signal.SIGINT]))
+        if draw.random() < 0.3:
+            os.kill(child, signal.SIGTERM)  # a second one must be harmless
+        _, status = os.waitpid(child, 0)
+        outcome.slow += time.monotonic() - told > SLOW_SECONDS
+        code = os.waitstatus_to_exitcode(status)
+        outcome.failed += code not in (FINISHED, STOPPED)
+        if code != STOPPED:
+            return
+        outcome.stops += 1
+        outcome.unsaved += saved_step(directory) < logged_step(directory)
+    os.waitpid(start(directory), 0)
+
+
+def saved_step(directory: Path) -> int:
+    store = Store(directory / "checkpoints")
+    name, _ = store.newest()
+    return store.read(name).step if name else 0
+
+
+def logged_step(directory: Path) -> int:
+    if not (directory / "metrics.jsonl").exists():
+        return 0
+    records = read_metrics(directory / "metrics.jsonl")
+    return max((record["step"] for record in records if "loss" in record), default=0)
+
+
+def _saves_nothing() -> None:
+    loop_module.TrainingLoop._rescue = lambda self, state, error: None  # type: ignore[method-assign]
+
+
+def _forgets_generators() -> None:
+    loop_module.go_back = lambda loop, state, boundary, device: None  # type: ignore[assignment]
+
+
+def _never_breaks_off() -> None:
+    loop_module.TrainingLoop.may_break_off = property(lambda self: False)  # type: ignore[assignment]
+    global COMPILE_SECONDS
+    COMPILE_SECONDS = 2 * SLOW_SECONDS
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "saves_nothing": _saves_nothing,
+    "forgets_generators": _forgets_generators,
+    "never_breaks_off": _never_breaks_off,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--stops", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mutant", choices=MUTANTS)
+    arguments = parser.parse_args()
+    if arguments.mutant:
+        MUTANTS[arguments.mutant]()
+    started = time.monotonic()
+    outcome = storm(arguments.directory, arguments.stops, arguments.seed)
+    seconds = round(time.monotonic() - started, 1)
+    print(json.dumps({"G10": asdict(outcome), "seconds": seconds, "mutant": arguments.mutant}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""When a checkpoint is due by time, by request, and before a deadline."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from infrastructure.training.checkpoints.save_schedule import (
+    LONGEST_SECONDS,
+    MEAN_SECONDS_BETWEEN_FAILURES,
+    SHORTEST_SECONDS,
+    SaveSchedule,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def steps_saved(schedule: SaveSchedule, clock: Clock, num_steps: int, seconds: float) -> list[int]:
+    saved = []
+    schedule.start(0)
+    for step in range(1, num_steps + 1):
+        clock.now += seconds
+        if schedule.kind_due(step):
+            schedule.note_save(step, 0.0)
+            saved.append(step)
+    return saved
+
+
+def test_by_time(clock: Clock) -> None:
+    assert steps_saved(SaveSchedule(30, clock=clock), clock, 20, 8.0) == [4, 8, 12, 16, 20]
+
+
+def test_never_by_time(clock: Clock) -> None:
+    assert steps_saved(SaveSchedule(None, clock=clock), clock, 20, 9999.0) == []
+
+
+def test_a_step_that_is_saved_is_not_saved_again(clock: Clock) -> None:
+    schedule = SaveSchedule(30, clock=clock)
+    schedule.start(5)
+    clock.now += 100
+    assert schedule.kind_due(5) is None
+    assert schedule.kind_due(6) == "scheduled"
+
+
+@pytest.mark.parametrize("cost_seconds", [0.05, 1.0, 20.0])
+def test_auto_is_youngs_interval(clock: Clock, cost_seconds: float) -> None:
+    schedule = SaveSchedule("auto", clock=clock)
+    schedule.note_save(1, cost_seconds)
+    expected = math.sqrt(2 * cost_seconds * MEAN_SECONDS_BETWEEN_FAILURES)
+    assert schedule.current_interval_seconds == pytest.approx(expected)
+
+
+def test_auto_has_bounds(clock: Clock) -> None:
+    schedule = SaveSchedule("auto", clock=clock)
+    assert schedule.current_interval_seconds == SHORTEST_SECONDS  # nothing is known yet
+    schedule.note_save(1, 1e-9)
+    assert schedule.current_interval_seconds == SHORTEST_SECONDS
+    schedule.note_save(2, 1e9)
+    assert schedule.current_interval_seconds == LONGEST_SECONDS
+
+
+def test_a_touched_file_asks_for_one(clock: Clock, tmp_path: Path) -> None:
+    request = tmp_path / "save_now"
+    schedule = SaveSchedule(None, request=request, clock=clock)
+    assert schedule.kind_due(1) is None
+    request.touch()
+    assert schedule.kind_due(2) == "manual"
+    schedule.note_save(2, 0.1)
+    assert not request.exists()
+    assert schedule.kind_due(3) is None
+
+
+def test_the_deadline_leaves_room_for_a_step_and_a_save(clock: Clock) -> None:
+    schedule = SaveSchedule(None, deadline_seconds=1000, clock=clock)
+    schedule.start(0)
+    schedule.note_save(0, 15.0)
+    step = 0
+    while not schedule.deadline_is_near:
+        step += 1
+        clock.now += 40.0
+        schedule.kind_due(step)
+    left_seconds = 2000.0 - clock.now
+    assert 40.0 + 15.0 <= left_seconds < 1000 * 0.02 + 2 * (40 + 15) + 40
+
+
+def test_what_comes_after_the_last_save_has_room_too(clock: Clock) -> None:
+    schedule = SaveSchedule(None, deadline_seconds=1000, clock=clock)
+    schedule.reserve_seconds = 700
+    assert not schedule.deadline_is_near
+    clock.now += 290
+    assert schedule.deadline_is_near
+
+
+def test_without_a_deadline_none_is_near(clock: Clock) -> None:
+    schedule = SaveSchedule(None, clock=clock)
+    clock.now += 1e9
+    assert not schedule.deadline_is_near
