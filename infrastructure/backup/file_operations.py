@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 Buffer = bytes | bytearray | memoryview
 
@@ -20,6 +21,10 @@ class FileOperations:
         with path.open("rb", buffering=0) as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
+
+    def open(self, path: Path) -> BinaryIO:
+        """A file for reading; its bytes stay readable when its name is removed."""
+        return path.open("rb", buffering=0)
 
     def size(self, path: Path) -> int:
         return path.stat().st_size

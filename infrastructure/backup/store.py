@@ -152,7 +152,7 @@ class Store:
             StorageError: the disk refuses or lies; the versions before are untouched.
         """
         try:
-            self._prepare()
+            self.prepare()
             places, packs = self._place(tensors)
             names = self.versions()
             manifest = Manifest(
@@ -217,8 +217,12 @@ class Store:
         except CheckpointError:
             return None
 
-    def _prepare(self) -> None:
-        """Make the directories, all on the disk before anything is put there."""
+    def prepare(self) -> None:
+        """Make the directories, all on the disk before anything is put there.
+
+        Raises:
+            OSError: the disk refuses.
+        """
         if self._is_prepared:
             return
         self.operations.make_directory(self.root)

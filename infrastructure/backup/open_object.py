@@ -1,0 +1,70 @@
+"""An object of the local store that stays readable while rotation removes its name."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, overload
+
+from infrastructure.backup.file_operations import CHUNK_BYTES, Buffer
+from infrastructure.backup.hashing import new_digest
+from infrastructure.core.errors import CheckpointError
+
+
+class OpenFile(Sequence[Buffer]):
+    """The bytes of an open file, a few megabytes at a time; never all of them in memory.
+
+    Whoever iterates gets the last piece only when all of them are what `digest` says, so a copy
+    that was made of it is either right or not whole.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, digest: str, hash_name: str) -> None:
+        self.path, self._file = path, file
+        self._digest, self._hash_name = digest, hash_name
+        self.size_bytes = file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return -(-self.size_bytes // CHUNK_BYTES)
+
+    @overload
+    def __getitem__(self, index: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Buffer]: ...
+    def __getitem__(self, index: int | slice) -> Buffer | Sequence[Buffer]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        start = index % len(self) * CHUNK_BYTES
+        return self._read(start, min(CHUNK_BYTES, self.size_bytes - start))
+
+    def __iter__(self) -> Iterator[Buffer]:
+        """The pieces in order.
+
+        Raises:
+            CheckpointError: the bytes are not those of its name, or cannot be read.
+        """
+        digest = new_digest(self._hash_name)
+        for index in range(len(self)):
+            piece = self[index]
+            digest.update(piece)
+            if index == len(self) - 1 and digest.hexdigest() != self._digest:
+                raise CheckpointError(f"the bytes of {self.path.name[:12]} have changed here")
+            yield piece
+
+    def _read(self, start: int, length: int) -> bytes:
+        try:
+            self._file.seek(start)
+            parts = []
+            while length > 0 and (part := self._file.read(length)):
+                parts.append(part)
+                length -= len(part)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+        return b"".join(parts)
+
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are done and the bytes of all."""
