@@ -1,4 +1,4 @@
-"""The `temper` command: train, train-resume, train-eval, config, doctor.
+"""The `temper` command: what it takes, and which part of `deployment` does it.
 
 Exit codes: 0 done, 2 wrong input (one sentence, no traceback), 1 failed, 130 stopped by Ctrl-C or
 before a deadline, 143 by SIGTERM.
@@ -58,6 +58,7 @@ def create_parser() -> OneSentenceParser:
     _add_evaluate(commands)
     settings = commands.add_parser("config", help="show every setting and where it came from")
     add_config_flags(settings)
+    _add_checkpoints(commands)
     doctor = commands.add_parser("doctor", help="check versions, devices, memory and disk")
     add_config_flags(doctor, ["log_level"])
     return parser
@@ -87,10 +88,38 @@ def _add_resume(commands: Any) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="a run, RUN@step, or the path of a run or of a checkpoint (default: the newest run)",
+        help=RUN_HELP,
     )
     _add_accept(resume)
     add_config_flags(resume)
+
+
+RUN_HELP = "a run, RUN@step, or the path of a run or of a checkpoint (default: the newest run)"
+
+
+def _add_checkpoints(commands: Any) -> None:
+    checkpoints = commands.add_parser("checkpoints", help="list or verify checkpoints")
+    actions = _actions(checkpoints)
+    for action, what in (("list", "show them"), ("verify", "compare every byte with its hash")):
+        parser = actions.add_parser(action, help=what)
+        parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+        _add_output(parser)
+    export = commands.add_parser("export", help="write a checkpoint as a model others can load")
+    export.add_argument("run", metavar="RUN", help="a run, RUN@step, or a checkpoint's path")
+    export.add_argument("folder", metavar="FOLDER", help="an empty folder, or none yet")
+    _add_output(export)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Any:
+    """The second word of a command, such as `verify` in `temper checkpoints verify`."""
+    return parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=OneSentenceParser
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser, *keys: str) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_config_flags(parser, ["output_dir", "log_level", *keys])
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -128,16 +157,18 @@ def parse(parser: OneSentenceParser, arguments: Sequence[str] | None) -> argpars
     if not unknown:
         return options
     flag = unknown[0].split("=")[0]
-    meant = nearest(flag, known_flags(parser, options.command))
-    hint = f"; did you mean {meant}?" if meant else f"; see temper {options.command or ''} --help"
+    words = [word for word in (options.command, getattr(options, "action", None)) if word]
+    meant = nearest(flag, known_flags(parser, *words))
+    hint = f"; did you mean {meant}?" if meant else f"; see {' '.join(['temper', *words])} --help"
     raise ValueError(f"unknown argument {flag!r}{hint}")
 
 
-def known_flags(parser: argparse.ArgumentParser, command: str | None) -> list[str]:
-    """All flags of a command."""
-    choices = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    chosen = choices[0][command] if command else parser
-    return [flag for action in chosen._actions for flag in action.option_strings]
+def known_flags(parser: argparse.ArgumentParser, *words: str) -> list[str]:
+    """All flags of a command, which may be of two words."""
+    for word in words:
+        choices = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        parser = choices[0][word]
+    return [flag for action in parser._actions for flag in action.option_strings]
 
 
 def _fail(error: BaseException, code: int) -> int:
@@ -180,14 +211,14 @@ def _start_logging(level: str) -> None:
         logging.getLogger(chatty).setLevel(logging.ERROR)
 
 
-def _deployment() -> Any:
-    """The module that imports torch; loaded when a command needs it.
+def _deployment(module: str = "commands") -> Any:
+    """A module that imports torch; loaded when a command needs it.
 
     Threads that wait for each other by spinning make a training 10 to 15 times slower where
     something else needs the same cores, as on every shared machine; so they sleep instead.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    return importlib.import_module("infrastructure.deployment.commands")
+    return importlib.import_module(f"infrastructure.deployment.{module}")
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -220,6 +251,19 @@ def _evaluate(options: argparse.Namespace) -> int:
     return int(_deployment().evaluate(config))
 
 
+def _checkpoints(options: argparse.Namespace) -> int:
+    output_dir = _configure(options).output_dir
+    act = {"list": "list_checkpoints", "verify": "verify_checkpoints"}[options.action]
+    commands = _deployment("checkpoint_commands")
+    return int(getattr(commands, act)(options.run, output_dir, options.json))
+
+
+def _export(options: argparse.Namespace) -> int:
+    output_dir = _configure(options).output_dir
+    commands = _deployment("checkpoint_commands")
+    return int(commands.export(options.run, options.folder, output_dir, options.json))
+
+
 def _show_config(options: argparse.Namespace) -> int:
     print(describe(_configure(options)))
     return DONE
@@ -235,6 +279,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": _train,
     "train-resume": _resume,
     "train-eval": _evaluate,
+    "checkpoints": _checkpoints,
+    "export": _export,
     "config": _show_config,
     "doctor": _doctor,
 }
