@@ -32,7 +32,8 @@ class FileOperations:
     def names(self, directory: Path) -> list[str]:
         return sorted(path.name for path in directory.iterdir())
 
-    def free_bytes(self, directory: Path) -> int:
+    def free_bytes(self, directory: Path) -> int | None:
+        """Room that is left; None: nobody can tell."""
         return shutil.disk_usage(directory).free
 
     def make_directory(self, directory: Path) -> None:

@@ -107,7 +107,7 @@ class ObjectFiles:
             StorageError: there is too little room on the disk.
         """
         free_bytes = self.operations.free_bytes(self.root)
-        if free_bytes < needed_bytes + SLACK_BYTES:
+        if free_bytes is not None and free_bytes < needed_bytes + SLACK_BYTES:
             raise StorageError(
                 f"{self.root} has {free_bytes / 1e6:.0f} MB free; a version needs"
                 f" {needed_bytes / 1e6:.0f} MB, and {SLACK_BYTES / 1e6:.0f} MB stay free: make room"
