@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from infrastructure.core.files import write_json
 
-UNKNOWN = "unknown"
+UNKNOWN, OFF = "unknown", "off"
 STATES = {
     UNKNOWN: "nothing is known of it",
+    OFF: "there is no place: versions lie on this machine only",
     "starting": "looks at the place",
     "idle": "all is confirmed",
     "copying": "copies a version",
@@ -78,8 +79,8 @@ class BackupStatus:
         """The age of the last confirmed version at the time `now`, as a number and as a sentence:
         `backup: step 120 confirmed 45 s ago at drive:MyDrive/temper (step 140 on its way, 63 %)`.
         """
-        if self.state == UNKNOWN:
-            return PossibleLoss(None, "backup: nothing is known of it")
+        if self.state in (UNKNOWN, OFF):
+            return PossibleLoss(None, f"backup: {STATES[self.state]}")
         what = f"{self._confirmed(now)} at {self.place}{self._on_its_way()}"
         if self.error is not None:
             times = f", {self.num_failures} times" if self.num_failures > 1 else ""

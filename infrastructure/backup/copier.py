@@ -13,14 +13,13 @@ from datetime import datetime
 
 from infrastructure.backup.backup_status import BackupStatus
 from infrastructure.backup.manifest import Manifest
-from infrastructure.backup.place_pruning import PlacePruning
+from infrastructure.backup.place_pruning import GRACE_SECONDS, PlacePruning
 from infrastructure.backup.replication import Link, Upload
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.redact import redact, redact_urls
 
-GRACE_SECONDS = 3600.0
 IDLE_SECONDS = 1.0  # between two looks at the local store
 LOOK_SECONDS = 60.0  # between two looks for versions of another machine
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
@@ -56,6 +55,8 @@ class Copier:
         self.pruning = PlacePruning(link, retention, grace_seconds)
         self._on_piece, self._now, self._draw = on_piece, now, draw
         self._ours: set[str] | None = None  # versions at the place that are no stranger's
+        self._late: set[str] = set()  # older than what this machine began with, and seen later
+        self._began_with = 0
         self._local_names: list[str] = []
         self._local_error: str | None = None
         self._local_manifests: dict[str, Manifest] = {}
@@ -143,8 +144,7 @@ class Copier:
     def _round(self) -> Iterator[float]:
         """From a look at both sides to a version confirmed, if there is one to copy."""
         if self._ours is None:
-            self._ours = set(self.link.store.versions())
-            self._looked_at = self.link.clock()
+            self._begin(self.link.store.versions())
             yield 0.0
         self._look_here()
         if self.link.clock() - self._looked_at >= LOOK_SECONDS:
@@ -161,6 +161,12 @@ class Copier:
             self._phase = "confirming" if wait else "copying"
             yield wait
         self._arrived(self._upload)
+
+    def _begin(self, listed: list[str]) -> None:
+        self._look_here()
+        self._ours = {*listed}
+        self._began_with = int(self._local_names[0][:12]) if self._local_names else 0
+        self._looked_at = self.link.clock()
 
     def _look_here(self) -> None:
         """Take in the local store's versions; what is on its way has its files open anyway."""
@@ -206,8 +212,10 @@ class Copier:
         assert self._ours is not None
         self._ours |= {*self._local_names}
         strangers = [name for name in listed if name not in self._ours]
-        if strangers:
-            raise FencedError(strangers[0])
+        for name in strangers:
+            if int(name[:12]) > self._began_with:
+                raise FencedError(name)
+        self._late |= {*strangers}  # a listing was short before; they are nobody's progress
         self._looked_at = self.link.clock()
         return listed
 
@@ -259,7 +267,7 @@ class Copier:
         self._pruned_at = now  # where a place refuses to remove, copying goes on meanwhile
         listed = self._look_there()
         on_its_way = [p.hash for p in self._upload.manifest.packs] if self._upload else []
-        yield from self.pruning.steps(listed, on_its_way)
+        yield from self.pruning.steps(listed, on_its_way, self._late)
 
     def _worked(self) -> None:
         """What was wrong is over when a file was written or confirmed since."""

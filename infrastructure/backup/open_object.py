@@ -1,4 +1,4 @@
-"""An object of the local store that stays readable while rotation removes its name."""
+"""Files of this machine that are copied piece by piece, never as a whole in memory."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -11,15 +11,14 @@ from infrastructure.core.errors import CheckpointError
 
 
 class OpenFile(Sequence[Buffer]):
-    """The bytes of an open file, a few megabytes at a time; never all of them in memory.
+    """The bytes of an open file, a few megabytes at a time; they stay readable when its name goes.
 
-    Whoever iterates gets the last piece only when all of them are what `digest` says, so a copy
-    that was made of it is either right or not whole.
+    Raises:
+        CheckpointError: when its bytes are asked for: they cannot be read.
     """
 
-    def __init__(self, path: Path, file: BinaryIO, digest: str, hash_name: str) -> None:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path, self._file = path, file
-        self._digest, self._hash_name = digest, hash_name
         self.size_bytes = file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
@@ -40,6 +39,27 @@ class OpenFile(Sequence[Buffer]):
         start = index % len(self) * CHUNK_BYTES
         return self._read(start, min(CHUNK_BYTES, self.size_bytes - start))
 
+    def _read(self, start: int, length: int) -> bytes:
+        try:
+            self._file.seek(start)
+            parts = []
+            while length > 0 and (part := self._file.read(length)):
+                parts.append(part)
+                length -= len(part)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+        return b"".join(parts)
+
+
+class OpenObject(OpenFile):
+    """The bytes of an object. Whoever iterates gets the last piece only when all of them are what
+    `digest` says, so a copy that was made of it is either right or not whole.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, digest: str, hash_name: str) -> None:
+        super().__init__(path, file)
+        self._digest, self._hash_name = digest, hash_name
+
     def __iter__(self) -> Iterator[Buffer]:
         """The pieces in order.
 
@@ -53,17 +73,6 @@ class OpenFile(Sequence[Buffer]):
             if index == len(self) - 1 and digest.hexdigest() != self._digest:
                 raise CheckpointError(f"the bytes of {self.path.name[:12]} have changed here")
             yield piece
-
-    def _read(self, start: int, length: int) -> bytes:
-        try:
-            self._file.seek(start)
-            parts = []
-            while length > 0 and (part := self._file.read(length)):
-                parts.append(part)
-                length -= len(part)
-        except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
-        return b"".join(parts)
 
 
 Progress = Callable[[int, int], None]

@@ -6,16 +6,22 @@ named it for a while, by listings of both ends of that while.
 """
 
 import contextlib
+import json
 import re
+import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from infrastructure.backup.codec import SUFFIX
 from infrastructure.backup.manifest import Manifest
+from infrastructure.backup.places.base import Content
 from infrastructure.backup.replication import Link
 from infrastructure.backup.retention import Retention
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.files import write_json
 
+GRACE_SECONDS = 3600.0
 OBJECT_FILE = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
 
 
@@ -46,12 +52,15 @@ class PlacePruning:
         oldest = min([self._swept_at, *self.unnamed_since.values()])
         return self.link.clock() - oldest >= self.grace_seconds
 
-    def steps(self, listed: Collection[str], on_its_way: Iterable[str]) -> Iterator[float]:
+    def steps(
+        self, listed: Collection[str], on_its_way: Iterable[str], spared: Collection[str] = ()
+    ) -> Iterator[float]:
         """Remove what may go, one file after the other; yields the seconds to wait between.
 
         Args:
             listed: the versions at the place, listed just now; none of another machine's.
             on_its_way: objects that are being copied.
+            spared: versions that stay, whatever rotation says.
 
         Raises:
             OSError: the place does not answer, or refuses.
@@ -60,15 +69,15 @@ class PlacePruning:
         for name in sorted(names):
             self._take_in(name)
             yield 0.0
-        kept = self._kept(names)
+        kept = self._kept(names) | (names & {*spared})
         for name in sorted(names - kept):
             self.link.remove(self.link.store.manifest_path(name))
             self._forget(name)
             yield 0.0
-        if kept - self._read.keys():
-            return  # it may name any object
-        living = {pack.hash for name in kept for pack in self._read[name].packs}
-        yield from self._remove_objects({*living, *on_its_way})
+        if kept <= self._read.keys():  # else one of them may name any object
+            living = {pack.hash for name in kept for pack in self._read[name].packs}
+            yield from self._remove_objects({*living, *on_its_way})
+        self.link.place.close()
 
     def _take_in(self, name: str) -> None:
         """Read a manifest once: it never changes."""
@@ -140,3 +149,67 @@ class PlacePruning:
                     if match := OBJECT_FILE.fullmatch(file_name):
                         self.unnamed_since.setdefault(match[1], now)
                 yield 0.0
+
+
+def prune_once(link: Link, retention: Retention, record: Path) -> list[str]:
+    """One pruning of a place by somebody who does not copy to it; what it did, in sentences.
+
+    A version counts as confirmed when it was read back there. `record` remembers which objects had
+    no name when, for the next call.
+
+    Raises:
+        OSError: the place does not answer, or refuses.
+    """
+    pruning = PlacePruning(replace(link, clock=time.time), retention, GRACE_SECONDS)
+    pruning.unnamed_since = _read_record(record)
+    listed = link.store.versions()
+    for name in listed:
+        manifest = _confirmed_manifest(link, name)
+        if manifest is not None:
+            pruning.confirmed[name] = manifest
+        if sum(m.healthy for m in pruning.confirmed.values()) == retention.keep_last:
+            break
+    before = len(pruning.unnamed_since)
+    for _ in pruning.steps(listed, ()):
+        pass
+    num_removed = len({*listed} - {*link.store.versions()})
+    write_json(record, pruning.unnamed_since)
+    waiting = len(pruning.unnamed_since)
+    told = [f"{num_removed} versions removed at {link.place.url}"]
+    if waiting:
+        told.append(f"{waiting} objects there have no name; a prune in an hour removes them")
+    elif before:
+        told.append(f"{before} objects without a name removed there")
+    return told
+
+
+def _confirmed_manifest(link: Link, name: str) -> Manifest | None:
+    """The manifest of a version that is whole at the place and safe there."""
+    try:
+        manifest = link.store.read(name)
+        link.store.verify(manifest)
+        for path in [link.store.manifest_path(name), *_object_paths(link, manifest)]:
+            if not link.place.confirm(path, Content.of(link.place.read(path))):
+                return None
+    except (CheckpointError, StorageError, FileNotFoundError):
+        return None
+    return manifest
+
+
+def _object_paths(link: Link, manifest: Manifest) -> Iterator[Path]:
+    for pack in manifest.packs:
+        path = link.store.objects.path_of(pack.hash)
+        try:
+            link.place.size(path)
+        except FileNotFoundError:
+            path = path.with_name(path.name + SUFFIX)
+        yield path
+
+
+def _read_record(path: Path) -> dict[str, float]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    is_record = isinstance(found, dict) and all(type(time) is float for time in found.values())
+    return found if is_record else {}

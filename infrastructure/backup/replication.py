@@ -14,7 +14,7 @@ from infrastructure.backup.bandwidth import Bandwidth, Paced
 from infrastructure.backup.codec import SUFFIX, compress
 from infrastructure.backup.file_operations import Buffer
 from infrastructure.backup.manifest import Manifest, Pack
-from infrastructure.backup.open_object import OpenFile, Progress
+from infrastructure.backup.open_object import OpenObject, Progress
 from infrastructure.backup.places.base import Content, Place
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError, StorageError
@@ -122,7 +122,7 @@ class Upload:
         self._manifest_bytes = local.objects.read_small(local.manifest_path(name))
         self._manifest_sent: Sent | None = None
         self._piece_bytes = 0
-        self._files: dict[str, OpenFile] = {}
+        self._files: dict[str, OpenObject] = {}
         try:
             for pack in self.manifest.packs:
                 self._files[pack.hash] = open_object(local, pack, self.manifest.hash_name)
@@ -221,7 +221,7 @@ class Upload:
             self._write(sent, buffers)
         self.link.sent[pack.hash] = sent
 
-    def _packed(self, pack: Pack, file: OpenFile) -> tuple[Sent, Sequence[Buffer]] | None:
+    def _packed(self, pack: Pack, file: OpenObject) -> tuple[Sent, Sequence[Buffer]] | None:
         """The object in compressed form, where that is wanted and smaller."""
         if not self.link.compresses or pack.size_bytes > LARGEST_COMPRESSED_BYTES:
             return None
@@ -283,7 +283,7 @@ class Upload:
         self._manifest_sent = None
 
 
-def open_object(local: Store, pack: Pack, hash_name: str) -> OpenFile:
+def open_object(local: Store, pack: Pack, hash_name: str) -> OpenObject:
     """The file of an object, open.
 
     Raises:
@@ -291,7 +291,7 @@ def open_object(local: Store, pack: Pack, hash_name: str) -> OpenFile:
     """
     path = local.objects.path_of(pack.hash)
     try:
-        file = OpenFile(path, local.operations.open(path), pack.hash, hash_name)
+        file = OpenObject(path, local.operations.open(path), pack.hash, hash_name)
     except OSError as error:
         raise CheckpointError(f"object {pack.hash[:12]} cannot be opened here: {error}") from error
     if file.size_bytes != pack.size_bytes:

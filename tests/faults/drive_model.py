@@ -147,6 +147,8 @@ class DriveModel(Place):
     def confirm(self, path: Path, content: Content) -> bool:
         """Whether the cloud has this file, as DriveFS tells by its id."""
         self._pass_time()
+        if self.draw.random() < self.weather.lie_share:
+            raise StorageError(f"{path} is gone")
         self._lie(path)
         if path not in self.cloud or any(one.path == path for one in self.queue):
             return False
