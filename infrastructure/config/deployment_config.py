@@ -14,7 +14,13 @@ from infrastructure.config.data_config import DataConfig
 from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
 from infrastructure.config.misfits import misfits, several_gpus, unused_notes
 from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.record import PATHS, absolute_place, refuse_masked, without_secrets
+from infrastructure.config.record import (
+    PATHS,
+    absolute_place,
+    refuse_masked,
+    without_masked_place,
+    without_secrets,
+)
 from infrastructure.config.resource_config import (
     CacheConfig,
     MemoryConfig,
@@ -116,9 +122,7 @@ class DeploymentConfig(Section):
     enable_monitoring: Annotated[
         bool, Later("C", instead="metrics, progress and the report are always written")
     ] = Field(default=True, description="Watch the machine and raise alerts while training.")
-    enable_backups: Annotated[
-        bool, Later("B", instead="checkpoints lie on this machine's disk only")
-    ] = Field(
+    enable_backups: bool = Field(
         default=True,
         description="Copy checkpoints to a place that this machine's death cannot reach.",
     )
@@ -241,7 +245,7 @@ class DeploymentConfig(Section):
             ConfigurationError: unknown keys, wrong values, or a value that was masked as a secret.
         """
         refuse_masked(saved)
-        config = cls(**saved["values"])
+        config = cls(**without_masked_place(saved))
         config._settings = {
             key: Setting(key, config.value(key), Source(Layer(told["layer"]), told["place"]))
             for key, told in saved["sources"].items()

@@ -33,6 +33,8 @@ def resume(
     run, checkpoint = find_run(name, Path(output_dir))
     config = configuration_of(run, checkpoint).changed(changes or [])
     logging.getLogger().setLevel(config.log_level)
+    if config.backup.place is None and "backup.place" in run.masked():
+        print("note: backup.place held a password, which is never recorded: give --backup-place")
     if checkpoint is None and run.is_finished() and not accept:
         print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
         return DONE

@@ -93,6 +93,10 @@ class RunDirectory:
                 f" ({error!r}); bring it back, or start a new run"
             ) from error
 
+    def masked(self) -> list[str]:
+        """Keys of the recorded configuration whose values were not written down: secrets."""
+        return list(self.read_run()["configuration"].get("masked", []))
+
     def is_finished(self) -> bool:
         """Whether the training came to its end and the model is there."""
         try:
@@ -109,18 +113,27 @@ def plan_run(output_dir: Path, name: str) -> RunDirectory:
     Raises:
         ValueError: `output_dir` cannot be written to.
     """
+    writable(output_dir)
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
+    started = time.strftime("%Y%m%d-%H%M%S")
+    return RunDirectory(output_dir / f"{started}-{readable[-40:]}-{secrets.token_hex(2)}")
+
+
+def writable(output_dir: Path) -> Path:
+    """`output_dir`, made if it is not there.
+
+    Raises:
+        ValueError: it cannot be written to.
+    """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=output_dir):
-            pass
+            return output_dir
     except OSError as error:
         raise ValueError(
             f"output_dir {output_dir} cannot be written to ({error.strerror}); choose another with"
             " --output"
         ) from error
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
-    started = time.strftime("%Y%m%d-%H%M%S")
-    return RunDirectory(output_dir / f"{started}-{readable[-40:]}-{secrets.token_hex(2)}")
 
 
 def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | None]:

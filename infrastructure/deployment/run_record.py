@@ -131,7 +131,12 @@ def closing_lines(run: RunDirectory, summary: dict[str, Any]) -> list[str]:
         lines += _indented("before", example["before"]) + _indented("after", example["after"])
     lines += ["", "Where everything lies"]
     lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
+    backup = summary.get("backup", {})
+    if "published" in backup:
+        lines.append(f"  {'copy':<12} {backup['published']}")
     lines.append(f"  look at it   open {_relative(str(run.path / 'report.html'))} in a browser")
+    if "text" in backup:
+        lines.append(backup["text"])
     return lines
 
 

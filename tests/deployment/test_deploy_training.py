@@ -107,7 +107,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
         patch.setattr(
             TrainingDeployment,
             "_observers",
-            lambda self, run: [*observers(self, run), StopAt(5, number)],
+            lambda self, run, copies: [*observers(self, run, copies), StopAt(5, number)],
         )
         stopped, said = deploy(configure())
     assert json.loads((stopped / "summary.json").read_text())["status"] == "stopped"
@@ -172,7 +172,7 @@ def test_going_on_from_an_earlier_step_is_a_branch_of_its_own(
         patch.setattr(
             TrainingDeployment,
             "_observers",
-            lambda self, run: [*observers(self, run), StopAt(5, signal.SIGTERM)],
+            lambda self, run, copies: [*observers(self, run, copies), StopAt(5, signal.SIGTERM)],
         )
         assert resume(f"{run.name}@3", str(run.parent)) == 143
     newest = CheckpointManager(run / "checkpoints").newest()
@@ -200,7 +200,7 @@ def test_an_interrupt_at_once_is_a_stop_too(
         patch.setattr(
             TrainingDeployment,
             "_observers",
-            lambda self, run: [*observers(self, run), Interrupts()],
+            lambda self, run, copies: [*observers(self, run, copies), Interrupts()],
         )
         stopped, said = deploy(configure())
     summary = json.loads((stopped / "summary.json").read_text())
@@ -272,7 +272,7 @@ def test_an_8_bit_optimizer_goes_on_to_the_same_bits(
 def test_a_failed_run_says_why(
     configure: Callable[..., DeploymentConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Any, run: Any) -> list[Observer]:
+    def fail(self: Any, run: Any, copies: Any) -> list[Observer]:
         class Fails(Observer):
             def step_end(self, state: TrainingState) -> None:
                 raise OSError("the disk went away")

@@ -44,7 +44,9 @@ class StopAfter(Observer):
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(
-        TrainingDeployment, "_observers", lambda self, run: [*OBSERVERS(self, run), StopAfter(step)]
+        TrainingDeployment,
+        "_observers",
+        lambda self, run, copies: [*OBSERVERS(self, run, copies), StopAfter(step)],
     )
 
 
