@@ -86,7 +86,7 @@ class Copier:
             self._begin_again(wait)
         except FencedError as stranger:
             self._stranger = str(stranger)
-            self._land()
+            self.close()
         except CheckpointError as error:
             wait = self._pass_over(error)
         except (OSError, StorageError) as error:
@@ -251,12 +251,13 @@ class Copier:
         if upload.manifest.healthy:
             self._confirmed = (upload.name, upload.manifest, self._now())
         self._pruned_at = float("-inf")
-        self._land()
+        self.close()
 
-    def _land(self) -> None:
+    def close(self) -> None:
+        """Let go of what is on its way."""
         if self._upload is not None:
             self._upload.close()
-        self._upload = None
+        self._upload, self._phase = None, "idle"
 
     def _prune(self) -> Iterator[float]:
         """After a version was confirmed, and when an object has been without a name for long."""
@@ -290,7 +291,7 @@ class Copier:
         """Leave a version that turned out to be damaged; the seconds to wait before the next."""
         assert self._upload is not None, "nothing else reads objects of this machine"
         self._note_damage(self._upload.name, error)
-        self._land()
+        self.close()
         self._begin_again(IDLE_SECONDS)
         return IDLE_SECONDS
 

@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, overload
 
+from infrastructure.backup.codec import SUFFIX, decompress
 from infrastructure.backup.file_operations import CHUNK_BYTES, Buffer
-from infrastructure.backup.hashing import new_digest
+from infrastructure.backup.hashing import hash_of, new_digest
+from infrastructure.backup.manifest import Pack
+from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError
 
 
@@ -73,6 +76,56 @@ class OpenObject(OpenFile):
             if index == len(self) - 1 and digest.hexdigest() != self._digest:
                 raise CheckpointError(f"the bytes of {self.path.name[:12]} have changed here")
             yield piece
+
+
+class PackedObject(OpenFile):
+    """An object whose file holds it compressed."""
+
+    def __init__(self, path: Path, file: BinaryIO, pack: Pack, hash_name: str) -> None:
+        super().__init__(path, file)
+        self._pack, self._hash_name = pack, hash_name
+
+    def load(self) -> tuple[bytes, list[Buffer]]:
+        """The file's bytes, and the object's; both in memory, as compressed objects are small.
+
+        Raises:
+            CheckpointError: the bytes are not those of its name, or cannot be read.
+        """
+        packed = b"".join(bytes(piece) for piece in self)
+        try:
+            plain = decompress(packed, self._pack.size_bytes)
+        except CheckpointError as error:
+            raise CheckpointError(f"object {self._pack.hash[:12]} {error}") from error
+        if hash_of(self._hash_name, [plain]) != self._pack.hash:
+            raise CheckpointError(f"the bytes of object {self._pack.hash[:12]} have changed here")
+        return packed, [plain]
+
+
+def open_object(local: Store, pack: Pack, hash_name: str) -> OpenFile:
+    """The file of an object, open, in either form.
+
+    Raises:
+        CheckpointError: it is missing, cut, or cannot be opened.
+    """
+    path = local.objects.path_of(pack.hash)
+    try:
+        file = OpenObject(path, local.operations.open(path), pack.hash, hash_name)
+    except FileNotFoundError:
+        return _open_packed(local, pack, hash_name)
+    except OSError as error:
+        raise CheckpointError(f"object {pack.hash[:12]} cannot be opened here: {error}") from error
+    if file.size_bytes != pack.size_bytes:
+        file.close()
+        raise CheckpointError(f"object {pack.hash[:12]} is cut here")
+    return file
+
+
+def _open_packed(local: Store, pack: Pack, hash_name: str) -> OpenFile:
+    path = local.objects.path_of(pack.hash + SUFFIX)
+    try:
+        return PackedObject(path, local.operations.open(path), pack, hash_name)
+    except OSError as error:
+        raise CheckpointError(f"object {pack.hash[:12]} is missing here: {error}") from error
 
 
 Progress = Callable[[int, int], None]

@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infrastructure.backup.bandwidth import Bandwidth, Paced
-from infrastructure.backup.codec import SUFFIX, compress
+from infrastructure.backup.codec import LARGEST_BYTES, SUFFIX, compress
 from infrastructure.backup.file_operations import Buffer
 from infrastructure.backup.manifest import Manifest, Pack
-from infrastructure.backup.open_object import OpenObject, Progress
+from infrastructure.backup.open_object import OpenFile, PackedObject, Progress, open_object
 from infrastructure.backup.places.base import Content, Place
 from infrastructure.backup.store import Store
-from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.errors import StorageError
 
 # Written and not confirmed yet: a mounted Drive holds these on this machine's disk.
 WINDOW_BYTES = 512 * 1024**2
-LARGEST_COMPRESSED_BYTES = 256 * 1024**2  # what is compressed lies in memory
 REWRITE_SECONDS = 30 * 60.0  # mounts were seen to lose an upload: then it is written again
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0  # between two questions whether it is there
 
@@ -122,7 +121,7 @@ class Upload:
         self._manifest_bytes = local.objects.read_small(local.manifest_path(name))
         self._manifest_sent: Sent | None = None
         self._piece_bytes = 0
-        self._files: dict[str, OpenObject] = {}
+        self._files: dict[str, OpenFile] = {}
         try:
             for pack in self.manifest.packs:
                 self._files[pack.hash] = open_object(local, pack, self.manifest.hash_name)
@@ -207,44 +206,44 @@ class Upload:
 
     def _send(self, pack: Pack, is_lost: bool = False) -> None:
         """Write an object, unless the place has it: confirmed, or by its size on its way."""
-        file = self._files[pack.hash]
-        plain = self._sent(pack.hash, file)
-        if self._is_there(plain):
-            self.link.sent[pack.hash] = plain
-            return
-        packed = self._packed(pack, file)
-        sent, buffers = (plain, file) if packed is None else packed
-        if packed is not None and self._is_there(sent):
-            self.link.sent[pack.hash] = sent
-            return
-        if is_lost or not self._is_on_its_way(sent):
+        *others, (sent, buffers) = self._forms(pack)
+        for other, _ in others:
+            if self._is_there(other):
+                self.link.sent[pack.hash] = other
+                return
+        if is_lost or not self._is_there(sent, or_on_its_way=True):
             self._write(sent, buffers)
         self.link.sent[pack.hash] = sent
 
-    def _packed(self, pack: Pack, file: OpenObject) -> tuple[Sent, Sequence[Buffer]] | None:
-        """The object in compressed form, where that is wanted and smaller."""
-        if not self.link.compresses or pack.size_bytes > LARGEST_COMPRESSED_BYTES:
-            return None
-        data = compress(b"".join(bytes(piece) for piece in file))
-        if len(data) >= pack.size_bytes:
-            return None
-        return self._sent(pack.hash + SUFFIX, [data]), [data]
+    def _forms(self, pack: Pack) -> list[tuple[Sent, Sequence[Buffer]]]:
+        """The object plain and, where that is wanted and smaller, compressed; the last is written.
 
-    def _sent(self, file_name: str, buffers: Sequence[Buffer]) -> Sent:
-        path = self.link.store.objects.path_of(file_name)
+        Raises:
+            CheckpointError: its bytes are not those of its name.
+        """
+        file = self._files[pack.hash]
+        plain: Sequence[Buffer] = file
+        packed = None
+        if isinstance(file, PackedObject):
+            packed, plain = file.load()
+        elif self.link.compresses and pack.size_bytes <= LARGEST_BYTES:
+            packed = compress(b"".join(bytes(piece) for piece in file))
+        forms = [(self._sent(self.link.store.objects.path_of(pack.hash), plain), plain)]
+        if packed is not None and len(packed) < pack.size_bytes:
+            path = self.link.store.objects.path_of(pack.hash + SUFFIX)
+            forms.append((self._sent(path, [packed]), [packed]))
+        return forms
+
+    def _sent(self, path: Path, buffers: Sequence[Buffer]) -> Sent:
         return Sent(path, Content.of(buffers), self.link.clock())
 
-    def _is_there(self, sent: Sent) -> bool:
+    def _is_there(self, sent: Sent, or_on_its_way: bool = False) -> bool:
         """Whether the place has this already; what a killed copier left cut is not it."""
         try:
-            return self.link.confirms(sent)
-        except StorageError:
-            return False
-
-    def _is_on_its_way(self, sent: Sent) -> bool:
-        try:
-            return self.link.place.size(sent.path) == sent.content.size_bytes
-        except FileNotFoundError:
+            if self.link.confirms(sent):
+                return True
+            return or_on_its_way and self.link.place.size(sent.path) == sent.content.size_bytes
+        except (FileNotFoundError, StorageError):
             return False
 
     def _write(self, sent: Sent, buffers: Sequence[Buffer]) -> None:
@@ -273,31 +272,13 @@ class Upload:
                 self._write(sent, [self._manifest_bytes])
 
     def _send_manifest(self) -> Sent:
-        content = Content.of([self._manifest_bytes])
-        sent = Sent(self.link.store.manifest_path(self.name), content, self.link.clock())
-        if not self._is_there(sent) and not self._is_on_its_way(sent):
+        sent = self._sent(self.link.store.manifest_path(self.name), [self._manifest_bytes])
+        if not self._is_there(sent, or_on_its_way=True):
             self._write(sent, [self._manifest_bytes])
         return sent
 
     def _forget_manifest(self) -> None:
         self._manifest_sent = None
-
-
-def open_object(local: Store, pack: Pack, hash_name: str) -> OpenObject:
-    """The file of an object, open.
-
-    Raises:
-        CheckpointError: it is missing, cut, or cannot be opened.
-    """
-    path = local.objects.path_of(pack.hash)
-    try:
-        file = OpenObject(path, local.operations.open(path), pack.hash, hash_name)
-    except OSError as error:
-        raise CheckpointError(f"object {pack.hash[:12]} cannot be opened here: {error}") from error
-    if file.size_bytes != pack.size_bytes:
-        file.close()
-        raise CheckpointError(f"object {pack.hash[:12]} is cut here")
-    return file
 
 
 def fetch_version(remote: Store, name: str, local: Store, on_progress: Progress) -> None:

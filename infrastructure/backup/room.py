@@ -22,14 +22,12 @@ def require_room(where: str, store: Store, keep: int, bytes_per_version: int) ->
     needed = num_more * bytes_per_version + SLACK_BYTES
     is_place = isinstance(store.operations, Place)
     free = store.operations.free_bytes(store.root if is_place else _existing(store.root))
-    told = f"{num_more} more versions of {bytes_per_version / 1e6:.0f} MB"
+    told = f"{needed / 1e6:.0f} MB needed for {num_more} x {bytes_per_version / 1e6:.0f} MB"
     if free is None:
-        return f"{where}: {told} are to fit; nobody can tell how much room there is"
+        return f"{where}: {told}; nobody can tell how much room there is"
     if free < needed:
-        raise StorageError(
-            f"{where}: {told} do not fit into {free / 1e6:.0f} MB: make room, or keep fewer"
-        )
-    return f"{where}: {told} fit into {free / 1e6:.0f} MB"
+        raise StorageError(f"{where}: {told}, {free / 1e6:.0f} MB free: make room, or keep fewer")
+    return f"{where}: {told}, {free / 1e6:.0f} MB free"
 
 
 def _existing(directory: Path) -> Path:
