@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 Buffer = bytes | bytearray | memoryview
 
@@ -21,13 +22,18 @@ class FileOperations:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
 
+    def open(self, path: Path) -> BinaryIO:
+        """A file for reading; its bytes stay readable when its name is removed."""
+        return path.open("rb", buffering=0)
+
     def size(self, path: Path) -> int:
         return path.stat().st_size
 
     def names(self, directory: Path) -> list[str]:
         return sorted(path.name for path in directory.iterdir())
 
-    def free_bytes(self, directory: Path) -> int:
+    def free_bytes(self, directory: Path) -> int | None:
+        """Room that is left; None: nobody can tell."""
         return shutil.disk_usage(directory).free
 
     def make_directory(self, directory: Path) -> None:
