@@ -52,7 +52,9 @@ def seconds_of(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def ratios(pairs: Iterator[tuple[float, float]] | Sequence[tuple[float, float]]) -> dict[str, float]:
+def ratios(
+    pairs: Iterator[tuple[float, float]] | Sequence[tuple[float, float]],
+) -> dict[str, float]:
     """Median and ninth decile of the ratios of neighbouring times."""
     found = sorted(first / second for first, second in pairs)
     ninth = found[min(len(found) - 1, int(len(found) * 0.9))]

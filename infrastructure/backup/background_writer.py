@@ -38,11 +38,13 @@ class BackgroundWriter:
 
     Args:
         root: the store's directory.
+        compress: as in `Store`; costs the helper's time, not the training's.
     """
 
-    def __init__(self, root: Path, retention: Retention) -> None:
+    def __init__(self, root: Path, retention: Retention, *, compress: bool = False) -> None:
         self.root = root
         self.retention = retention
+        self.compress = compress
         self._file: BinaryIO | None = None
         self._memory: mmap.mmap | None = None
         self._helper: subprocess.Popen[bytes] | None = None
@@ -58,7 +60,12 @@ class BackgroundWriter:
         """
         assert self._in_flight is None, "a version is in flight"
         places, size_bytes = _lay_out(tensors)
-        message = {"tensors": places, "values": values, "facts": facts}
+        message = {
+            "tensors": places,
+            "values": values,
+            "facts": facts,
+            "compress": self.compress,
+        }
         text = json.dumps(message, allow_nan=False, check_circular=False).encode()
         self._reserve(size_bytes + len(text))
         assert self._memory is not None

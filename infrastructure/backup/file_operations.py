@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 Buffer = bytes | bytearray | memoryview
 Item = TypeVar("Item")
@@ -34,13 +34,18 @@ class FileOperations:
                 end += count
                 yield end
 
+    def open(self, path: Path) -> BinaryIO:
+        """A file for reading; its bytes stay readable when its name is removed."""
+        return path.open("rb", buffering=0)
+
     def size(self, path: Path) -> int:
         return path.stat().st_size
 
     def names(self, directory: Path) -> list[str]:
         return sorted(path.name for path in directory.iterdir())
 
-    def free_bytes(self, directory: Path) -> int:
+    def free_bytes(self, directory: Path) -> int | None:
+        """Room that is left; None: nobody can tell."""
         return shutil.disk_usage(directory).free
 
     def make_directory(self, directory: Path) -> None:

@@ -1,13 +1,17 @@
-"""Objects: files named by the hash of their bytes, written once, never changed."""
+"""Objects: files named by the hash of their bytes, written once, never changed.
+
+A file holds the bytes themselves; or it is called `<hash>.zst` and holds them compressed.
+"""
 
 import contextlib
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 
+from infrastructure.backup.codec import LARGEST_BYTES, SUFFIX, compress, decompress
 from infrastructure.backup.file_operations import (
     CHUNK_BYTES,
     Buffer,
@@ -20,6 +24,9 @@ from infrastructure.backup.manifest import MAX_MANIFEST_BYTES, Pack
 from infrastructure.backup.packs import size_of
 from infrastructure.core.errors import CheckpointError, StorageError
 
+# What to hash, piece by piece, and the memory in which it then lies as a whole (or nothing).
+Contents = tuple[Iterable[Buffer], Buffer]
+
 SLACK_BYTES = 64 * 1024**2  # the disk is never filled to its last byte
 
 
@@ -29,16 +36,23 @@ class ObjectFiles:
     Args:
         root: the store's directory.
         operations: the file system.
+        compresses: write an object compressed where that is smaller. Either form is read anyway.
     """
 
-    def __init__(self, root: Path, operations: FileOperations) -> None:
+    def __init__(self, root: Path, operations: FileOperations, compresses: bool = False) -> None:
         self.root = root
         self.operations = operations
-        self._trusted: set[str] = set()  # read and found right since this was opened
+        self.compresses = compresses
+        # files that were read and found right since this was opened, and their sizes
+        self._trusted: dict[str, tuple[Path, int]] = {}
 
     def path_of(self, digest: str) -> Path:
-        """The file of the object `digest`."""
+        """The file of the object `digest`, as it is called where it is not compressed."""
         return self.root / "objects" / digest[:2] / digest
+
+    def compressed_path_of(self, digest: str) -> Path:
+        """The file of the object `digest`, as it is called where it is compressed."""
+        return self.path_of(digest + SUFFIX)
 
     def read_small(self, path: Path) -> bytes:
         """A file no larger than a manifest may be.
@@ -62,50 +76,24 @@ class ObjectFiles:
         Raises:
             CheckpointError: it is missing, cut, changed, or cannot be read.
         """
-        path = self.path_of(pack.hash)
-        self._trusted.discard(pack.hash)
-        try:
-            found = self.operations.size(path)
-            if found != pack.size_bytes:
-                raise CheckpointError(
-                    f"object {pack.hash[:12]} has {found} bytes instead of {pack.size_bytes}"
-                )
-            digest = hash_of(hash_name, _ahead(self.operations.read(path), found))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"object {pack.hash[:12]} is missing") from error
-        except OSError as error:
-            raise CheckpointError(f"object {pack.hash[:12]} cannot be read: {error}") from error
-        if digest != pack.hash:
-            raise CheckpointError(f"the bytes of object {pack.hash[:12]} have changed")
-        self._trusted.add(pack.hash)
+        self._whole(pack, hash_name, self._chunks, self._unpacked)
 
-    def read(self, pack: Pack, hash_name: str) -> memoryview:
+    def read(self, pack: Pack, hash_name: str) -> Buffer:
         """The bytes of an object in memory of their own, verified as they are returned: hashed
         where they lie, and not read again.
 
         Raises:
             CheckpointError: as `verify`.
         """
-        path = self.path_of(pack.hash)
-        try:
-            if self.operations.size(path) == pack.size_bytes:
-                # NumPy asks the system for large pages, which come several times as fast
-                data = np.empty(pack.size_bytes, np.uint8).data
-                ends = _ahead(self.operations.read_into(path, data), pack.size_bytes)
-                pieces = (data[begin:end] for begin, end in pairwise(chain([0], ends)))
-                if hash_of(hash_name, pieces) == pack.hash:
-                    return data
-        except OSError:
-            self.verify(pack, hash_name)
-        self.verify(pack, hash_name)
-        raise CheckpointError(f"object {pack.hash[:12]} reads differently each time")
+        return self._whole(pack, hash_name, self._loaded, self._unpacked)
 
     def is_whole(self, pack: Pack, hash_name: str) -> bool:
         """Whether an object may be named again without being written again."""
         try:
             if pack.hash not in self._trusted:
                 self.verify(pack, hash_name)
-            return self.operations.size(self.path_of(pack.hash)) == pack.size_bytes
+            path, size_bytes = self._trusted[pack.hash]
+            return self.operations.size(path) == size_bytes
         except (CheckpointError, OSError):
             return False
 
@@ -116,7 +104,7 @@ class ObjectFiles:
             StorageError: there is too little room on the disk.
         """
         free_bytes = self.operations.free_bytes(self.root)
-        if free_bytes < needed_bytes + SLACK_BYTES:
+        if free_bytes is not None and free_bytes < needed_bytes + SLACK_BYTES:
             raise StorageError(
                 f"{self.root} has {free_bytes / 1e6:.0f} MB free; a version needs"
                 f" {needed_bytes / 1e6:.0f} MB, and {SLACK_BYTES / 1e6:.0f} MB stay free: make room"
@@ -130,11 +118,15 @@ class ObjectFiles:
         """
         pack = Pack(hash_of(hash_name, buffers), size_of(buffers))
         if not self.is_whole(pack, hash_name):
-            directory = self.path_of(pack.hash).parent
-            self.operations.make_directory(directory)
-            self.operations.sync_directory(directory.parent)
-            self.put(self.path_of(pack.hash), buffers, pack.hash, hash_name)
-            self._trusted.add(pack.hash)
+            path, digest = self.path_of(pack.hash), pack.hash
+            packed = self._packed(buffers, pack, hash_name)
+            if packed is not None:
+                path, digest = self.compressed_path_of(pack.hash), hash_of(hash_name, [packed])
+                buffers = [packed]
+            self.operations.make_directory(path.parent)
+            self.operations.sync_directory(path.parent.parent)
+            self.put(path, buffers, digest, hash_name)
+            self._trusted[pack.hash] = path, size_of(buffers)
         return pack
 
     def put(self, path: Path, buffers: Sequence[Buffer], digest: str, hash_name: str) -> None:
@@ -167,10 +159,10 @@ class ObjectFiles:
             OSError: the disk refuses.
         """
         for folder in self.operations.names(self.root / "objects"):
-            for digest in self.operations.names(self.root / "objects" / folder):
-                if digest not in living:
-                    self._trusted.discard(digest)
-                    self.operations.remove(self.root / "objects" / folder / digest)
+            for name in self.operations.names(self.root / "objects" / folder):
+                if name.removesuffix(SUFFIX) not in living:
+                    self._trusted.pop(name.removesuffix(SUFFIX), None)
+                    self.operations.remove(self.root / "objects" / folder / name)
 
     def sweep(self) -> None:
         """Remove what a killed writer left half-written.
@@ -181,6 +173,74 @@ class ObjectFiles:
         with contextlib.suppress(FileNotFoundError):
             for name in self.operations.names(self.root / "tmp"):
                 self.operations.remove(self.root / "tmp" / name)
+
+    def _whole(
+        self,
+        pack: Pack,
+        hash_name: str,
+        plain: Callable[[Path, Pack], Contents],
+        compressed: Callable[[Path, Pack], Contents],
+    ) -> Buffer:
+        """What the first whole file of an object holds, as one of the two reads it."""
+        self._trusted.pop(pack.hash, None)
+        problem = "is missing"
+        cause: Exception | None = None
+        forms = {self.path_of(pack.hash): plain, self.compressed_path_of(pack.hash): compressed}
+        for path, read in forms.items():
+            try:
+                pieces, whole = read(path, pack)
+                if hash_of(hash_name, pieces) == pack.hash:
+                    self._trusted[pack.hash] = path, self.operations.size(path)
+                    return whole
+                problem = "is damaged: its bytes have changed"
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                problem, cause = f"cannot be read: {error}", error
+            except CheckpointError as error:
+                problem, cause = str(error), error
+        raise CheckpointError(f"object {pack.hash[:12]} {problem}") from cause
+
+    def _chunks(self, path: Path, pack: Pack) -> Contents:
+        self._require_size(path, pack)
+        return _ahead(self.operations.read(path), pack.size_bytes), b""
+
+    def _loaded(self, path: Path, pack: Pack) -> Contents:
+        self._require_size(path, pack)
+        # NumPy asks the system for large pages, which come several times as fast
+        data = np.empty(pack.size_bytes, np.uint8).data
+        ends = _ahead(self.operations.read_into(path, data), pack.size_bytes)
+        return (data[begin:end] for begin, end in pairwise(chain([0], ends))), data
+
+    def _unpacked(self, path: Path, pack: Pack) -> Contents:
+        found = self.operations.size(path)
+        if found >= pack.size_bytes:
+            raise CheckpointError(f"has {found} bytes compressed, {pack.size_bytes} plain")
+        data = decompress(self._read_all(path, found), pack.size_bytes)
+        return [data], data
+
+    def _read_all(self, path: Path, size_bytes: int) -> bytearray:
+        data, end = bytearray(size_bytes), 0
+        for chunk in self.operations.read(path):
+            data[end : end + len(chunk)] = chunk
+            end += len(chunk)
+        return data
+
+    def _require_size(self, path: Path, pack: Pack) -> None:
+        found = self.operations.size(path)
+        if found != pack.size_bytes:
+            raise CheckpointError(f"has {found} bytes instead of {pack.size_bytes}")
+
+    def _packed(self, buffers: Sequence[Buffer], pack: Pack, hash_name: str) -> bytes | None:
+        """The object compressed, where that is wanted, smaller, and opens as what it was."""
+        if not self.compresses or pack.size_bytes > LARGEST_BYTES:
+            return None
+        packed = compress(b"".join(buffers))
+        if len(packed) >= pack.size_bytes:
+            return None
+        if hash_of(hash_name, [decompress(packed, pack.size_bytes)]) != pack.hash:
+            raise StorageError(f"object {pack.hash[:12]} was compressed wrongly: is memory broken?")
+        return packed
 
     def _remove_if_there(self, path: Path) -> None:
         with contextlib.suppress(OSError):  # swept later; the error being raised matters more

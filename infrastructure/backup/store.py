@@ -1,6 +1,6 @@
 """A store of versions: objects named by their hash, then a manifest named by its hash.
 
-    objects/ab/<hash> · versions/<sequence>-<hash name>-<hash>.json · tmp/
+    objects/ab/<hash>[.zst] · versions/<sequence>-<hash name>-<hash>.json · tmp/
 
 The manifest is the commit point: a version is there when its manifest is, and the manifest is
 written only when every object it names is on the disk and was read back. Nothing is ever changed
@@ -42,12 +42,15 @@ class Store:
 
     Args:
         operations: the file system.
+        compress: write objects compressed where that is smaller; both forms are read anyway.
     """
 
-    def __init__(self, root: Path, operations: FileOperations | None = None) -> None:
+    def __init__(
+        self, root: Path, operations: FileOperations | None = None, *, compress: bool = False
+    ) -> None:
         self.root = root
         self.operations = operations or FileOperations()
-        self.objects = ObjectFiles(root, self.operations)
+        self.objects = ObjectFiles(root, self.operations, compress)
         self.hash_name = available_hash()  # of new versions; an old one's stands in its name
         self._is_prepared = False
 
@@ -154,7 +157,7 @@ class Store:
             StorageError: the disk refuses or lies; the versions before are untouched.
         """
         try:
-            self._prepare()
+            self.prepare()
             places, packs = self._place(tensors)
             names = self.versions()
             manifest = Manifest(
@@ -219,8 +222,12 @@ class Store:
         except CheckpointError:
             return None
 
-    def _prepare(self) -> None:
-        """Make the directories, all on the disk before anything is put there."""
+    def prepare(self) -> None:
+        """Make the directories, all on the disk before anything is put there.
+
+        Raises:
+            OSError: the disk refuses.
+        """
         if self._is_prepared:
             return
         self.operations.make_directory(self.root)
@@ -275,9 +282,7 @@ class Store:
         return {}
 
 
-def _living_bytes(
-    held: Mapping[str, Pack], tensors: Mapping[str, TensorBytes]
-) -> dict[Pack, int]:
+def _living_bytes(held: Mapping[str, Pack], tensors: Mapping[str, TensorBytes]) -> dict[Pack, int]:
     living: dict[Pack, int] = {}
     for name, pack in held.items():
         living[pack] = living.get(pack, 0) + len(tensors[name].data)

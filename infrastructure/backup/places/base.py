@@ -1,0 +1,152 @@
+"""What every place has in common: the operations of a file system, and `confirm`.
+
+Paths are relative to the place (`Path("run-1/objects/ab/…")`), so `Store(Path("run-1"), place)`
+reads a place as it reads a disk.
+"""
+
+import abc
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from infrastructure.backup.file_operations import Buffer, FileOperations
+from infrastructure.core.errors import StorageError
+
+
+@dataclass(frozen=True)
+class Content:
+    """What was written to one file: its size, and the hashes that servers know.
+
+    Attributes:
+        size_bytes: of the bytes as they are stored (of a compressed object: the compressed ones).
+        sha256, md5: hex hashes of the same bytes. MD5 is only ever compared with what a server
+            says of a file that we wrote; it is no protection against a person.
+    """
+
+    size_bytes: int
+    sha256: str
+    md5: str
+
+    @classmethod
+    def of(cls, buffers: Iterable[Buffer]) -> Self:
+        """The content of `buffers`, one after the other."""
+        size_bytes, sha256, md5 = 0, hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+        for buffer in buffers:
+            size_bytes += memoryview(buffer).nbytes
+            sha256.update(buffer)
+            md5.update(buffer)
+        return cls(size_bytes, sha256.hexdigest(), md5.hexdigest())
+
+
+class Place(FileOperations, abc.ABC):
+    """Where backups lie. Every method raises OSError and nothing else, unless it says so.
+
+    FileNotFoundError means that the file is not there; a place that cannot be reached is another
+    OSError (`errno.ENOTCONN` where nothing better is known).
+
+    Attributes:
+        url: the place as people write it, without any secret.
+        is_slow: whether bytes cost more time than compressing them.
+    """
+
+    url: str
+    is_slow: bool
+
+    @abc.abstractmethod
+    def confirm(self, path: Path, content: Content) -> bool:
+        """Whether the bytes of `path` are known to lie where this machine's death cannot reach.
+
+        Returns:
+            False: not yet, ask again later.
+
+        Raises:
+            StorageError: it holds other bytes, or is gone: write it again.
+            OSError: the place cannot be reached.
+        """
+
+    @abc.abstractmethod
+    def advice(self, error: OSError) -> str:
+        """One sentence: what a person can do about `error`."""
+
+    def caution(self, run_directory: Path) -> str | None:
+        """One sentence on what this place does not protect `run_directory` from; None: nothing."""
+        return None
+
+    @abc.abstractmethod
+    def read(self, path: Path) -> Iterator[bytes]:
+        """The bytes of a file, a few megabytes at a time."""
+
+    def read_into(self, path: Path, memory: memoryview) -> Iterator[int]:
+        """As in FileOperations; from here bytes come so slowly that copying them costs nothing."""
+        end = 0
+        for chunk in self.read(path):
+            fits = chunk[: len(memory) - end]
+            memory[end : end + len(fits)] = fits
+            end += len(fits)
+            yield end
+
+    @abc.abstractmethod
+    def size(self, path: Path) -> int:
+        """Bytes in a file."""
+
+    @abc.abstractmethod
+    def names(self, directory: Path) -> list[str]:
+        """What is in `directory` now. FileNotFoundError: nothing was ever put there."""
+
+    @abc.abstractmethod
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        """Put a file there, whole; what had the name before (a damaged copy) is replaced.
+
+        The directory is made where a place has directories.
+        """
+
+    @abc.abstractmethod
+    def remove(self, path: Path) -> None:
+        """Remove a file, so that it no longer costs room where that is possible."""
+
+    def free_bytes(self, directory: Path) -> int | None:
+        return None
+
+    def make_directory(self, directory: Path) -> None:
+        """Nothing: `write` makes what it needs."""
+
+    def sync_file(self, path: Path) -> None:
+        """Nothing: `write` returns when the place has the bytes."""
+
+    def sync_directory(self, directory: Path) -> None:
+        """Nothing: `write` returns when the place has the name."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """A copy, then a removal: few places can rename, and none of the others says when."""
+        self.write(target, list(self.read(source)))
+        self.remove(source)
+
+    def forget_cached(self, path: Path) -> None:
+        """Nothing: what is read comes from the place."""
+
+    def close(self) -> None:
+        """Finish what was begun (removals that a place gathers); the place can still be used."""
+
+
+def require_content(place: Place, path: Path, content: Content) -> None:
+    """Read a file anew and compare it with what was written.
+
+    Raises:
+        StorageError: it holds other bytes, or is gone.
+        OSError: it cannot be read.
+    """
+    shown = f"{place.url}/{path}"
+    try:
+        found_bytes = place.size(path)
+        if found_bytes != content.size_bytes:
+            raise StorageError(f"{shown} has {found_bytes} bytes instead of {content.size_bytes}")
+        place.forget_cached(path)
+        digest = hashlib.sha256()
+        for chunk in place.read(path):
+            digest.update(chunk)
+    except FileNotFoundError as error:
+        raise StorageError(f"{shown} is gone") from error
+    if digest.hexdigest() != content.sha256:
+        raise StorageError(f"{shown} does not hold what was written to it")

@@ -1,0 +1,158 @@
+"""A folder on another disk: USB, NFS, a second volume. What is on it is synced, then read back."""
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from infrastructure.backup.file_operations import Buffer, FileOperations
+from infrastructure.backup.places.base import Content, Place, require_content
+
+Result = TypeVar("Result")
+
+ADVICE = {
+    errno.ENOSPC: "make room on that disk, or name another place",
+    errno.EDQUOT: "your quota there is used up: make room, or name another place",
+    errno.EACCES: "check that you may write there",
+    errno.EPERM: "check that you may write there",
+    errno.EROFS: "it is mounted read-only: mount it for writing",
+    errno.ENOTCONN: "mount the disk again; copying then goes on by itself",
+    errno.ESTALE: "mount the disk again; copying then goes on by itself",
+    errno.EFBIG: "its file system takes no file of that size: name another place",
+    errno.EIO: "look at the disk and its cable: it reports input/output errors",
+}
+
+
+class FolderPlace(Place):
+    """The directory `root`, which is made if its parent is there.
+
+    The parent is never made: a folder on a disk that is not mounted would else be made on this
+    machine's own disk. A root that was there and is gone counts as a lost connection.
+
+    Args:
+        root: absolute path.
+        operations: the file system below.
+    """
+
+    is_slow = False
+
+    def __init__(self, root: Path, operations: FileOperations | None = None) -> None:
+        self.root = root
+        self.url = str(root)
+        self.anchor = root.parent  # must be there
+        self.operations = operations or FileOperations()
+        self._was_there = False
+
+    def confirm(self, path: Path, content: Content) -> bool:
+        require_content(self, path, content)
+        return True
+
+    def advice(self, error: OSError) -> str:
+        return ADVICE.get(error.errno or 0, f"look at {self.url}; copying is tried again")
+
+    def caution(self, run_directory: Path) -> str | None:
+        with contextlib.suppress(OSError):  # not mounted: the copier will say so
+            if self.anchor.stat().st_dev == run_directory.stat().st_dev:
+                return f"{self.url} is on the same disk as the run: both die with it"
+        return None
+
+    def read(self, path: Path) -> Iterator[bytes]:
+        chunks = self._try(lambda: self.operations.read(self.at(path)))
+        while (chunk := self._try(lambda: next(chunks, None))) is not None:
+            yield chunk
+
+    def size(self, path: Path) -> int:
+        return self._try(lambda: self.operations.size(self.at(path)))
+
+    def names(self, directory: Path) -> list[str]:
+        return self._try(lambda: self.operations.names(self.at(directory)))
+
+    def free_bytes(self, directory: Path) -> int | None:
+        return self.operations.free_bytes(self.root if self._is_there(self.root) else self.anchor)
+
+    def make_directory(self, directory: Path) -> None:
+        self._require_root()
+        missing = [
+            folder
+            for folder in (self.at(directory), *self.at(directory).parents)
+            if folder.is_relative_to(self.root) and not self._is_there(folder)
+        ]
+        if missing:
+            self.operations.make_directory(missing[0])
+        for folder in missing:
+            self.operations.sync_directory(folder.parent)
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        self.make_directory(path.parent)
+        target = self.at(path)
+        part = target.with_name(f"{target.name}.part")
+        self._remove_if_there(part)  # a killed copier's
+        try:
+            self.operations.write(part, buffers)
+            self.operations.sync_file(part)
+            self.operations.rename(part, target)
+        except BaseException:
+            self._remove_if_there(part)
+            raise
+        self.operations.sync_directory(target.parent)
+
+    def remove(self, path: Path) -> None:
+        self._try(lambda: self.operations.remove(self.at(path)))
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._try(lambda: self.operations.rename(self.at(source), self.at(target)))
+
+    def sync_directory(self, directory: Path) -> None:
+        self._try(lambda: self.operations.sync_directory(self.at(directory)))
+
+    def forget_cached(self, path: Path) -> None:
+        self.operations.forget_cached(self.at(path))
+
+    def at(self, path: Path) -> Path:
+        """The absolute path of `path`.
+
+        Raises:
+            ValueError: it leads out of the place.
+        """
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{path} leads out of the place {self.url}")
+        return self.root / path
+
+    def _try(self, operation: Callable[[], Result]) -> Result:
+        """A file that is missing because its disk is, is not missing."""
+        try:
+            result = operation()
+        except FileNotFoundError:
+            self._require_connection()
+            raise
+        self._was_there = True
+        return result
+
+    def _require_root(self) -> None:
+        """Make the root where that is right.
+
+        Raises:
+            OSError: the disk is not there (ENOTCONN), or refuses.
+        """
+        self._require_connection()
+        if not self._is_there(self.root):
+            self.operations.make_directory(self.root)
+            self.operations.sync_directory(self.root.parent)
+        self._was_there = True
+
+    def _require_connection(self) -> None:
+        needed = self.root if self._was_there else self.anchor
+        if not self._is_there(needed):
+            raise OSError(errno.ENOTCONN, f"{needed} is not there: is it mounted?") from None
+
+    def _is_there(self, directory: Path) -> bool:
+        try:
+            self.operations.size(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def _remove_if_there(self, path: Path) -> None:
+        with contextlib.suppress(OSError):  # the error being raised matters more
+            self.operations.remove(path)
