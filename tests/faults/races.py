@@ -55,7 +55,7 @@ class Outcome:
 
 
 def enter_and_save(run: Path, notes: Path, locks: bool) -> None:
-    """Take the run, go on from its newest version, save twice, and write down when one was in it."""
+    """Take the run, go on from its newest version, save twice; write down when one was in it."""
     enter: Enter = run_lock.only_trainer_of if locks else nullcontext
     try:
         with enter(run):  # type: ignore[attr-defined]
