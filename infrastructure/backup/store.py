@@ -37,6 +37,14 @@ class Rejected:
     reason: str
 
 
+@dataclass(frozen=True)
+class Placed:
+    """Where the tensors of a version lie, as a manifest says it."""
+
+    packs: tuple[Pack, ...]
+    tensors: dict[str, StoredTensor]
+
+
 class Store:
     """The versions in the directory `root`, which is made with its first version.
 
@@ -95,22 +103,29 @@ class Store:
             self.objects.verify(pack, manifest.hash_name)
 
     def load(
-        self, manifest: Manifest, *, only: str | None = None, without: str | None = None
+        self,
+        manifest: Manifest,
+        *,
+        only: str | None = None,
+        without: str | None = None,
+        names: Collection[str] | None = None,
     ) -> Iterator[tuple[str, TensorBytes]]:
         """The tensors of a version with their full names, pack by pack, each verified before.
 
         Args:
             only, without: the class of tensors that are read, or that are not.
+            names: full names of the tensors that are read; None: of all.
 
         Raises:
             CheckpointError: an object is damaged, or does not hold what the manifest says.
         """
-        names: dict[int, list[str]] = {}
+        by_pack: dict[int, list[str]] = {}
         for name, place in manifest.tensors.items():
             tensor_class = name.partition("/")[0]
-            if only in (None, tensor_class) and without != tensor_class:
-                names.setdefault(place.pack, []).append(name)
-        for index, wanted in names.items():
+            is_named = names is None or name in names
+            if is_named and only in (None, tensor_class) and without != tensor_class:
+                by_pack.setdefault(place.pack, []).append(name)
+        for index, wanted in by_pack.items():
             pack = manifest.packs[index]
             tensors = decode(self.objects.read(pack, manifest.hash_name))
             for name in wanted:
@@ -156,9 +171,39 @@ class Store:
         Raises:
             StorageError: the disk refuses or lies; the versions before are untouched.
         """
+        kept = self.place(tensors)
+        return self.publish(kept, values, step=step, kind=kind, healthy=healthy, score=score)
+
+    def place(self, tensors: Mapping[str, TensorBytes]) -> Placed:
+        """Write the objects that a version of `tensors` needs and the newest does not hold; the
+        first half of `commit`. Several processes may do this at once.
+
+        Raises:
+            StorageError: as `commit`.
+        """
         try:
             self.prepare()
-            places, packs = self._place(tensors)
+            return self._place(tensors)
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def publish(
+        self,
+        placed: Placed,
+        values: dict[str, Any],
+        *,
+        step: int,
+        kind: str = "scheduled",
+        healthy: bool = True,
+        score: float | None = None,
+    ) -> str:
+        """Write the manifest of a version whose objects are there: the second half of `commit`, for
+        the one writer.
+
+        Raises:
+            StorageError: as `commit`.
+        """
+        try:
             names = self.versions()
             manifest = Manifest(
                 hash_name=self.hash_name,
@@ -170,8 +215,8 @@ class Store:
                 step=step,
                 score=score,
                 values=values,
-                packs=tuple(packs),
-                tensors=places,
+                packs=placed.packs,
+                tensors=placed.tensors,
             )
             data = manifest.to_bytes()
             digest = hash_of(self.hash_name, [data])
@@ -179,9 +224,12 @@ class Store:
             self.objects.put(self.manifest_path(name), [data], digest, self.hash_name)
             return name
         except OSError as error:
-            raise StorageError(
-                f"no version was written to {self.root}: {error}; the versions before it are whole"
-            ) from error
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"no version was written to {self.root}: {error}; the versions before it are whole"
+        )
 
     def remove_all_but(self, kept: Collection[str]) -> list[str]:
         """Remove the versions that are not `kept`, then the objects that no version names.
@@ -237,10 +285,7 @@ class Store:
         self.operations.sync_directory(self.root.parent)
         self._is_prepared = True
 
-    def _place(
-        self, tensors: Mapping[str, TensorBytes]
-    ) -> tuple[dict[str, StoredTensor], list[Pack]]:
-        """Write what is new, and say where everything lies."""
+    def _place(self, tensors: Mapping[str, TensorBytes]) -> Placed:
         hashes = {
             name: hash_of(self.hash_name, [tensor.identity, tensor.data])
             for name, tensor in tensors.items()
@@ -254,7 +299,7 @@ class Store:
         for group in groups_of(new):
             packs.append(self.objects.write_pack(encode(group), self.hash_name))
             places |= {name: StoredTensor(len(packs) - 1, hashes[name]) for name in group}
-        return places, packs
+        return Placed(tuple(packs), places)
 
     def _held_already(
         self, hashes: Mapping[str, str], tensors: Mapping[str, TensorBytes]

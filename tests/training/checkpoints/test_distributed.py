@@ -1,0 +1,162 @@
+"""Checkpoints of real gloo processes: sharded and replicated, loaded by another number of them."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from infrastructure.backup.manifest import Manifest
+from infrastructure.backup.store import Store
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.training.checkpoints.distributed import (
+    KEY,
+    load_distributed,
+    load_whole,
+    save_distributed,
+)
+from tests.faults.pickle_scan import files_with_pickles
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(folder: Path, kind: str, action: str, num_processes: int) -> list[tuple[int, str]]:
+    """Exit code and last line of each rank."""
+    ranks = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                f"{__package__}.distributed_training",
+                str(folder),
+                kind,
+                action,
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(num_processes),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        for rank in range(num_processes)
+    ]
+    said = [rank.communicate()[0].splitlines() for rank in ranks]
+    return [
+        (r.returncode, lines[-1] if lines else "") for r, lines in zip(ranks, said, strict=True)
+    ]
+
+
+def newest(folder: Path) -> tuple[Store, Manifest]:
+    store = Store(folder / "store")
+    name, rejected = store.newest()
+    assert rejected == []
+    assert name is not None
+    return store, store.read(name)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_what_two_processes_saved_any_number_loads(tmp_path: Path, kind: str) -> None:
+    saved = run(tmp_path, kind, "save", 2)
+    assert saved[0] == saved[1]
+    assert saved[0][0] == 0
+    for num_processes in (1, 2):
+        loaded = run(tmp_path, kind, "load", num_processes)
+        expected = pytest.approx(float(saved[0][1]), rel=1e-6)
+        assert [(code, float(said)) for code, said in loaded] == [(0, expected)] * num_processes
+    store, manifest = newest(tmp_path)
+    whole = load_whole(store, manifest)
+    assert whole["model.0.weight"].shape == (10, 6)
+    assert whole["optimizer.state.0.weight.exp_avg"].shape == (10, 6)
+    betas = next(value for key, value in whole.items() if key.endswith("betas"))
+    assert betas == (0.9, 0.999)
+    weights = [name for name in manifest.tensors if name.startswith("model/0.weight@")]
+    assert len(weights) == (2 if kind == "fsdp" else 1)  # each shard once, each replica once
+    assert files_with_pickles(tmp_path / "store") == []
+
+
+def test_a_rank_that_is_killed_while_saving_leaves_the_version_before(tmp_path: Path) -> None:
+    (survivor, _), (killed, _) = run(tmp_path, "fsdp", "die", 2)
+    assert survivor != 0
+    assert killed == -9
+    store, manifest = newest(tmp_path)
+    assert len(store.versions()) == 1
+    assert manifest.step == 2
+    loaded = run(tmp_path, "fsdp", "load", 1)
+    assert loaded[0][0] == 0
+
+
+def state(value: float = 1.0) -> dict[str, object]:
+    return {"model": {"a": torch.full((4, 3), value)}, "loop": {"lr": 0.5, "pair": (1, [2, (3,)])}}
+
+
+def test_one_process_without_a_group(tmp_path: Path) -> None:
+    name = save_distributed(tmp_path, state(), {"step": 1}, step=1)
+    assert name is not None
+    store = Store(tmp_path)
+    assert load_whole(store, store.read(name))["loop.pair"] == (1, [2, (3,)])
+    target = state(0.0)
+    target["loop"] = {"lr": 0.0, "pair": ()}
+    load_distributed(tmp_path, name, target)
+    assert torch.equal(target["model"]["a"], torch.ones(4, 3))  # type: ignore[index]
+    assert target["loop"] == {"lr": 0.5, "pair": (1, [2, (3,)])}
+
+
+def test_what_did_not_change_is_stored_once(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_distributed(tmp_path, state(), {"step": step}, step=step)
+    objects = [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+    assert len(objects) == 2  # of weights and of values
+
+
+def test_what_is_neither_tensor_nor_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="JSON values"):
+        save_distributed(tmp_path, {"loop": {"x": object()}}, {}, step=1)
+    assert Store(tmp_path).versions() == []
+
+
+def test_another_state_is_refused(tmp_path: Path) -> None:
+    name = save_distributed(tmp_path, state(), {}, step=1)
+    assert name is not None
+    with pytest.raises(CheckpointError, match="b"):
+        load_distributed(tmp_path, name, {"model": {"b": torch.zeros(4, 3)}})
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        None,
+        {},
+        {"tensors": {"a": {}}, "values": [], "paths": {}},
+        {"tensors": [], "values": [], "paths": {}},
+        {
+            "tensors": {"a": {"dtype": "F32", "size": [1 << 40], "chunks": [[[0], [1 << 40]]]}},
+            "values": [],
+            "paths": {},
+        },
+        {
+            "tensors": {"a": {"dtype": "F32", "size": [2], "chunks": [[[1], [2]]]}},
+            "values": [],
+            "paths": {},
+        },
+        {
+            "tensors": {"a": {"dtype": "F32", "size": [-2], "chunks": []}},
+            "values": [],
+            "paths": {},
+        },
+    ],
+)
+def test_a_hostile_description_is_refused(tmp_path: Path, described: object) -> None:
+    name = save_distributed(tmp_path, state(), {}, step=1)
+    assert name is not None
+    store = Store(tmp_path)
+    manifest = store.read(name)
+    values = {KEY: described} if described is not None else {}
+    with pytest.raises(CheckpointError, match=r"distributed|several processes"):
+        load_whole(store, replace(manifest, values=values))
