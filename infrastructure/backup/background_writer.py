@@ -37,11 +37,13 @@ class BackgroundWriter:
 
     Args:
         root: the store's directory.
+        compress: as in `Store`; costs the helper's time, not the training's.
     """
 
-    def __init__(self, root: Path, retention: Retention) -> None:
+    def __init__(self, root: Path, retention: Retention, *, compress: bool = False) -> None:
         self.root = root
         self.retention = retention
+        self.compress = compress
         self._file: BinaryIO | None = None
         self._memory: mmap.mmap | None = None
         self._helper: subprocess.Popen[bytes] | None = None
@@ -61,7 +63,13 @@ class BackgroundWriter:
         assert self._memory is not None
         for (_, _, _, begin, length), tensor in zip(places, tensors.values(), strict=True):
             self._memory[begin : begin + length] = tensor.data
-        message = {"size_bytes": size_bytes, "tensors": places, "values": values, "facts": facts}
+        message = {
+            "size_bytes": size_bytes,
+            "tensors": places,
+            "values": values,
+            "facts": facts,
+            "compress": self.compress,
+        }
         self._in_flight = json.dumps(message, allow_nan=False).encode() + b"\n"
         self._hand_over(self._in_flight)
 

@@ -1,15 +1,22 @@
-"""Objects: files named by the hash of their bytes, written once, never changed."""
+"""Objects: files named by the hash of their bytes, written once, never changed.
+
+A file holds the bytes themselves; or it is called `<hash>.zst` and holds them compressed.
+"""
 
 import contextlib
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from infrastructure.backup.codec import LARGEST_BYTES, SUFFIX, compress, decompress
 from infrastructure.backup.file_operations import Buffer, FileOperations
 from infrastructure.backup.hashing import hash_of
 from infrastructure.backup.manifest import MAX_MANIFEST_BYTES, Pack
 from infrastructure.backup.packs import size_of
 from infrastructure.core.errors import CheckpointError, StorageError
+
+Contents = TypeVar("Contents", bound=Iterable[Buffer])
 
 SLACK_BYTES = 64 * 1024**2  # the disk is never filled to its last byte
 
@@ -20,16 +27,23 @@ class ObjectFiles:
     Args:
         root: the store's directory.
         operations: the file system.
+        compresses: write an object compressed where that is smaller. Either form is read anyway.
     """
 
-    def __init__(self, root: Path, operations: FileOperations) -> None:
+    def __init__(self, root: Path, operations: FileOperations, compresses: bool = False) -> None:
         self.root = root
         self.operations = operations
-        self._trusted: set[str] = set()  # read and found right since this was opened
+        self.compresses = compresses
+        # files that were read and found right since this was opened, and their sizes
+        self._trusted: dict[str, tuple[Path, int]] = {}
 
     def path_of(self, digest: str) -> Path:
-        """The file of the object `digest`."""
+        """The file of the object `digest`, as it is called where it is not compressed."""
         return self.root / "objects" / digest[:2] / digest
+
+    def compressed_path_of(self, digest: str) -> Path:
+        """The file of the object `digest`, as it is called where it is compressed."""
+        return self.path_of(digest + SUFFIX)
 
     def read_small(self, path: Path) -> bytes:
         """A file no larger than a manifest may be.
@@ -53,22 +67,7 @@ class ObjectFiles:
         Raises:
             CheckpointError: it is missing, cut, changed, or cannot be read.
         """
-        path = self.path_of(pack.hash)
-        self._trusted.discard(pack.hash)
-        try:
-            found = self.operations.size(path)
-            if found != pack.size_bytes:
-                raise CheckpointError(
-                    f"object {pack.hash[:12]} has {found} bytes instead of {pack.size_bytes}"
-                )
-            digest = hash_of(hash_name, self.operations.read(path))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"object {pack.hash[:12]} is missing") from error
-        except OSError as error:
-            raise CheckpointError(f"object {pack.hash[:12]} cannot be read: {error}") from error
-        if digest != pack.hash:
-            raise CheckpointError(f"the bytes of object {pack.hash[:12]} have changed")
-        self._trusted.add(pack.hash)
+        self._whole(pack, hash_name, self._chunks, self._unpacked)
 
     def read(self, pack: Pack, hash_name: str) -> bytearray:
         """The bytes of an object, verified as they are returned.
@@ -76,27 +75,15 @@ class ObjectFiles:
         Raises:
             CheckpointError: as `verify`.
         """
-        path = self.path_of(pack.hash)
-        try:
-            if self.operations.size(path) == pack.size_bytes:
-                data = bytearray(pack.size_bytes)
-                end = 0
-                for chunk in self.operations.read(path):
-                    data[end : end + len(chunk)] = chunk
-                    end += len(chunk)
-                if hash_of(hash_name, [data]) == pack.hash:
-                    return data
-        except OSError:
-            self.verify(pack, hash_name)
-        self.verify(pack, hash_name)
-        raise CheckpointError(f"object {pack.hash[:12]} reads differently each time")
+        return self._whole(pack, hash_name, self._loaded, self._unpacked)[0]
 
     def is_whole(self, pack: Pack, hash_name: str) -> bool:
         """Whether an object may be named again without being written again."""
         try:
             if pack.hash not in self._trusted:
                 self.verify(pack, hash_name)
-            return self.operations.size(self.path_of(pack.hash)) == pack.size_bytes
+            path, size_bytes = self._trusted[pack.hash]
+            return self.operations.size(path) == size_bytes
         except (CheckpointError, OSError):
             return False
 
@@ -121,11 +108,15 @@ class ObjectFiles:
         """
         pack = Pack(hash_of(hash_name, buffers), size_of(buffers))
         if not self.is_whole(pack, hash_name):
-            directory = self.path_of(pack.hash).parent
-            self.operations.make_directory(directory)
-            self.operations.sync_directory(directory.parent)
-            self.put(self.path_of(pack.hash), buffers, pack.hash, hash_name)
-            self._trusted.add(pack.hash)
+            path, digest = self.path_of(pack.hash), pack.hash
+            packed = self._packed(buffers, pack, hash_name)
+            if packed is not None:
+                path, digest = self.compressed_path_of(pack.hash), hash_of(hash_name, [packed])
+                buffers = [packed]
+            self.operations.make_directory(path.parent)
+            self.operations.sync_directory(path.parent.parent)
+            self.put(path, buffers, digest, hash_name)
+            self._trusted[pack.hash] = path, size_of(buffers)
         return pack
 
     def put(self, path: Path, buffers: Sequence[Buffer], digest: str, hash_name: str) -> None:
@@ -158,10 +149,10 @@ class ObjectFiles:
             OSError: the disk refuses.
         """
         for folder in self.operations.names(self.root / "objects"):
-            for digest in self.operations.names(self.root / "objects" / folder):
-                if digest not in living:
-                    self._trusted.discard(digest)
-                    self.operations.remove(self.root / "objects" / folder / digest)
+            for name in self.operations.names(self.root / "objects" / folder):
+                if name.removesuffix(SUFFIX) not in living:
+                    self._trusted.pop(name.removesuffix(SUFFIX), None)
+                    self.operations.remove(self.root / "objects" / folder / name)
 
     def sweep(self) -> None:
         """Remove what a killed writer left half-written.
@@ -172,6 +163,70 @@ class ObjectFiles:
         with contextlib.suppress(FileNotFoundError):
             for name in self.operations.names(self.root / "tmp"):
                 self.operations.remove(self.root / "tmp" / name)
+
+    def _whole(
+        self,
+        pack: Pack,
+        hash_name: str,
+        plain: Callable[[Path, Pack], Contents],
+        compressed: Callable[[Path, Pack], Contents],
+    ) -> Contents:
+        """What the first whole file of an object holds, as one of the two reads it."""
+        self._trusted.pop(pack.hash, None)
+        problem = "is missing"
+        cause: Exception | None = None
+        forms = {self.path_of(pack.hash): plain, self.compressed_path_of(pack.hash): compressed}
+        for path, read in forms.items():
+            try:
+                contents = read(path, pack)
+                if hash_of(hash_name, contents) == pack.hash:
+                    self._trusted[pack.hash] = path, self.operations.size(path)
+                    return contents
+                problem = "is damaged: its bytes have changed"
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                problem, cause = f"cannot be read: {error}", error
+            except CheckpointError as error:
+                problem, cause = str(error), error
+        raise CheckpointError(f"object {pack.hash[:12]} {problem}") from cause
+
+    def _chunks(self, path: Path, pack: Pack) -> Iterable[Buffer]:
+        self._require_size(path, pack)
+        return self.operations.read(path)
+
+    def _loaded(self, path: Path, pack: Pack) -> list[bytearray]:
+        self._require_size(path, pack)
+        return [self._read_all(path, pack.size_bytes)]
+
+    def _unpacked(self, path: Path, pack: Pack) -> list[bytearray]:
+        found = self.operations.size(path)
+        if found >= pack.size_bytes:
+            raise CheckpointError(f"has {found} bytes compressed, {pack.size_bytes} plain")
+        return [decompress(self._read_all(path, found), pack.size_bytes)]
+
+    def _read_all(self, path: Path, size_bytes: int) -> bytearray:
+        data, end = bytearray(size_bytes), 0
+        for chunk in self.operations.read(path):
+            data[end : end + len(chunk)] = chunk
+            end += len(chunk)
+        return data
+
+    def _require_size(self, path: Path, pack: Pack) -> None:
+        found = self.operations.size(path)
+        if found != pack.size_bytes:
+            raise CheckpointError(f"has {found} bytes instead of {pack.size_bytes}")
+
+    def _packed(self, buffers: Sequence[Buffer], pack: Pack, hash_name: str) -> bytes | None:
+        """The object compressed, where that is wanted, smaller, and opens as what it was."""
+        if not self.compresses or pack.size_bytes > LARGEST_BYTES:
+            return None
+        packed = compress(b"".join(buffers))
+        if len(packed) >= pack.size_bytes:
+            return None
+        if hash_of(hash_name, [decompress(packed, pack.size_bytes)]) != pack.hash:
+            raise StorageError(f"object {pack.hash[:12]} was compressed wrongly: is memory broken?")
+        return packed
 
     def _remove_if_there(self, path: Path) -> None:
         with contextlib.suppress(OSError):  # swept later; the error being raised matters more

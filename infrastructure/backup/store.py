@@ -1,6 +1,6 @@
 """A store of versions: objects named by their hash, then a manifest named by its hash.
 
-    objects/ab/<hash> · versions/<sequence>-<hash name>-<hash>.json · tmp/
+    objects/ab/<hash>[.zst] · versions/<sequence>-<hash name>-<hash>.json · tmp/
 
 The manifest is the commit point: a version is there when its manifest is, and the manifest is
 written only when every object it names is on the disk and was read back. Nothing is ever changed
@@ -40,12 +40,15 @@ class Store:
 
     Args:
         operations: the file system.
+        compress: write objects compressed where that is smaller; both forms are read anyway.
     """
 
-    def __init__(self, root: Path, operations: FileOperations | None = None) -> None:
+    def __init__(
+        self, root: Path, operations: FileOperations | None = None, *, compress: bool = False
+    ) -> None:
         self.root = root
         self.operations = operations or FileOperations()
-        self.objects = ObjectFiles(root, self.operations)
+        self.objects = ObjectFiles(root, self.operations, compress)
         self.hash_name = available_hash()  # of new versions; an old one's stands in its name
         self._is_prepared = False
 

@@ -39,6 +39,7 @@ def commit_message(
         for name, dtype, shape, begin, length in message["tensors"]
     }
     store = _STORES.setdefault(root, Store(root))
+    store.objects.compresses = message["compress"]
     try:
         store.sweep()
         name = store.commit(tensors, message["values"], **message["facts"])

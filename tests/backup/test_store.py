@@ -135,11 +135,16 @@ def test_a_pack_holds_one_class() -> None:
     ]
 
 
-def test_the_page_on_the_format_restores(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress", [False, True])
+def test_the_page_on_the_format_restores(tmp_path: Path, compress: bool) -> None:
     """What stands there for a person with plain Python works as it stands."""
-    commit(Store(tmp_path), 1, 2)
+    store = Store(tmp_path, compress=compress)
+    commit(store, 1)
+    large = TensorBytes("F32", (512, 512), bytes(1024**2))
+    store.commit({**tensors_at(2), "model/large": large}, {}, step=2)
+    assert compress == any(name.endswith(".zst") for name in object_files(tmp_path))
     (script,) = re.findall(r"```python\n(.*?)```", FORMAT_PAGE.read_text(), flags=re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "2 8 tensors\n"
+    assert done.stdout == "2 9 tensors\n"

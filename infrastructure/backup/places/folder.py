@@ -54,9 +54,7 @@ class FolderPlace(Place):
     def caution(self, run_directory: Path) -> str | None:
         with contextlib.suppress(OSError):  # not mounted: the copier will say so
             if self.anchor.stat().st_dev == run_directory.stat().st_dev:
-                return (
-                    f"{self.url} is on the same disk as the run: both die with it"
-                )
+                return f"{self.url} is on the same disk as the run: both die with it"
         return None
 
     def read(self, path: Path) -> Iterator[bytes]:
