@@ -1,4 +1,4 @@
-"""The backup system as a script uses it: any torch model, any optimizer, with a place or without."""
+"""The backup system as a script uses it: any torch model and optimizer, a place or none."""
 
 import random
 import time
@@ -30,7 +30,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
     loss = (model(torch.randn(4, 8)) * noise).pow(2).mean()
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -206,7 +206,7 @@ def test_another_machine_restores_from_the_place_what_this_one_saved(
     assert {path.name for path in (tmp_path / "elsewhere/objects").rglob("*") if path.is_file()}
     assert elsewhere.store.newest() == (backups.store.versions()[0], [])
     assert all(finding.problem is None for finding in backups.verify())
-    assert [entry.places for entry in backups.list_backups()][0] == ("here", str(place))
+    assert backups.list_backups()[0].places == ("here", str(place))
     train(other, fresh)  # and back: what the other machine saves comes to this one
     elsewhere.create_checkpoint(other, fresh, epoch=0, step=3, loss=1.0)
     backups.close()
@@ -228,7 +228,8 @@ def test_a_damaged_version_at_the_place_is_passed_over_when_it_is_fetched(
         train(model, optimizer)
         path = backups.create_checkpoint(model, optimizer, epoch=0, step=step, loss=1.0)
         backups.finish(60.0)
-    pack = backups.store.read(path.stem).packs[0].hash
+    manifest = backups.store.read(path.stem)
+    pack = manifest.packs[manifest.tensors["model/0.weight"].pack].hash
     (damaged,) = (place / "backups/objects").rglob(f"{pack}*")
     damaged.write_bytes(damaged.read_bytes()[:-1])
     elsewhere = create_backup_system(tmp_path / "elsewhere", str(place), run_id="backups")
