@@ -161,6 +161,20 @@ def notices(run: RunFacts, not_finite: list[str]) -> Markup:
     return element("section", element("h2", "What to know"), *parts, css_class="notice")
 
 
+def errors(run: RunFacts) -> Markup:
+    """What the training got over, and what ended it."""
+    rows = []
+    for record in run.errors:
+        named = record.get("rows")
+        of_rows = ", ".join(map(str, named)) if isinstance(named, list) else ""
+        texts = (record.get(key, "") for key in ("step", "kind", "message", "action"))
+        rows.append([clip(str(text), MAX_TEXT_CHARACTERS) for text in (*texts, of_rows)])
+    if not rows:
+        return NOTHING
+    headings = ("step", "what", "in its own words", "what was done", "rows")
+    return section("What went wrong and what was done", _limited(headings, rows, "stack"))
+
+
 def before_after(run: RunFacts) -> Markup:
     rows = before_after_rows(run.before, run.after) if run.after else []
     if not rows:

@@ -1,13 +1,10 @@
 """EnhancedTrainer puts adapter, data, strategy, hooks and loop together; it trains nothing."""
 
-import random
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from infrastructure.backup.packs import TensorBytes
@@ -18,7 +15,6 @@ from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.resolve import (
     learning_rate_for,
     num_epochs_for,
-    trains_from_scratch,
 )
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
@@ -34,6 +30,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.checkpoints.going_back import go_back
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.checkpoints.snapshot import (
     Participants,
@@ -41,16 +38,28 @@ from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
     take_snapshot,
 )
+from infrastructure.training.choices import (
+    adapter_name,
+    early_stopping,
+    holds_out,
+    polled,
+    seed_everything,
+    starts_from_scratch,
+)
+from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import create_extensions
 from infrastructure.training.held_out_loss import HeldOutLoss
 from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.models.registry import MODELS
-from infrastructure.training.models.source import registered_name
-from infrastructure.training.observers import EarlyStopping
 from infrastructure.training.precision import Precision, choose_device, choose_precision
+from infrastructure.training.recovery.memory_limits import (
+    MemoryLimits,
+    RememberedLimit,
+    describe_device,
+)
+from infrastructure.training.recovery.notes import note
 from infrastructure.training.resume_contract import Difference, Verdict, agree
 from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies import get_training_strategy
@@ -162,7 +171,10 @@ class EnhancedTrainer:
         """Build what is missing: model, data, optimizer, schedule, loop. Trains nothing."""
         if self.loop is None:
             model, data = self.initialize_model(), self.initialize_data()
-            self.state = TrainingState(model, micro_batch_size=int(self.training_config.batch_size))
+            self.state = TrainingState(
+                model,
+                micro_batch_size=self._memory_limit().at_most(int(self.training_config.batch_size)),
+            )
             self.state.optimizer = self._bind_strategy(model)
             self.loop = self._build_loop(model, data, self.state.optimizer)
             self.state.total_steps = self.planned_steps = self.loop.total_steps
@@ -203,6 +215,9 @@ class EnhancedTrainer:
             save=self._begin_checkpoint if self.checkpoints else None,
             collect=self.checkpoints.collect if self.checkpoints else lambda wait: [],
             schedule=self.schedule,
+            go_back=self._go_back if self.checkpoints else None,
+            keep_evidence=self._keep_evidence if self.checkpoints else None,
+            remember_limit=lambda size: self._memory_limit().remember(size),
         )
         self.participants = Participants(
             model=model,
@@ -240,7 +255,13 @@ class EnhancedTrainer:
         size = int(self.training_config.batch_size)
         if self.state is not None:  # what has fitted so far
             size = min(size, self.state.micro_batch_size)
-        measured = HeldOutLoss(model, self.adapter, self.precision)
+        measured = HeldOutLoss(
+            model,
+            self.adapter,
+            self.precision,
+            may_halve=self.training_config.recovery.out_of_memory == "smaller",
+            on_smaller=self._note_smaller_evaluation,
+        )
         return measured.measure(polled(data.evaluation_batches(size), poll))
 
     def _evaluate_in_loop(self) -> dict[str, float]:
@@ -267,6 +288,31 @@ class EnhancedTrainer:
     def _begin_checkpoint(self, state: TrainingState, kind: str) -> None:
         assert self.checkpoints is not None
         self.checkpoints.begin(self._snapshot(state), kind=kind, score=state.score)
+
+    def _go_back(self, state: TrainingState) -> Path:
+        assert self.checkpoints is not None
+        assert self.participants is not None
+        return go_back(self.checkpoints, state, self.participants)
+
+    def _keep_evidence(self, state: TrainingState) -> Path:
+        assert self.checkpoints is not None
+        return self.checkpoints.save(self._snapshot(state), kind="emergency", healthy=False)
+
+    def _note_smaller_evaluation(self, size: int, why: str) -> None:
+        if self.state is not None:
+            note(self.state, "out_of_memory", f"evaluated {size} examples at a time", why)
+
+    def _memory_limit(self) -> RememberedLimit:
+        directory = Path(self.cache_config.directory or DEFAULT_DIRECTORY).expanduser()
+        key = {
+            **describe_device(self.device),
+            "model": self.model_config.name,
+            "max_length": self.data_config.max_length,
+            "precision": self.precision.name,
+            "lora": bool(self.adapter.describe().get("lora")),
+            "gradient_checkpointing": self.training_config.gradient_checkpointing,
+        }
+        return RememberedLimit(MemoryLimits(directory), key)
 
     def _snapshot(self, state: TrainingState) -> Snapshot:
         assert self.participants is not None
@@ -328,6 +374,8 @@ class EnhancedTrainer:
         restore_snapshot(snapshot, state, participants)
         if accepted:
             apply_hyperparameters(loop.optimizer, loop.scheduler, groups)
+        saved = self.checkpoints.checkpoints() if self.checkpoints is not None else []
+        loop.start_is_saved = saved[-1:] == [checkpoint] and not accepted
         return agreed
 
     def _set_length(self, snapshot: Snapshot, was: dict[str, Any]) -> None:
@@ -343,42 +391,3 @@ class EnhancedTrainer:
             self.state.total_steps = loop.total_steps = total
             scheduler = self.strategy.create_scheduler(loop.optimizer, total)
             loop.scheduler = self.participants.scheduler = scheduler
-
-
-def early_stopping(config: TrainingConfig) -> list[Hook]:
-    """The observer that the configuration asks for, if it does."""
-    if config.early_stopping_patience is None:
-        return []
-    return [EarlyStopping(config.early_stopping_patience, config.early_stopping_min_delta)]
-
-
-def adapter_name(model_config: ModelConfig) -> str:
-    """A registered model says which adapter it needs; any other has the configured one."""
-    name = registered_name(model_config.name)
-    return MODELS[name].adapter if name in MODELS else model_config.adapter
-
-
-def starts_from_scratch(model_config: ModelConfig) -> bool:
-    """Whether the weights are new: the embedded model's, and a registered module's."""
-    return trains_from_scratch(model_config) or model_config.name in MODELS
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's generators (all devices)."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def polled(batches: Iterator[Any], poll: Callable[[], None]) -> Iterator[Any]:
-    """The batches, with a call of `poll` before each."""
-    with closing(batches):  # type: ignore[type-var]
-        for batch in batches:
-            poll()
-            yield batch
-
-
-def holds_out(data: DataSource) -> bool:
-    """Whether there is anything to evaluate on."""
-    with closing(data.evaluation_batches(1)) as batches:
-        return next(batches, None) is not None
