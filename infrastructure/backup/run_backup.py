@@ -211,6 +211,10 @@ class RunBackup:
         if self._copier is not None:
             self._copier.close()
 
+    def wait_ended(self, seconds: float) -> bool:
+        """Wait until the copier has ended, after `close`; False: it still copies."""
+        return self._copier is None or self._copier.wait(seconds)
+
     def publish(self, folder: Path, seconds: float | None = None) -> str:
         """Copy a finished folder (`final/`, in plain Hugging Face layout) to `<place>/<run id>`,
         each file confirmed, SHA256SUMS last. Another one that is there stays as it is.

@@ -297,6 +297,7 @@ class Outcome:
             `KEEP` newer confirmed ones replace.
         not_found: deaths after which the reader did not find the newest whole version.
         confirmed, pruned: versions, so that one sees that something was at stake.
+        fenced: machines that stopped copying because of another one, which there never is.
     """
 
     deaths: int = 0
@@ -305,6 +306,7 @@ class Outcome:
     confirmed: int = 0
     pruned: int = 0
     lives: int = 0
+    fenced: int = 0
 
 
 @dataclass
@@ -427,6 +429,8 @@ def history(seed: int, copier_class: type[Copier], deaths: int, outcome: Outcome
                 machine.tick()
             judge(drive.die(), machine, outcome)
         cloud = drive.die()
+        outcome.fenced += machine.copier.status().state == "fenced"
+        machine.copier.close()
     outcome.confirmed += len(confirmed)
     outcome.pruned += sum(not is_whole(cloud, originals[name]) for name in confirmed)
 
@@ -518,7 +522,7 @@ def main() -> int:
     parser.add_argument("--deaths", type=int, default=10_000)
     found = figures(parser.parse_args().deaths)
     print(json.dumps({"G9": found}))
-    is_right = found["lost"] == 0 == found["not_found"]
+    is_right = found["lost"] == found["not_found"] == found["fenced"] == 0
     return 0 if is_right and found["mutants"] == found["mutants_caught"] else 1
 
 
