@@ -72,16 +72,9 @@ class FolderPlace(Place):
         return self.operations.free_bytes(self.root if self._is_there(self.root) else self.anchor)
 
     def make_directory(self, directory: Path) -> None:
-        self._require_root()
-        missing = [
-            folder
-            for folder in (self.at(directory), *self.at(directory).parents)
-            if folder.is_relative_to(self.root) and not self._is_there(folder)
-        ]
-        if missing:
-            self.operations.make_directory(missing[0])
-        for folder in missing:
-            self.operations.sync_directory(folder.parent)
+        self._require_connection()
+        self._make(self.at(directory))
+        self._was_there = True
 
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         self.make_directory(path.parent)
@@ -99,6 +92,9 @@ class FolderPlace(Place):
 
     def remove(self, path: Path) -> None:
         self._try(lambda: self.operations.remove(self.at(path)))
+
+    def truncate(self, path: Path) -> None:
+        self._try(lambda: self.operations.truncate(self.at(path)))
 
     def rename(self, source: Path, target: Path) -> None:
         self._try(lambda: self.operations.rename(self.at(source), self.at(target)))
@@ -129,19 +125,19 @@ class FolderPlace(Place):
         self._was_there = True
         return result
 
-    def _require_root(self) -> None:
-        """Make the root where that is right.
-
-        Raises:
-            OSError: the disk is not there (ENOTCONN), or refuses.
-        """
-        self._require_connection()
-        if not self._is_there(self.root):
-            self.operations.make_directory(self.root)
-            self.operations.sync_directory(self.root.parent)
-        self._was_there = True
+    def _make(self, directory: Path) -> None:
+        missing = [
+            folder
+            for folder in (directory, *directory.parents)
+            if self.anchor in folder.parents and not self._is_there(folder)
+        ]
+        if missing:
+            self.operations.make_directory(directory)
+        for folder in missing:
+            self.operations.sync_directory(folder.parent)
 
     def _require_connection(self) -> None:
+        """Raises OSError (ENOTCONN): the disk is not there."""
         needed = self.root if self._was_there else self.anchor
         if not self._is_there(needed):
             raise OSError(errno.ENOTCONN, f"{needed} is not there: is it mounted?") from None
