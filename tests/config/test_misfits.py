@@ -52,7 +52,6 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("data.validation_split", 0.2, {"data.eval_path": "held_out.jsonl"}),
     ("data.buffer_size", 10, {}),
     ("backup.keep", 3, {}),
-    ("backup.compression", "zstd", {}),
     ("backup.megabytes_per_second", 5.0, {}),
     ("backup.finish_seconds", 5.0, {}),
     ("backup.emergency_seconds", 5.0, {}),
@@ -73,8 +72,9 @@ def test_a_setting_that_cannot_take_effect_is_refused(
         ValueError, match=rf"^{key} = {str(value).lower()} \(keyword {key}\) has no"
     ):
         config.check_supported()
-    with pytest.raises(ValueError, match=f"^{key} = "):
-        check_sections(config.model, config.training, config.data)
+    if not key.startswith("backup."):  # a section that a trainer is not given
+        with pytest.raises(ValueError, match=f"^{key} = "):
+            check_sections(config.model, config.training, config.data)
     DeploymentConfig(**rest).check_supported()
     assert DeploymentConfig(**rest).notes() == []
 
