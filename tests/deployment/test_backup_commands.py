@@ -147,11 +147,11 @@ def test_pruning_says_before_what_it_removes(
     (run / "run.json").write_text(json.dumps(record))
     code, told = temper("prune", run.name, "--dry-run")
     gone = [row["step"] for row in told["would_remove"] if row["where"] == "here"]
-    assert (code, gone) == (DONE, [1])
-    assert len(Store(run / "checkpoints").versions()) == 3
+    assert (code, gone) == (DONE, [1, 0])
+    assert len(Store(run / "checkpoints").versions()) == 4
     code, told = temper("prune", run.name)
     assert code == DONE
-    assert told["done"][0] == "1 versions removed here"
+    assert told["done"][0] == "2 versions removed here"
     assert len(Store(run / "checkpoints").versions()) == 2
 
 
