@@ -23,7 +23,7 @@ from infrastructure.config.loading import load_config
 from infrastructure.config.schema import schema_of
 from infrastructure.core.errors import TemperError, TrainingDivergedError
 from infrastructure.core.lookup import nearest
-from infrastructure.core.redact import redact
+from infrastructure.core.redact import RedactingFormatter, redact
 from infrastructure.testing.doctor import examine, exit_code, render
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -230,7 +230,9 @@ def _configure(options: argparse.Namespace, **settings: Any) -> DeploymentConfig
 
 
 def _start_logging(level: str) -> None:
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
+    handler = logging.StreamHandler()
+    handler.setFormatter(RedactingFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     for chatty in CHATTY_LOGGERS:
         logging.getLogger(chatty).setLevel(logging.ERROR)
