@@ -52,6 +52,7 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("data.validation_split", 0.2, {"data.eval_path": "held_out.jsonl"}),
     ("data.buffer_size", 10, {}),
     ("backup.keep", 3, {}),
+    ("backup.compression", "zstd", {}),
     ("backup.megabytes_per_second", 5.0, {}),
     ("backup.finish_seconds", 5.0, {}),
     ("backup.emergency_seconds", 5.0, {}),
