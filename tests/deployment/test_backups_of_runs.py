@@ -59,6 +59,10 @@ def test_every_view_says_what_is_safe(tmp_path: Path, place: Path) -> None:
     assert "Where your work is" in page
     assert "step 4, saved" in page
     assert Store(place / run.name).newest()[1] == []
+    summary["backup"]["text"] = "as it stood then"
+    (run / "summary.json").write_text(json.dumps(summary))
+    again = deploy(with_place(tmp_path, place, max_steps=4))[1]
+    assert any(line.startswith("backup: step 4 confirmed") for line in again)
 
 
 def test_without_a_place_there_is_one_line(tmp_path: Path) -> None:
