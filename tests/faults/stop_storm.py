@@ -9,7 +9,6 @@ that is like the compiling of a model take so long that most signals come inside
 """
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -34,6 +33,7 @@ from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers import MetricsObserver
 from infrastructure.training.state import TrainingState
+from tests.faults.judge import tell
 from tests.faults.kill_storm import compare, in_child
 from tests.training.toy_training import Training
 
@@ -205,7 +205,7 @@ def main() -> None:
     started = time.monotonic()
     outcome = storm(arguments.directory, arguments.stops, arguments.seed)
     seconds = round(time.monotonic() - started, 1)
-    print(json.dumps({"G10": asdict(outcome), "seconds": seconds, "mutant": arguments.mutant}))
+    tell("G10", {**asdict(outcome), "seconds": seconds})
 
 
 if __name__ == "__main__":
