@@ -31,7 +31,7 @@ from infrastructure.backup.version_list import (
 from infrastructure.backup.writer_process import only_writer
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, StorageError
-from infrastructure.core.redact import redact
+from infrastructure.core.redact import redact, redact_urls
 
 STATUS_FILE = "backup.json"
 POLL_SECONDS = 0.1
@@ -139,6 +139,8 @@ class RunBackup:
         if self._copier.is_started:
             self._copier.start()
         status = read_status(self.status_path)
+        if self._link is not None and status.place != redact_urls(self._link.place.url):
+            status = BackupStatus()  # of another place, from before
         if self._copier.num_restarts and status.error is None:
             told = f"the copier died and was started again ({self._copier.num_restarts})"
             return replace(status, error=told)

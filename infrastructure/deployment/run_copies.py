@@ -24,7 +24,7 @@ from infrastructure.backup.version_list import HERE
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.deployment.bars import byte_bar
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -112,8 +112,9 @@ class RunCopies:
         """Wait until the newest version is confirmed, at most `seconds`; Ctrl-C ends the wait."""
         if not self.has_place:
             return
+        newest = newest_healthy(self.backup.store)
         status = self.backup.status()
-        if status.is_safe or seconds <= 0:
+        if newest is None or status.confirmed_name == newest or seconds <= 0:
             return
         self.say(
             f"Waiting for the backup, at most {age_words(seconds)}; Ctrl-C does not wait for it"
@@ -121,7 +122,7 @@ class RunCopies:
         with self._skipped_by_ctrl_c(), byte_bar("backup") as tell:
             deadline = told_at = time.monotonic()
             deadline += seconds
-            while not status.is_safe and status.state != "fenced":
+            while status.confirmed_name != newest and status.state != "fenced":
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return
@@ -189,6 +190,17 @@ class CopiesObserver(Observer):
 def place_options(config: DeploymentConfig) -> BackupConfig:
     """Section `backup`, without a place where backups are off."""
     return config.backup if config.enable_backups else config.backup.copy_with(place=None)
+
+
+def newest_healthy(store: Store) -> str | None:
+    """The newest version that a resume may choose; its manifest alone is read."""
+    for name in store.versions():
+        try:
+            if store.read(name).healthy:
+                return name
+        except CheckpointError:
+            continue
+    return None
 
 
 def short_words(status: BackupStatus, now: float) -> str:

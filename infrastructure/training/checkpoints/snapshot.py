@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.backup.optimizer_state import Tensors, merge_optimizer, split_optimizer
 from infrastructure.backup.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.redact import redact_shapes
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 from infrastructure.training.state import Position, SkippedBatch, TrainingState
 
@@ -59,7 +60,9 @@ def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
         "num_examples": state.num_examples,
         "num_tokens": state.num_tokens,
         "micro_batch_size": state.micro_batch_size,
-        "evaluation": {name: _finite_or_none(v) for name, v in state.evaluation.items()},
+        "evaluation": {
+            redact_shapes(name): _finite_or_none(v) for name, v in state.evaluation.items()
+        },
         "evaluated_step": state.evaluated_step,
         "best_evaluation_loss": _finite_or_none(state.best_evaluation_loss),
         "loss": _finite_or_none(state.loss),
