@@ -18,8 +18,8 @@ from pathlib import Path
 from infrastructure.backup.backup_status import BackupStatus, write_status
 from infrastructure.backup.bandwidth import Bandwidth
 from infrastructure.backup.copier import Copier
+from infrastructure.backup.link import Link
 from infrastructure.backup.places import open_place
-from infrastructure.backup.replication import Link
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
 from infrastructure.backup.writer_process import LOCK_FILE

@@ -14,10 +14,10 @@ from infrastructure.backup.backup_status import OFF, BackupStatus, read_status
 from infrastructure.backup.copier_client import CopierClient
 from infrastructure.backup.copier_process import CopierSettings
 from infrastructure.backup.fetching import fetch_newest
+from infrastructure.backup.link import Link
 from infrastructure.backup.open_object import Progress
 from infrastructure.backup.place_pruning import prune_once
 from infrastructure.backup.published_folder import PublishedFolder
-from infrastructure.backup.replication import Link
 from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.room import require_room
 from infrastructure.backup.store import Store

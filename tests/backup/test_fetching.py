@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.backup.fetching import fetch_newest
-from infrastructure.backup.replication import Link
+from infrastructure.backup.link import Link
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError, StorageError
 from tests.backup.memory_place import RUN, MemoryPlace, disconnected, save

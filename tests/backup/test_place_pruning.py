@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.backup.link import Link
 from infrastructure.backup.place_pruning import prune_once
-from infrastructure.backup.replication import Link
 from infrastructure.backup.retention import Retention
 from tests.backup.memory_place import RUN, MemoryPlace, save
 from tests.faults.drive_model import Clock

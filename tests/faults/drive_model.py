@@ -26,9 +26,10 @@ from typing import Any, BinaryIO
 
 from infrastructure.backup.copier import Copier
 from infrastructure.backup.file_operations import Buffer
+from infrastructure.backup.link import Link, Sent
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.places.base import Content, Place
-from infrastructure.backup.replication import Link, Sent, Upload, fetch_version
+from infrastructure.backup.replication import Upload, fetch_version
 from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import StorageError
@@ -127,6 +128,8 @@ class DriveModel(Place):
         data = b"".join(bytes(buffer) for buffer in buffers)
         if self._used_bytes() + len(data) > self.weather.quota_bytes:
             raise OSError(errno.EDQUOT, "Disk quota exceeded", str(path))
+        if path in self.mount:  # as DrivePlace does it: what replaces a file is a new one
+            self._change(path, None)
         self._change(path, data)
 
     def sync_file(self, path: Path) -> None:
@@ -257,8 +260,9 @@ class _ManifestFirstUpload(Upload):
         yield from self._put_manifest()
         for pack in self.manifest.packs:
             if pack.hash not in self.link.sent:
-                self._send(pack)
+                self._send(pack, is_seen=True)
                 yield 0.0
+        self.is_confirmed = True
 
 
 class BelieveTheMount(Copier):
@@ -278,6 +282,7 @@ class _BelievingLink(Link):
             return False
         sent.confirmed_at = self.clock()
         self.num_done += 1
+        self.num_confirmed += 1
         return True
 
 
@@ -413,6 +418,7 @@ def history(seed: int, copier_class: type[Copier], deaths: int, outcome: Outcome
     clock = Clock()
     weather = Weather(
         upload_seconds=draw.choice([5.0, 60.0, 400.0]),
+        lie_share=draw.choice([0.01, 0.1]),
         quota_bytes=draw.choice([1 << 40, 1 << 40, 12_000]),
     )
     cloud: Files = {}

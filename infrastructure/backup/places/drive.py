@@ -16,13 +16,13 @@ from pathlib import Path
 from infrastructure.backup.file_operations import Buffer, FileOperations
 from infrastructure.backup.places.base import Content, require_content
 from infrastructure.backup.places.folder import FolderPlace
+from infrastructure.backup.places.mounts import MOUNTS, mount_of
 from infrastructure.core.errors import StorageError
 
 ID_ATTRIBUTE = "user.drive.id"
 NOT_UPLOADED = "local"
 OWN_DRIVE = ("MyDrive", "My Drive")
 OTHER_DRIVES = ("Shareddrives", "Shared drives", ".shortcut-targets-by-id")
-MOUNTS = Path("/proc/self/mounts")
 
 QUOTA_ADVICE = "make room on your Drive and empty its trash, which counts for 30 days"
 MOUNT_ADVICE = "mount Drive again: drive.mount('{mount}', force_remount=True)"
@@ -170,7 +170,7 @@ def drive_folder(path: Path) -> Path | None:
 
 
 def is_on_drive(path: Path, mounts: Path = MOUNTS) -> bool:
-    """Whether `path` is named like a folder on a Drive, and is one or is not there at all."""
+    """Whether `path` is named like a folder on a Drive, and is one, or may be for all we know."""
     folder = drive_folder(path)
     if folder is None:
         return False
@@ -178,21 +178,7 @@ def is_on_drive(path: Path, mounts: Path = MOUNTS) -> bool:
         is_told = read_drive_id(folder) is not None
     except OSError:  # not mounted (any more)
         return True
-    return is_told or _is_drive_mount(folder, mounts)
-
-
-def _is_drive_mount(folder: Path, mounts: Path) -> bool:
-    """Whether the innermost mount around `folder` is one of DriveFS: `drive … fuse.drive …`."""
-    try:
-        lines = [line.split() for line in mounts.read_text().splitlines()]
-    except OSError:  # no Linux
-        return False
-    around = {
-        line[1]: line for line in lines if len(line) > 2 and folder.is_relative_to(_name(line[1]))
-    }
-    innermost = around[max(around, key=len)] if around else ["", "", ""]
-    return innermost[2].startswith("fuse") and "drive" in (*innermost[2].split("."), innermost[0])
-
-
-def _name(text: str) -> str:
-    return text.replace("\\040", " ").replace("\\011", "\t")
+    mount = mount_of(folder, mounts)
+    if is_told or mount is None:
+        return True
+    return mount.is_fuse and "drive" in (mount.device, mount.kind.removeprefix("fuse."))

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from infrastructure.backup.file_operations import Buffer, FileOperations
 from infrastructure.backup.places.base import Content, Place, require_content
+from infrastructure.backup.places.mounts import MOUNTS, mount_of
 
 Result = TypeVar("Result")
 
@@ -33,12 +34,16 @@ class FolderPlace(Place):
     Args:
         root: absolute path.
         operations: the file system below.
+        mounts: the system's list of what is mounted.
     """
 
     is_slow = False
 
-    def __init__(self, root: Path, operations: FileOperations | None = None) -> None:
+    def __init__(
+        self, root: Path, operations: FileOperations | None = None, mounts: Path = MOUNTS
+    ) -> None:
         self.root = root
+        self.mounts = mounts
         self.url = str(root)
         self.anchor = root.parent  # must be there
         self.operations = operations or FileOperations()
@@ -52,6 +57,12 @@ class FolderPlace(Place):
         return ADVICE.get(error.errno or 0, f"look at {self.url}; copying is tried again")
 
     def caution(self, run_directory: Path) -> str | None:
+        mount = mount_of(self.root, self.mounts)
+        if mount is not None and mount.is_fuse:
+            return (
+                f"{self.url} is mounted by a program ({mount.kind}), which may keep files on this"
+                " machine for a while: no reading back shows whether they are safe"
+            )
         with contextlib.suppress(OSError):  # not mounted: the copier will say so
             if self.anchor.stat().st_dev == run_directory.stat().st_dev:
                 return f"{self.url} is on the same disk as the run: both die with it"

@@ -76,8 +76,8 @@ class FsspecPlace(Place):
     is_slow = True
 
     def __init__(self, url: str) -> None:
-        self.url = redact_urls(url.partition("?")[0]).rstrip("/")
-        self.scheme = url.partition("://")[0]
+        self.scheme, _, address = url.partition("://")
+        self.url = redact_urls(f"{self.scheme}://{address.partition('?')[0].rstrip('/')}")
         self.file_system, self.root = _open(url, self.scheme, self.url)
 
     def confirm(self, path: Path, content: Content) -> bool:
@@ -185,7 +185,7 @@ def _open(url: str, scheme: str, shown: str) -> "tuple[AbstractFileSystem, str]"
         raise ValueError(
             f"backup.place {shown}: nothing can be kept there; name a store to write to"
         )
-    if scheme not in fsspec.available_protocols():
+    if scheme not in {*fsspec.available_protocols(), *fsspec.registry}:
         raise ValueError(f"backup.place {shown}: fsspec knows no {scheme!r}")
     try:
         file_system, root = fsspec.core.url_to_fs(url)

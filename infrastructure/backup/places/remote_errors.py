@@ -24,7 +24,7 @@ STATUS_ERRNO = {
     429: errno.EAGAIN,
     507: errno.ENOSPC,
 }
-# Names of classes and codes, where there is no status. Searched in this order.
+# Parts of the names of classes and codes, which say more than the status. Searched in this order.
 WORDS_ERRNO = {
     "nosuchbucket": errno.ENOTCONN,
     "token": errno.EACCES,
@@ -36,8 +36,11 @@ WORDS_ERRNO = {
     "slowdown": errno.EAGAIN,
     "throttl": errno.EAGAIN,
     "timeout": errno.ETIMEDOUT,
-    "notfound": errno.ENOENT,
-    "nosuchkey": errno.ENOENT,
+    "protocolerror": errno.ENOTCONN,
+    "disconnected": errno.ENOTCONN,
+    "networkerror": errno.ENOTCONN,
+    "readerror": errno.ENOTCONN,
+    "writeerror": errno.ENOTCONN,
 }
 MAX_TEXT = 300
 
@@ -55,8 +58,16 @@ def as_os_errors(shown: str) -> Iterator[None]:
     except (TemperError, MemoryError):
         raise
     except Exception as error:
-        text = redact(f"{type(error).__name__}: {error}")[:MAX_TEXT]
-        raise OSError(errno_of(error), text, shown) from None
+        chain = list(_with_causes(error))
+        told = [number for each in chain if (number := errno_of(each)) != errno.EIO]
+        text = redact("; from ".join(f"{type(each).__name__}: {each}" for each in chain))
+        raise OSError([*told, errno.EIO][0], text[:MAX_TEXT], shown) from None
+
+
+def _with_causes(error: BaseException | None) -> Iterator[Exception]:
+    while isinstance(error, Exception):
+        yield error
+        error = error.__cause__
 
 
 def errno_of(error: Exception) -> int:
@@ -71,12 +82,12 @@ def errno_of(error: Exception) -> int:
         return STATUS_ERRNO.get(status, known)
     if isinstance(error, OSError) and error.errno:
         return error.errno
+    if "notfound" in said or "nosuchkey" in said:
+        return errno.ENOENT
     return _errno_of_kind(error)
 
 
 def _errno_of_kind(error: Exception) -> int:
-    if isinstance(error, FileNotFoundError):
-        return errno.ENOENT
     if isinstance(error, PermissionError):
         return errno.EACCES
     if isinstance(error, TimeoutError):

@@ -258,6 +258,12 @@ def test_a_mount_of_drive_is_known_by_its_line(tmp_path: Path, line: str, is_dri
     assert not is_on_drive(folder / "x", mounts)
 
 
+def test_where_the_system_tells_nothing_a_folder_named_so_counts_as_a_drive(tmp_path: Path) -> None:
+    (tmp_path / "My Drive").mkdir()  # as on macOS, where a program uploads it later too
+    assert is_on_drive(tmp_path / "My Drive" / "x", tmp_path / "no-mounts")
+    assert not is_on_drive(tmp_path / "x", tmp_path / "no-mounts")
+
+
 def test_the_folder_of_a_shared_drive_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "Shareddrives").mkdir()
     place = DrivePlace(tmp_path / "Shareddrives" / "team" / "x")
