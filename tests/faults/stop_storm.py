@@ -32,6 +32,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers import MetricsObserver
+from infrastructure.training.recovery import boundary
 from infrastructure.training.state import TrainingState
 from tests.faults.judge import tell
 from tests.faults.kill_storm import compare, in_child
@@ -177,7 +178,7 @@ def _saves_nothing() -> None:
 
 
 def _forgets_generators() -> None:
-    loop_module.go_back = lambda loop, state, boundary, device: None  # type: ignore[assignment]
+    boundary.restore_random = lambda states, device: None  # type: ignore[assignment]
 
 
 def _never_breaks_off() -> None:
