@@ -107,6 +107,7 @@ def go_on(training: Training) -> None:
 
 def evaluate(training: Training) -> dict[str, float]:
     for _ in range(10):
+        torch.rand(1)  # broken off, it must draw the same when it is done again
         time.sleep(EVALUATION_SECONDS / 10)
         training.loop.poll(training.state)
     return {"eval_loss": 1.0}
