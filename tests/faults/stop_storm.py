@@ -38,7 +38,12 @@ from tests.faults.judge import tell
 from tests.faults.kill_storm import compare, in_child
 from tests.training.toy_training import Training
 
-SETTINGS: dict[str, Any] = {"num_epochs": 4, "num_examples": 24, "checkpoint_interval": None}
+SETTINGS: dict[str, Any] = {
+    "num_epochs": 4,
+    "num_examples": 24,
+    "checkpoint_interval": None,
+    "validation_frequency": 2,
+}
 STEP_SECONDS, EVALUATION_SECONDS, COMPILE_SECONDS = 0.01, 0.2, 0.5
 COMPILED_STEP = 6
 PATIENCE_SECONDS = 0.15
