@@ -1,6 +1,7 @@
-"""The `temper` command: train, train-resume, train-eval, config, doctor.
+"""The `temper` command: what it takes, and which part of `deployment` does it.
 
-Exit codes: 0 done, 2 wrong input (one sentence, no traceback), 1 failed, 130 interrupted.
+Exit codes: 0 done, 2 wrong input (one sentence, no traceback), 1 failed, 130 stopped by Ctrl-C or
+before a deadline, 143 by SIGTERM.
 A traceback is shown at `--log-level DEBUG` only, and like all that is printed without secrets.
 Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """
@@ -17,16 +18,17 @@ from typing import Any, NoReturn
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.describe import describe
 from infrastructure.config.flags import add_config_flags, flags_given
-from infrastructure.config.layers import Layer
+from infrastructure.config.layers import Layer, Setting
 from infrastructure.config.loading import load_config
+from infrastructure.config.schema import schema_of
 from infrastructure.core.errors import TemperError, TrainingDivergedError
 from infrastructure.core.lookup import nearest
-from infrastructure.core.redact import redact
+from infrastructure.core.redact import RedactingFormatter, redact
 from infrastructure.testing.doctor import examine, exit_code, render
 
-DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
-# What a run that goes on may be told anew; everything else is as it was recorded.
+# What a run that goes on is told anew by file and environment too; the rest by flags alone.
 CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices")
 
 # Libraries that warn, on import, of parts of themselves that nobody here asks for.
@@ -57,6 +59,8 @@ def create_parser() -> OneSentenceParser:
     _add_evaluate(commands)
     settings = commands.add_parser("config", help="show every setting and where it came from")
     add_config_flags(settings)
+    _add_checkpoints(commands)
+    _add_backup(commands)
     doctor = commands.add_parser("doctor", help="check versions, devices, memory and disk")
     add_config_flags(doctor, ["log_level"])
     return parser
@@ -67,7 +71,17 @@ def _add_train(commands: Any) -> None:
     train.add_argument(
         "data", nargs="?", metavar="DATA", help="file, folder or hub data set (default: samples)"
     )
+    _add_accept(train)
     add_config_flags(train)
+
+
+def _add_accept(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--accept",
+        metavar="NAMES",
+        default="",
+        help="go on although these changed, and with them the result: learning_rate,data,…",
+    )
 
 
 def _add_resume(commands: Any) -> None:
@@ -76,9 +90,61 @@ def _add_resume(commands: Any) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="a run, RUN@step, or the path of a run or of a checkpoint (default: the newest run)",
+        help=RUN_HELP,
     )
-    add_config_flags(resume, ["output_dir", *CHANGED_BY_RESUMING])
+    _add_accept(resume)
+    add_config_flags(resume)
+
+
+RUN_HELP = "a run, RUN@step, or the path of a run or of a checkpoint (default: the newest run)"
+
+
+def _add_checkpoints(commands: Any) -> None:
+    checkpoints = commands.add_parser("checkpoints", help="list or verify checkpoints")
+    actions = _actions(checkpoints)
+    for action, what in (("list", "show them"), ("verify", "compare every byte with its hash")):
+        parser = actions.add_parser(action, help=what)
+        parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+        _add_output(parser)
+    export = commands.add_parser("export", help="write a checkpoint as a model others can load")
+    export.add_argument("run", metavar="RUN", help="a run, RUN@step, or a checkpoint's path")
+    export.add_argument("folder", metavar="FOLDER", help="an empty folder, or none yet")
+    _add_output(export)
+
+
+BACKUP_ACTIONS = {
+    "create": "copy the newest checkpoint to the place now",
+    "list": "show the versions here and at the place; without RUN, the runs at --place",
+    "verify": "compare every byte, here and at the place, with its hash",
+    "restore": "bring a run from the place into the output folder",
+    "prune": "remove versions that newer ones replace",
+    "status": "show what is safe at the place, and what would be lost now",
+}
+
+
+def _add_backup(commands: Any) -> None:
+    backup = commands.add_parser("backup", help="copies of a run at another place")
+    actions = _actions(backup)
+    keys = [key for key in schema_of(DeploymentConfig).fields if key.startswith("backup.")]
+    for action, what in BACKUP_ACTIONS.items():
+        parser = actions.add_parser(action, help=what)
+        parser.add_argument("run", nargs="?", metavar="RUN", help="a run (default: the newest)")
+        parser.add_argument("--place", metavar="TEXT", help="the same as --backup-place")
+        if action == "prune":
+            parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+        _add_output(parser, *keys)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Any:
+    """The second word of a command, such as `verify` in `temper checkpoints verify`."""
+    return parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=OneSentenceParser
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser, *keys: str) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_config_flags(parser, ["output_dir", "log_level", *keys])
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -103,9 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, FAILED)
     except (ValueError, TemperError) as error:
         return _fail(error, WRONG_INPUT)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("temper: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return TERMINATED if str(error).startswith("SIGTERM") else INTERRUPTED
     except Exception as error:
         return _fail_unexpectedly(error)
 
@@ -116,16 +182,18 @@ def parse(parser: OneSentenceParser, arguments: Sequence[str] | None) -> argpars
     if not unknown:
         return options
     flag = unknown[0].split("=")[0]
-    meant = nearest(flag, known_flags(parser, options.command))
-    hint = f"; did you mean {meant}?" if meant else f"; see temper {options.command or ''} --help"
+    words = [word for word in (options.command, getattr(options, "action", None)) if word]
+    meant = nearest(flag, known_flags(parser, *words))
+    hint = f"; did you mean {meant}?" if meant else f"; see {' '.join(['temper', *words])} --help"
     raise ValueError(f"unknown argument {flag!r}{hint}")
 
 
-def known_flags(parser: argparse.ArgumentParser, command: str | None) -> list[str]:
-    """All flags of a command."""
-    choices = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    chosen = choices[0][command] if command else parser
-    return [flag for action in chosen._actions for flag in action.option_strings]
+def known_flags(parser: argparse.ArgumentParser, *words: str) -> list[str]:
+    """All flags of a command, which may be of two words."""
+    for word in words:
+        choices = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        parser = choices[0][word]
+    return [flag for action in parser._actions for flag in action.option_strings]
 
 
 def _fail(error: BaseException, code: int) -> int:
@@ -162,38 +230,77 @@ def _configure(options: argparse.Namespace, **settings: Any) -> DeploymentConfig
 
 
 def _start_logging(level: str) -> None:
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
+    handler = logging.StreamHandler()
+    handler.setFormatter(RedactingFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     for chatty in CHATTY_LOGGERS:
         logging.getLogger(chatty).setLevel(logging.ERROR)
 
 
-def _deployment() -> Any:
-    """The module that imports torch; loaded when a command needs it.
+def _deployment(module: str = "commands") -> Any:
+    """A module that imports torch; loaded when a command needs it.
 
     Threads that wait for each other by spinning make a training 10 to 15 times slower where
     something else needs the same cores, as on every shared machine; so they sleep instead.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    return importlib.import_module("infrastructure.deployment.commands")
+    return importlib.import_module(f"infrastructure.deployment.{module}")
 
 
 def _train(options: argparse.Namespace) -> int:
     settings = {} if options.data is None else {"data.path": options.data}
-    return int(_deployment().train(_configure(options, **settings)))
+    config = _configure(options, **settings)
+    return int(_deployment().train(config, _accepted(options)))
+
+
+def _accepted(options: argparse.Namespace) -> list[str]:
+    return [name.strip() for name in options.accept.split(",") if name.strip()]
 
 
 def _resume(options: argparse.Namespace) -> int:
     """Go on with a run: with the settings it recorded, but for those that were given now."""
     config = _configure(options)
-    given = [k for k in CHANGED_BY_RESUMING if config.source(k).layer is not Layer.DEFAULT]
-    changes = {"changes": {key: config.value(key) for key in given}} if given else {}
-    return int(_deployment().resume(options.run, config.output_dir, **changes))
+    given = [
+        Setting(key, config.value(key), source)
+        for key, source in config.sources().items()
+        if key not in ("output_dir", "new_run")
+        and (
+            source.layer is Layer.FLAG
+            or (key in CHANGED_BY_RESUMING and source.layer is not Layer.DEFAULT)
+        )
+    ]
+    return int(_deployment().resume(options.run, config.output_dir, given, _accepted(options)))
 
 
 def _evaluate(options: argparse.Namespace) -> int:
     config = _configure(options, **{"model.name": options.model, "data.path": options.data})
     return int(_deployment().evaluate(config))
+
+
+def _checkpoints(options: argparse.Namespace) -> int:
+    output_dir = _configure(options).output_dir
+    act = {"list": "list_checkpoints", "verify": "verify_checkpoints"}[options.action]
+    commands = _deployment("checkpoint_commands")
+    return int(getattr(commands, act)(options.run, output_dir, options.json))
+
+
+def _backup(options: argparse.Namespace) -> int:
+    """What is given now goes before what the run recorded."""
+    place = {} if options.place is None else {"backup.place": options.place}
+    config = _configure(options, **place)
+    given = (key for key, source in config.sources().items() if source.layer is not Layer.DEFAULT)
+    commands = _deployment("backup_commands")
+    told = commands.Told(
+        options.run, config, frozenset(given), options.json, getattr(options, "dry_run", False)
+    )
+    return int(commands.ACTIONS[options.action](told))
+
+
+def _export(options: argparse.Namespace) -> int:
+    output_dir = _configure(options).output_dir
+    commands = _deployment("checkpoint_commands")
+    return int(commands.export(options.run, options.folder, output_dir, options.json))
 
 
 def _show_config(options: argparse.Namespace) -> int:
@@ -211,6 +318,9 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": _train,
     "train-resume": _resume,
     "train-eval": _evaluate,
+    "backup": _backup,
+    "checkpoints": _checkpoints,
+    "export": _export,
     "config": _show_config,
     "doctor": _doctor,
 }

@@ -94,7 +94,7 @@ def test_doctor_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_training_flag_is_also_one_of_evaluation() -> None:
     parser = create_parser()
     train, evaluate = known_flags(parser, "train"), known_flags(parser, "train-eval")
-    assert set(train) == set(evaluate)
+    assert set(train) - {"--accept"} == set(evaluate)
     assert {"--batch-size", "--epochs", "--model", "--output", "--eval-data", "--config"} <= set(
         train
     )
@@ -104,7 +104,7 @@ def test_doctor_and_resuming_take_the_flags_that_they_use() -> None:
     parser = create_parser()
     resume = set(known_flags(parser, "train-resume"))
     assert {"--output", "--log-level", "--cuda-visible-devices", "--config"} <= resume
-    assert "--batch-size" not in resume
+    assert {"--batch-size", "--accept", "--learning-rate"} <= resume
     assert "--log-level" in known_flags(parser, "doctor")
 
 
@@ -113,8 +113,9 @@ def resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, 
     """What `temper train-resume` asks the deployment to do, in an empty folder."""
     calls: list[tuple[Any, ...]] = []
 
-    def resume(name: str | None, output_dir: str, changes: Any = None) -> int:
-        calls.append((name, output_dir, changes))
+    def resume(name: str | None, output_dir: str, changes: Any, accept: list[str]) -> int:
+        told = {setting.key: setting.value for setting in changes}
+        calls.append((name, output_dir, told, accept))
         return DONE
 
     monkeypatch.setattr(cli, "_deployment", lambda: SimpleNamespace(resume=resume))
@@ -140,10 +141,10 @@ def test_runs_are_resumed_from_the_folder_that_is_configured(
     assert main(["train-resume"]) == DONE
     assert main(["train-resume", "--output", "of-the-flag"]) == DONE
     assert resumed == [
-        (None, "runs", None),
-        ("a", "of-the-file", None),
-        (None, "of-the-environment", None),
-        (None, "of-the-flag", None),
+        (None, "runs", {}, []),
+        ("a", "of-the-file", {}, []),
+        (None, "of-the-environment", {}, []),
+        (None, "of-the-flag", {}, []),
     ]
 
 
@@ -154,9 +155,20 @@ def test_what_is_given_when_resuming_replaces_what_was_recorded(
     monkeypatch.setenv("LOG_LEVEL", "warning")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert main(["train-resume", "--cuda-visible-devices", "3"]) == DONE
-    assert resumed == [(None, "runs", {"log_level": "WARNING", "cuda_visible_devices": "3"})]
+    told = {"log_level": "WARNING", "cuda_visible_devices": "3"}
+    assert resumed == [(None, "runs", told, [])]
     assert logging.getLogger().level == logging.WARNING
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+@pytest.mark.usefixtures("restore_logging")
+def test_a_run_goes_on_with_the_flags_of_now_and_not_with_the_file_of_now(
+    resumed: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    (tmp_path / ".config").mkdir()
+    (tmp_path / ".config/training_config.yaml").write_text("training:\n  seed: 7\n")
+    assert main(["train-resume", "a", "--epochs", "5", "--accept", "num_epochs, data"]) == DONE
+    assert resumed == [("a", "runs", {"training.num_epochs": 5}, ["num_epochs", "data"])]
 
 
 SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"

@@ -28,6 +28,7 @@ from infrastructure.core.lock import Lock
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 ALIGNMENT_BYTES = 64
+GROWTH_BYTES = 16 * 1024**2  # so that a slightly longer message needs no new mapping
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class BackgroundWriter:
         self._memory: mmap.mmap | None = None
         self._helper: subprocess.Popen[bytes] | None = None
         self._lock: Lock | None = None
-        self._in_flight: bytes | None = None
+        self._in_flight: tuple[int, int] | None = None  # where its message lies, and how long it is
 
     def begin(
         self, tensors: Mapping[str, TensorBytes], values: dict[str, Any], **facts: Any
@@ -59,19 +60,20 @@ class BackgroundWriter:
         """
         assert self._in_flight is None, "a version is in flight"
         places, size_bytes = _lay_out(tensors)
-        self._reserve(size_bytes)
-        assert self._memory is not None
-        for (_, _, _, begin, length), tensor in zip(places, tensors.values(), strict=True):
-            self._memory[begin : begin + length] = tensor.data
         message = {
-            "size_bytes": size_bytes,
             "tensors": places,
             "values": values,
             "facts": facts,
             "compress": self.compress,
         }
-        self._in_flight = json.dumps(message, allow_nan=False).encode() + b"\n"
-        self._hand_over(self._in_flight)
+        text = json.dumps(message, allow_nan=False, check_circular=False).encode()
+        self._reserve(size_bytes + len(text))
+        assert self._memory is not None
+        for (_, _, _, begin, length), tensor in zip(places, tensors.values(), strict=True):
+            self._memory[begin : begin + length] = tensor.data
+        self._memory[size_bytes : size_bytes + len(text)] = text
+        self._in_flight = (size_bytes, len(text))
+        self._hand_over(b"%d %d\n" % self._in_flight)
 
     def collect(self, wait: bool = False) -> str | None:
         """The name of the version that was in flight, once it is committed; else None.
@@ -81,12 +83,12 @@ class BackgroundWriter:
         """
         if self._in_flight is None or not (wait or self._has_answer()):
             return None
-        message, self._in_flight = self._in_flight, None
+        place, self._in_flight = self._in_flight, None
         answer = self._answer()
         if answer is None:
             log.warning("the helper that writes checkpoints is gone; this one is written here")
             assert self._memory is not None
-            answer = commit_message(self.root, self.retention, self._memory, json.loads(message))
+            answer = commit_message(self.root, self.retention, self._memory, *place)
         if "error" in answer:
             raise StorageError(answer["error"])
         return str(answer["name"])
@@ -110,14 +112,15 @@ class BackgroundWriter:
         self._file = self._memory = self._lock = None
 
     def _reserve(self, size_bytes: int) -> None:
-        """Kept from version to version: fresh memory would cost as much as the copy."""
+        """Kept from version to version: fresh memory would cost more than the copy."""
         if self._file is None:
             self._file = _anonymous_file()
         if self._memory is None or len(self._memory) < size_bytes:
-            os.ftruncate(self._file.fileno(), max(size_bytes, mmap.PAGESIZE))
+            os.ftruncate(self._file.fileno(), -(-size_bytes // GROWTH_BYTES) * GROWTH_BYTES)
             self._memory = mmap.mmap(self._file.fileno(), 0)
 
     def _hand_over(self, message: bytes) -> None:
+        """Tell the helper where the version lies; so short a line never waits for it to be read."""
         for _ in range(2):  # the second time to a new helper
             if self._helper is None or self._helper.poll() is not None:
                 self._abandon()

@@ -1,5 +1,207 @@
-"""Backups of a training: come with part B; their name says so when it is imported."""
+"""Backups of a training: versions in a local store, and their copies at a place.
 
-from infrastructure.core.lazy import lazy_names
+    backups = create_backup_system(place="/mnt/other-disk/temper")
+    path = backups.create_checkpoint(model, optimizer, epoch=10, step=1000, loss=0.5)
+    state = backups.restore_from_checkpoint(model, optimizer)
 
-__getattr__ = lazy_names(__name__, {}, {"create_backup_system": "B"})
+Committed is what is safe on this machine's disk; confirmed what is safe where this machine's death
+cannot reach. A copier in a process of its own turns one into the other.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.backup.manifest import Manifest
+from infrastructure.backup.model_state import ModelState, capture, restore, stored
+from infrastructure.backup.retention import versions_to_keep
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.backup.store import Store
+from infrastructure.backup.tensor_bytes import from_bytes
+from infrastructure.backup.writer_process import only_writer
+from infrastructure.config.backup_config import BackupConfig
+from infrastructure.core.errors import CheckpointError, TemperError
+from infrastructure.core.redact import redact
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EmergencyResult:
+    """What an emergency backup reached.
+
+    Attributes:
+        path: the version's manifest; None: nothing was written, `error` says why.
+        confirmed: whether it is safe at the place too.
+        seconds: how long that took.
+    """
+
+    path: Path | None
+    confirmed: bool
+    seconds: float
+    error: str | None = None
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is safe on this machine's disk."""
+        return self.path is not None
+
+
+class BackupSystem(RunBackup):
+    """The backups of a run, and versions of any torch model and optimizer.
+
+    Its constructor is `RunBackup`'s.
+    """
+
+    def create_checkpoint(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        epoch: int,
+        step: int,
+        loss: float,
+        metrics: Mapping[str, Any] | None = None,
+        values: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+    ) -> Path:
+        """Write a version: weights, buffers, optimizer, random state. It is committed when this
+        returns, and on its way to the place.
+
+        Args:
+            loss: of this state; one that is not finite makes it a version that no restore chooses
+                by itself.
+            metrics, values: JSON, given back by `restore_from_checkpoint`.
+
+        Returns:
+            Its manifest, which is its name everywhere.
+
+        Raises:
+            ValueError: something of it can be stored neither as a tensor nor as JSON.
+            StorageError: the disk refuses; the versions before are untouched.
+        """
+        told = {"metrics": dict(metrics or {}), "values": dict(values or {})}
+        facts = {"epoch": epoch, "step": step, "loss": loss if math.isfinite(loss) else None}
+        state = capture(model, optimizer, {**facts, **told})
+        with only_writer(self.store.root):
+            self.store.sweep()
+            name = self.store.commit(
+                stored(state), state.values, step=step, kind=kind, healthy=math.isfinite(loss)
+            )
+            self.store.remove_all_but(versions_to_keep(self.store, self.retention))
+        self.nudge()
+        return self.store.manifest_path(name)
+
+    def emergency_backup(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        epoch: int,
+        step: int,
+        loss: float,
+        seconds: float | None = None,
+        **others: Any,
+    ) -> EmergencyResult:
+        """As `create_checkpoint`, for a machine that is about to go: never raises for what goes
+        wrong with the state, the disk or the place, and waits at most `seconds`
+        (`emergency_seconds`) for the copy."""
+        begin = time.monotonic()
+        budget = self.options.emergency_seconds if seconds is None else seconds
+        try:
+            path = self.create_checkpoint(
+                model, optimizer, epoch=epoch, step=step, loss=loss, kind="emergency", **others
+            )
+        except (TemperError, OSError, ValueError, RuntimeError) as error:
+            log.error("the emergency backup was not written: %s", redact(str(error)))
+            return EmergencyResult(None, False, time.monotonic() - begin, redact(str(error)))
+        status = self.finish(budget - (time.monotonic() - begin))
+        confirmed = status.confirmed_name == path.stem
+        return EmergencyResult(path, confirmed, time.monotonic() - begin, status.error)
+
+    def restore_from_checkpoint(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        checkpoint: Path | str | int | None = None,
+    ) -> dict[str, Any]:
+        """Put a version back into `model` and `optimizer`, and set the random generators back.
+
+        Args:
+            checkpoint: a manifest's path, a step, or none: the newest healthy version that
+                verifies. Where this machine has none, it is fetched from the place.
+
+        Returns:
+            epoch, step, loss (None: not finite), metrics, values, checkpoint_path.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or it does not fit; nothing was changed.
+            StorageError: the place does not answer, or this machine's disk refuses.
+        """
+        name = self._find(checkpoint)
+        manifest = self.store.read(name)
+        state = ModelState({}, manifest.values)
+        for full_name, tensor in self.store.load(manifest):
+            group, _, tensor_name = full_name.partition("/")
+            state.tensors.setdefault(group, {})[tensor_name] = from_bytes(tensor)
+        restore(state, model, optimizer)
+        told = ("epoch", "step", "loss", "metrics", "values")
+        path = self.store.manifest_path(name)
+        return {**{key: manifest.values.get(key) for key in told}, "checkpoint_path": path}
+
+    def _find(self, checkpoint: Path | str | int | None) -> str:
+        """The name of a version that is in the local store."""
+        if isinstance(checkpoint, Path | str):
+            return Path(checkpoint).stem
+        if checkpoint is not None:
+            return self._find_step(checkpoint)
+        name, rejected = self.store.newest()
+        for version in rejected:
+            log.warning("skipping damaged version %s: %s", version.name[:12], version.reason)
+        if name is not None:
+            return name
+        if self._link is not None:
+            return self.restore_run().stem
+        raise CheckpointError(f"{self.store.root} holds no version that can be restored")
+
+    def _find_step(self, step: int) -> str:
+        for name in self.store.versions():
+            manifest = _read(self.store, name)
+            if manifest is not None and manifest.step == step:
+                return name
+        if self._link is not None:
+            return self.restore_run(step).stem
+        raise CheckpointError(f"{self.store.root} holds no version of step {step}")
+
+
+def create_backup_system(
+    directory: str | Path = "backups",
+    place: str | None = None,
+    *,
+    run_id: str | None = None,
+    **options: Any,
+) -> BackupSystem:
+    """A backup system with its store in `directory`, and copies at `place` if one is given.
+
+    Args:
+        run_id: names the copies at the place; none: the directory's name.
+        options: the other settings of section `backup`: keep, compression, megabytes_per_second,
+            finish_seconds, emergency_seconds.
+
+    Raises:
+        ValueError: a setting that there is not, or a value that it cannot have.
+    """
+    return BackupSystem(Path(directory), BackupConfig(place=place, **options), run_id=run_id)
+
+
+def _read(store: Store, name: str) -> Manifest | None:
+    try:
+        return store.read(name)
+    except CheckpointError:
+        return None

@@ -26,6 +26,8 @@ from infrastructure.backup.objects import ObjectFiles
 from infrastructure.backup.packs import TensorBytes, cut, decode, encode
 from infrastructure.core.errors import CheckpointError, StorageError
 
+SMALL_PACK_BYTES = 1024**2  # what is dead in one is not worth writing the rest anew
+
 
 @dataclass(frozen=True)
 class Rejected:
@@ -155,7 +157,7 @@ class Store:
             StorageError: the disk refuses or lies; the versions before are untouched.
         """
         try:
-            self._prepare()
+            self.prepare()
             places, packs = self._place(tensors)
             names = self.versions()
             manifest = Manifest(
@@ -220,8 +222,12 @@ class Store:
         except CheckpointError:
             return None
 
-    def _prepare(self) -> None:
-        """Make the directories, all on the disk before anything is put there."""
+    def prepare(self) -> None:
+        """Make the directories, all on the disk before anything is put there.
+
+        Raises:
+            OSError: the disk refuses.
+        """
         if self._is_prepared:
             return
         self.operations.make_directory(self.root)
@@ -239,7 +245,7 @@ class Store:
             name: hash_of(self.hash_name, [tensor.identity, tensor.data])
             for name, tensor in tensors.items()
         }
-        held = self._held_already(hashes)
+        held = self._held_already(hashes, tensors)
         packs = list(dict.fromkeys(held.values()))
         index = {pack: i for i, pack in enumerate(packs)}
         places = {name: StoredTensor(index[pack], hashes[name]) for name, pack in held.items()}
@@ -250,8 +256,10 @@ class Store:
             places |= {name: StoredTensor(len(packs) - 1, hashes[name]) for name in group}
         return places, packs
 
-    def _held_already(self, hashes: Mapping[str, str]) -> dict[str, Pack]:
-        """Tensors that the newest readable version holds in objects that are whole."""
+    def _held_already(
+        self, hashes: Mapping[str, str], tensors: Mapping[str, TensorBytes]
+    ) -> dict[str, Pack]:
+        """Tensors that the newest readable version holds in objects that are whole and worth it."""
         for name in self.versions()[:1]:
             try:
                 newest = self.read(name)
@@ -264,9 +272,27 @@ class Store:
                 for tensor, place in newest.tensors.items()
                 if hashes.get(tensor) == place.hash
             }
-            whole = {p for p in set(held.values()) if self.objects.is_whole(p, self.hash_name)}
-            return {tensor: pack for tensor, pack in held.items() if pack in whole}
+            kept = {
+                pack
+                for pack, living_bytes in _living_bytes(held, tensors).items()
+                if not is_mostly_dead(pack, living_bytes)
+                and self.objects.is_whole(pack, self.hash_name)
+            }
+            return {tensor: pack for tensor, pack in held.items() if pack in kept}
         return {}
+
+
+def _living_bytes(held: Mapping[str, Pack], tensors: Mapping[str, TensorBytes]) -> dict[Pack, int]:
+    living: dict[Pack, int] = {}
+    for name, pack in held.items():
+        living[pack] = living.get(pack, 0) + len(tensors[name].data)
+    return living
+
+
+def is_mostly_dead(pack: Pack, living_bytes: int) -> bool:
+    """Whether more than half of a pack is of no use to a new version, which then writes the rest
+    anew: a version keeps at most as many dead bytes on the disk as it has living ones."""
+    return pack.size_bytes > SMALL_PACK_BYTES and 2 * living_bytes < pack.size_bytes
 
 
 def groups_of(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:

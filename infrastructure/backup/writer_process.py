@@ -1,7 +1,8 @@
 """The helper that commits versions: `python -m infrastructure.backup.writer_process`.
 
-One JSON line in for each version (its bytes lie in memory that both processes have), one line out
-when it is committed or refused. Nice, so that it takes only what the training leaves.
+One line in for each version: where its description, as JSON, lies in memory that both processes
+have, as its tensors do. One line out when it is committed or refused. Nice, so that it takes only
+what the training leaves.
 """
 
 import contextlib
@@ -27,13 +28,15 @@ _STORES: dict[Path, Store] = {}
 
 
 def commit_message(
-    root: Path, retention: Retention, memory: mmap.mmap, message: dict[str, Any]
+    root: Path, retention: Retention, memory: mmap.mmap, begin: int, length: int
 ) -> dict[str, str]:
-    """Commit what `message` describes, then prune; the answer has a `name` or an `error`.
+    """Commit what the message at `begin` of `memory` describes, then prune; the answer has a `name`
+    or an `error`.
 
     The caller holds the store's lock; the helper holds the one that it inherited.
     """
     view = memoryview(memory)
+    message: dict[str, Any] = json.loads(bytes(view[begin : begin + length]))
     tensors = {
         name: TensorBytes(dtype, tuple(shape), view[begin : begin + length])
         for name, dtype, shape, begin, length in message["tensors"]
@@ -68,8 +71,7 @@ def main(root: Path, retention: Retention, descriptor: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
     for line in sys.stdin.buffer:
-        message = json.loads(line)
-        answer = commit_message(root, retention, mmap.mmap(descriptor, 0), message)
+        answer = commit_message(root, retention, mmap.mmap(descriptor, 0), *map(int, line.split()))
         with contextlib.suppress(BrokenPipeError):  # nobody is left to be told
             sys.stdout.write(json.dumps(answer) + "\n")
             sys.stdout.flush()

@@ -14,7 +14,13 @@ from infrastructure.config.data_config import DataConfig
 from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
 from infrastructure.config.misfits import misfits, several_gpus, unused_notes
 from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.record import PATHS, absolute_place, refuse_masked, without_secrets
+from infrastructure.config.record import (
+    PATHS,
+    absolute_place,
+    refuse_masked,
+    without_masked_place,
+    without_secrets,
+)
 from infrastructure.config.resource_config import (
     CacheConfig,
     MemoryConfig,
@@ -84,7 +90,7 @@ class DeploymentConfig(Section):
     output_dir: PathText = Field(
         default="runs", description="Folder in which run directories are made."
     )
-    new_run: Annotated[bool, Later("B")] = Field(
+    new_run: bool = Field(
         default=False, description="Start anew even where an unfinished run of this kind is there."
     )
     run_name: Annotated[
@@ -116,9 +122,7 @@ class DeploymentConfig(Section):
     enable_monitoring: Annotated[
         bool, Later("C", instead="metrics, progress and the report are always written")
     ] = Field(default=True, description="Watch the machine and raise alerts while training.")
-    enable_backups: Annotated[
-        bool, Later("B", instead="checkpoints lie on this machine's disk only")
-    ] = Field(
+    enable_backups: bool = Field(
         default=True,
         description="Copy checkpoints to a place that this machine's death cannot reach.",
     )
@@ -241,11 +245,22 @@ class DeploymentConfig(Section):
             ConfigurationError: unknown keys, wrong values, or a value that was masked as a secret.
         """
         refuse_masked(saved)
-        config = cls(**saved["values"])
+        config = cls(**without_masked_place(saved))
         config._settings = {
             key: Setting(key, config.value(key), Source(Layer(told["layer"]), told["place"]))
             for key, told in saved["sources"].items()
         }
+        return config
+
+    def changed(self, changes: list[Setting]) -> "DeploymentConfig":
+        """A copy in which `changes` hold, each with the place where it was set.
+
+        Raises:
+            ConfigurationError: unknown keys, wrong values or disagreement, with their places.
+        """
+        own = [Setting(key, self.value(key), self.source(key)) for key in self.present_keys()]
+        config = self.from_layers([own, changes])
+        config._model_names = self._model_names
         return config
 
     def know_models(self, names: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
+from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.later import PARTS
 from infrastructure.config.layers import Layer, Source
@@ -23,11 +24,12 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
 
 class HasSections(Protocol):
-    """What is looked at: three sections of a configuration."""
+    """What is looked at: four sections of a configuration."""
 
     model: ModelConfig
     data: DataConfig
     training: TrainingConfig
+    backup: BackupConfig
 
 
 SourceOf = Callable[[str], Source]
@@ -38,6 +40,7 @@ class _Defaults(NamedTuple):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
+    backup: BackupConfig = BackupConfig()
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,16 @@ UNUSED = (
         lambda config: not config.data.streaming,
         "it is the buffer of data.streaming, which is off",
         "switch that on, or leave it out",
+    ),
+    *(
+        Unused(
+            f"backup.{name}",
+            lambda config: config.backup.place is None,
+            "nothing is copied without backup.place",
+            "give that too, or leave it out",
+        )
+        for name in BackupConfig.model_fields
+        if name != "place"
     ),
     Unused("training.adam_beta1", _is_sgd, _NO_BETAS),
     Unused("training.adam_beta2", _is_sgd, _NO_BETAS),

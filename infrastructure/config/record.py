@@ -20,7 +20,10 @@ PATHS = (
     "cache.directory",
     "training.cache_dir",
     "output_dir",
+    "backup.place",
 )
+# A run goes on without it; whoever wants it gives it again.
+NOT_NEEDED = "backup.place"
 # Never a name on the hub: made absolute whether it is there already or not.
 ALWAYS_LOCAL = ("cache.directory", "training.cache_dir", "output_dir")
 
@@ -51,11 +54,21 @@ def refuse_masked(saved: Mapping[str, Any]) -> None:
     masked = saved.get("masked")
     if masked is None:
         masked = list(_keys_with_mask(saved["values"]))
+    masked = [key for key in masked if key != NOT_NEEDED]
     if masked:
         raise ConfigurationError(
             f"the recorded configuration has no value for {', '.join(masked)}: it held what looked "
             f"like a secret, and {MASK} was written in its place; start a new run without it"
         )
+
+
+def without_masked_place(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The recorded values, with no place for backups where its password was masked."""
+    values = dict(saved["values"])
+    place = values.get("backup", {}).get("place")
+    if place is not None and MASK in place:
+        values["backup"] = {**values["backup"], "place": None}
+    return values
 
 
 def _keys_with_mask(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -72,7 +85,8 @@ def absolute_place(key: str, value: str, model_names: Collection[str]) -> str:
     Args:
         model_names: names that mean a model even where a folder is called so.
     """
-    if key in ALWAYS_LOCAL or (value not in model_names and _exists(value)):
+    is_folder = key == "backup.place" and ":" not in value
+    if key in ALWAYS_LOCAL or is_folder or (value not in model_names and _exists(value)):
         return str(Path(value).absolute())
     place, colon, part = value.rpartition(":")  # a split of a saved data set: FOLDER:train
     if colon and _exists(place):

@@ -23,3 +23,11 @@ class TrainingDivergedError(TemperError):
 
 class StorageError(TemperError):
     """A disk or a remote store refuses, is full, or does not keep what it was given."""
+
+
+class DeviceFailedError(TemperError):
+    """The GPU failed: this process can use it no more; what was saved before is safe."""
+
+
+class SamplerError(TemperError):
+    """No sampler answered a question."""

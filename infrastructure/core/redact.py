@@ -5,6 +5,7 @@ URLs, and values whose key says that they are secret. A secret that looks like a
 a shape is long and has digits or capitals, because `hf_datasets` is a folder's name.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,9 @@ _HARMLESS_KEY = re.compile(
 )
 _TOKEN = re.compile(
     # Hugging Face's tokens are letters only; capitals among them tell them from words.
-    r"\b(?:hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{20,}|gh[pousr]_(?=[A-Za-z]*\d)[A-Za-z0-9]{20,}"
+    # A name may lead up to one: eval_hf_…
+    r"(?<![A-Za-z0-9])"
+    r"(?:hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{20,}|gh[pousr]_(?=[A-Za-z]*\d)[A-Za-z0-9]{20,}"
     r"|github_pat_(?=[A-Za-z_]*\d)\w{20,}|glpat-(?=[A-Za-z_-]*[A-Z0-9])[\w-]{20,}"
     r"|sk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}|xox[abprs]-(?=[A-Za-z_-]*\d)[\w-]{20,}"
     r"|AKIA[A-Z0-9]{16}|AIza(?=[A-Za-z_-]*\d)[\w-]{30,}|DEV-[0-9a-f]{20,}"
@@ -33,6 +36,13 @@ _ASSIGNED = re.compile(
     r"(?P<sign>\s*[=:]\s*)(?P<value>[^\s,;&\"']{6,})",
     re.IGNORECASE,
 )
+
+
+class RedactingFormatter(logging.Formatter):
+    """A formatter of log lines that masks secrets, whoever logged them, in tracebacks too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
 
 
 def is_secret_key(key: str) -> bool:

@@ -1,37 +1,53 @@
 """What the commands of `temper` do once their configuration is known. Imports torch."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.layers import Setting
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.deployment.going_on import configuration_of
 from infrastructure.deployment.run_directory import find_run
 from infrastructure.deployment.signals import interrupt_on_sigterm
 from infrastructure.evaluation.evaluate import evaluate_model
 
-DONE, STOPPED = 0, 130
+DONE, STOPPED, TERMINATED = 0, 130, 143
 
 
-def train(config: DeploymentConfig) -> int:
-    """Start a new run; 130 when a signal stopped it."""
+def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
+    """Go on with the run of this purpose, or start one; see `ended` for the exit code."""
     with interrupt_on_sigterm():
-        summary = TrainingDeployment(config).run()
-    return STOPPED if summary["status"] == "stopped" else DONE
+        summary = TrainingDeployment(config, accept=accept).run()
+    return ended(summary)
 
 
-def resume(name: str | None, output_dir: str, changes: Mapping[str, Any] | None = None) -> int:
+def resume(
+    name: str | None,
+    output_dir: str,
+    changes: list[Setting] | None = None,
+    accept: Collection[str] = (),
+) -> int:
     """Go on with a run (see `find_run` for how it is named), as recorded but for `changes`."""
     run, checkpoint = find_run(name, Path(output_dir))
-    config = run.read_configuration().copy_with(**changes or {})
+    config = configuration_of(run, checkpoint).changed(changes or [])
     logging.getLogger().setLevel(config.log_level)
-    if checkpoint is None and run.is_finished():
+    if config.backup.place is None and "backup.place" in run.masked():
+        print("note: backup.place held a password, which is never recorded: give --backup-place")
+    if checkpoint is None and run.is_finished() and not accept:
         print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
         return DONE
     with interrupt_on_sigterm():
-        summary = TrainingDeployment(config).resume(run, checkpoint)
-    return STOPPED if summary["status"] == "stopped" else DONE
+        summary = TrainingDeployment(config, accept=accept).resume(run, checkpoint)
+    return ended(summary)
+
+
+def ended(summary: Mapping[str, Any]) -> int:
+    """The exit code of a training: 143 when SIGTERM stopped it, 130 when something else did."""
+    if summary["status"] != "stopped":
+        return DONE
+    return TERMINATED if str(summary["reason"]).startswith("SIGTERM") else STOPPED
 
 
 def evaluate(config: DeploymentConfig) -> int:

@@ -7,19 +7,31 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
+from infrastructure.core.errors import StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.redact import redact
+from infrastructure.deployment.from_place import restore_run, run_at_place
+from infrastructure.deployment.going_on import (
+    commit_of_base,
+    has_other_data,
+    newest_of_this_purpose,
+    record_accepted,
+    what_differs,
+)
+from infrastructure.deployment.run_copies import RunCopies, bytes_of_version, place_options
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
 from infrastructure.deployment.run_lock import only_trainer_of
 from infrastructure.deployment.run_record import (
     closing_lines,
     describe_model,
+    paths_of,
     record_run,
     summarise,
 )
@@ -34,13 +46,14 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
+from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers import (
     MetricsObserver,
     ProgressObserver,
     ReportObserver,
 )
-from infrastructure.training.state import TrainingState
+from infrastructure.training.resume_contract import canonical_name
 from infrastructure.training.trainer_factory import TrainerFactory, use_sample_data
 
 log = logging.getLogger(__name__)
@@ -57,14 +70,28 @@ class TrainingDeployment:
     Args:
         config: everything the run is told.
         say: shows a line to a person.
+        accept: what may be different when a run goes on although it changes the result, such as
+            `["learning_rate", "data"]`.
+
+    Raises:
+        ValueError: `accept` holds an unknown name.
     """
 
-    def __init__(self, config: DeploymentConfig, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self,
+        config: DeploymentConfig,
+        say: Callable[[str], None] = print,
+        accept: Collection[str] = (),
+    ) -> None:
         self.config = config
         self.say = lambda line: say(redact(line))
+        self.accepted = frozenset(map(canonical_name, accept))
 
     def run(self) -> dict[str, Any]:
-        """Start a new run and train to its end.
+        """Train to the end: go on with the newest run of this purpose if it is not finished, or
+        start one.
+
+        A finished run is not trained again: its closing lines are shown. `new_run` starts afresh.
 
         Returns:
             What summary.json holds.
@@ -75,35 +102,90 @@ class TrainingDeployment:
         """
         use_sample_data(self.config)
         self.config.check_supported()
-        run = plan_run(Path(self.config.output_dir), self.config.run_name or self.config.model.name)
-        trainer = self._prepare()
-        run.path.mkdir()
-        with only_trainer_of(run.path):
-            record_run(run, self.config, trainer)
-            self.say(f"Run {run.run_id}: measuring the model before the training")
-            try:
-                before = measure(trainer)
-            except KeyboardInterrupt:
-                shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
-                raise
-            write_json(run.before_file, before.to_dict())
-            return self._train(run, trainer, before)
+        run = None if self.config.new_run else self._run_of_this_purpose()
+        if run is None:
+            name = self.config.run_name or self.config.model.name
+            return self._begin(plan_run(Path(self.config.output_dir), name))
+        if run.is_finished():
+            return self._tell_finished(run)
+        if not CheckpointManager(run.checkpoints).checkpoints():
+            self.say(f"Run {run.run_id} ended before its first checkpoint: it begins again")
+            return self._begin(run)
+        self.say(f"Run {run.run_id} is of this kind and not finished; --new-run starts afresh")
+        return self.resume(run)
 
     def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> dict[str, Any]:
         """Go on with `run` from `checkpoint`, or from its newest that verifies.
 
         Raises:
             ValueError: another process trains it.
-            CheckpointError: it is damaged, or the run's data or model is not what it was.
+            CheckpointError: it is damaged, or what decides the result has changed and was not
+                accepted.
         """
         with only_trainer_of(run.path):
             if checkpoint is None:
                 checkpoint = CheckpointManager(run.checkpoints).newest()
             else:
                 verify(checkpoint)  # before anything that takes time
+            if commit := commit_of_base(run, self.config):
+                self.config.model.revision = commit
             trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
             self.say(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
             return self._train(run, trainer, measured_before(run), checkpoint)
+
+    def _run_of_this_purpose(self) -> RunDirectory | None:
+        run = newest_of_this_purpose(self.config, self.accepted)
+        if run is not None and run.is_finished() and has_other_data(run, self.config):
+            self.say(f"The data has changed since run {run.run_id} was finished: a new run begins")
+            return None
+        return run or self._run_from_place()
+
+    def _run_from_place(self) -> RunDirectory | None:
+        """A run of this purpose that lies at `backup.place`, brought back."""
+        options = place_options(self.config)
+        if options.place is None:
+            return None
+        try:
+            run_id = run_at_place(self.config, self.accepted)
+        except StorageError as error:
+            error.add_note("where an unfinished run may lie; --new-run trains without looking")
+            raise
+        if run_id is None:
+            return None
+        self.say(f"Run {run_id} of this kind lies at {options.place}: bringing it back")
+        run, _ = restore_run(run_id, options, Path(self.config.output_dir))
+        return run
+
+    def _tell_finished(self, run: RunDirectory) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads(run.summary_file.read_text())
+        summary["paths"] = paths_of(run)  # it may have been moved since
+        copies = RunCopies(run, self.config, self.say)  # as they stand now, not as they stood then
+        summary["backup"] = {**summary.get("backup", {}), **copies.facts()}
+        for line in closing_lines(run, summary):
+            self.say(line)
+        self.say(f"Run {run.run_id} was finished before: {run.final}; --new-run trains again")
+        return summary
+
+    def _begin(self, run: RunDirectory) -> dict[str, Any]:
+        """Train `run` from its first step; its directory is there if it was begun before."""
+        if run.path.is_dir():
+            with only_trainer_of(run.path):
+                return self._begin_in(run, self._prepare())
+        trainer = self._prepare()
+        run.path.mkdir()
+        with only_trainer_of(run.path):
+            return self._begin_in(run, trainer)
+
+    def _begin_in(self, run: RunDirectory, trainer: EnhancedTrainer) -> dict[str, Any]:
+        record_run(run, self.config, trainer)
+        self.say(f"Run {run.run_id}: measuring the model before the training")
+        try:
+            before = measure(trainer)
+        except KeyboardInterrupt:
+            shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
+            raise
+        write_json(run.before_file, before.to_dict())
+        return self._train(run, trainer, before)
 
     def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now."""
@@ -129,69 +211,102 @@ class TrainingDeployment:
         before: HeldOut,
         checkpoint: Path | None = None,
     ) -> dict[str, Any]:
+        copies = RunCopies(run, self.config, self.say)
         trainer.save_checkpoints_to(
             run.checkpoints, lambda: read_run_files(run.path, NOT_IN_CHECKPOINTS)
         )
-        trainer.add_hooks(self._observers(run))
-        trainer.prepare()
+        trainer.add_hooks([*self._observers(run, copies), *copies.observers()])
+        loop = trainer.prepare()
         assert trainer.state is not None
         if checkpoint is not None:
-            trainer.restore(checkpoint)
+            agreed = trainer.restore(checkpoint, self.accepted)
+            for line in what_differs(agreed):
+                self.say(line)
+            record_accepted(run, agreed, trainer.state.step)
+        size_bytes = bytes_of_version(trainer.state.model, self.config.training)
+        copies.tell_room(size_bytes, loop.total_steps)
         self.say(f"Training for {trainer.state.total_steps} steps; Ctrl-C saves and stops")
-        started = time.monotonic()
+        ending = Ending(run, trainer, before, copies)
         write_json(run.summary_file, {"status": "running"})
         try:
-            loop = trainer.prepare()
             with stop_on_signals(trainer.state, lambda: loop.may_break_off):
                 state = trainer.train()
-            return self._finish(run, trainer, state, before, time.monotonic() - started)
+            if state.is_interrupted:
+                return self._stopped(ending)
+            return self._finish(ending)
+        except KeyboardInterrupt as error:
+            return self._stopped(ending, error)
         except BaseException as error:
-            summary = summarise(run, trainer, time.monotonic() - started, before, error=error)
-            self._close(run, summary)
-            if isinstance(error, KeyboardInterrupt):
-                return self._stopped(run, summary)
+            self._close(ending, error=error)
             raise
+        finally:
+            copies.close()
 
-    def _finish(
-        self,
-        run: RunDirectory,
-        trainer: EnhancedTrainer,
-        state: TrainingState,
-        before: HeldOut,
-        seconds: float,
-    ) -> dict[str, Any]:
-        if state.is_interrupted:
-            summary = summarise(run, trainer, seconds, before)
-            self._close(run, summary)
-            return self._stopped(run, summary)
-        trainer.adapter.save(run.final)
+    def _finish(self, ending: "Ending") -> dict[str, Any]:
+        ending.trainer.adapter.save(ending.run.final)
         self.say("Measuring the trained model")
-        after = measure(trainer)
-        summary = summarise(run, trainer, seconds, before, after)
-        self._close(run, summary)
-        for line in closing_lines(run, summary, after):
+        after = measure(ending.trainer)
+        summary = self._close(ending, after)
+        if ending.copies.has_place:
+            ending.copies.wait(self.config.backup.finish_seconds)
+            ending.copies.publish()
+            summary = self._close(ending, after)
+        for line in closing_lines(ending.run, summary):
             self.say(line)
         return summary
 
-    def _stopped(self, run: RunDirectory, summary: dict[str, Any]) -> dict[str, Any]:
-        self.say(f"Stopped at step {summary['steps']}; go on with: temper train-resume {run.path}")
+    def _stopped(self, ending: "Ending", error: BaseException | None = None) -> dict[str, Any]:
+        summary = self._close(ending, error=error)
+        if ending.copies.has_place:
+            ending.copies.wait(self.config.backup.emergency_seconds)
+            summary = self._close(ending, error=error)
+        self.say(
+            f"Stopped at step {summary['steps']}; go on with: temper train-resume"
+            f" {ending.run.path}. {ending.copies.line()}"
+        )
         return summary
 
-    def _close(self, run: RunDirectory, summary: dict[str, Any]) -> None:
-        write_json(run.summary_file, summary)
+    def _close(
+        self,
+        ending: "Ending",
+        after: HeldOut | None = None,
+        error: BaseException | None = None,
+    ) -> dict[str, Any]:
+        """Write summary.json and the report; what the page needs is never worth finished work."""
+        summary = ending.summary(after, error)
+        write_json(ending.run.summary_file, summary)
         try:
-            write_report(run.path)
-        except Exception as error:  # a page to look at never costs finished work
-            log.warning("report.html was not written: %r", error)
+            write_report(ending.run.path)
+        except Exception as failure:
+            log.warning("report.html was not written: %r", failure)
+        return summary
 
-    def _observers(self, run: RunDirectory) -> list[Hook]:
+    def _observers(self, run: RunDirectory, copies: RunCopies) -> list[Hook]:
         training = self.config.training
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(make_sinks(training.metrics_sinks, run.path))),
-            ProgressObserver(),
+            ProgressObserver(lambda total, step: Progress(total, step, note=copies.short)),
             ReportObserver(run.path),
         ]
         return hooks
+
+
+@dataclass
+class Ending:
+    """What a training that is over is told about with."""
+
+    run: RunDirectory
+    trainer: EnhancedTrainer
+    before: HeldOut
+    copies: RunCopies
+    started: float = field(default_factory=time.monotonic)
+    _seconds: float | None = None
+
+    def summary(self, after: HeldOut | None, error: BaseException | None) -> dict[str, Any]:
+        """What summary.json holds; the training's time is what it was when this was asked first."""
+        self._seconds = self._seconds or time.monotonic() - self.started
+        summary = summarise(self.run, self.trainer, self._seconds, self.before, after, error)
+        return {**summary, "backup": self.copies.facts()}
 
 
 def measured_before(run: RunDirectory) -> HeldOut:

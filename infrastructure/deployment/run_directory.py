@@ -93,6 +93,10 @@ class RunDirectory:
                 f" ({error!r}); bring it back, or start a new run"
             ) from error
 
+    def masked(self) -> list[str]:
+        """Keys of the recorded configuration whose values were not written down: secrets."""
+        return list(self.read_run()["configuration"].get("masked", []))
+
     def is_finished(self) -> bool:
         """Whether the training came to its end and the model is there."""
         try:
@@ -109,18 +113,27 @@ def plan_run(output_dir: Path, name: str) -> RunDirectory:
     Raises:
         ValueError: `output_dir` cannot be written to.
     """
+    writable(output_dir)
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
+    started = time.strftime("%Y%m%d-%H%M%S")
+    return RunDirectory(output_dir / f"{started}-{readable[-40:]}-{secrets.token_hex(2)}")
+
+
+def writable(output_dir: Path) -> Path:
+    """`output_dir`, made if it is not there.
+
+    Raises:
+        ValueError: it cannot be written to.
+    """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=output_dir):
-            pass
+            return output_dir
     except OSError as error:
         raise ValueError(
             f"output_dir {output_dir} cannot be written to ({error.strerror}); choose another with"
             " --output"
         ) from error
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
-    started = time.strftime("%Y%m%d-%H%M%S")
-    return RunDirectory(output_dir / f"{started}-{readable[-40:]}-{secrets.token_hex(2)}")
 
 
 def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | None]:
@@ -144,21 +157,22 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
     return run, _checkpoint_at(run, step) if at else None
 
 
-def _runs(output_dir: Path) -> list[Path]:
+def runs_in(output_dir: Path) -> list[Path]:
+    """The run directories in `output_dir`, the oldest first: their names begin with the time."""
     if not output_dir.is_dir():
         return []
     return sorted(path.parent for path in output_dir.glob(f"*/{RUN_FILE}"))
 
 
 def _newest_run(output_dir: Path) -> RunDirectory:
-    runs = _runs(output_dir)
+    runs = runs_in(output_dir)
     if not runs:
         raise ValueError(f"no run in {output_dir}; start one with: temper train DATA")
     return RunDirectory(runs[-1].resolve())
 
 
 def _run_called(name: str, output_dir: Path) -> RunDirectory:
-    by_name = {path.name: path for path in _runs(output_dir)}
+    by_name = {path.name: path for path in runs_in(output_dir)}
     path = Path(name)
     if (path / RUN_FILE).is_file():
         return RunDirectory(path.resolve())

@@ -23,7 +23,8 @@ def only_trainer_of(run_path: Path) -> Iterator[None]:
         if not lock.take(wait=False, where_there_are_none=True):
             name = holder.read_text().strip() if holder.exists() else "another process"
             raise ValueError(
-                f"run {run_path.name} is being trained by {name}; wait for its end, or stop it"
+                f"run {run_path.name} is being trained by {name}; wait for its end, stop it, or"
+                " train another beside it with --new-run"
             )
         holder.write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
         yield

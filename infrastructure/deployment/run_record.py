@@ -4,7 +4,6 @@ import shlex
 import sys
 import time
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +13,14 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import write_json
 from infrastructure.core.hardware import detect
 from infrastructure.core.redact import redact
+from infrastructure.deployment.going_on import data_files_hash
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.monitoring.metrics_file import spell_numbers
 from infrastructure.monitoring.tables import before_after_table
 from infrastructure.training.data.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-
-RECORDED_PACKAGES = (
-    "transformers",
-    "peft",
-    "bitsandbytes",
-    "unsloth",
-    "datasets",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-)
-
-
-def installed_versions() -> dict[str, str]:
-    """Version of Python and of every recorded package that is installed."""
-    # torch's own words name the build, which its package may not: 2.13.0+cu130
-    versions = {"python": sys.version.split()[0], "torch": torch.__version__}
-    for package in RECORDED_PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions
+from infrastructure.training.training_facts import installed_versions
 
 
 def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTrainer) -> None:
@@ -67,6 +45,7 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
             "data": {
                 "fingerprint": data.fingerprint,
                 "num_examples": data.num_examples,
+                "files_sha256": data_files_hash(config.data),
                 **(_describe_data(data, report) if report else {}),
             },
         },
@@ -107,16 +86,9 @@ def summarise(
     written = {"before": before.example.get("written")}
     if after is not None:
         written["after"] = after.example.get("written")
-    paths = {
-        "run": run.path,
-        "model": run.final,
-        "checkpoints": run.checkpoints,
-        "metrics": run.path / "metrics.jsonl",
-        "report": run.path / "report.html",
-    }
     summary = {
         "status": status,
-        "reason": state.stop_reason or ("interrupted" if interrupted else None),
+        "reason": state.stop_reason or (str(error) or "interrupted" if interrupted else None),
         "error": redact(f"{type(error).__name__}: {error}") if failed else None,
         "steps": state.step,
         "total_steps": state.total_steps,
@@ -128,17 +100,30 @@ def summarise(
         "before": before.table_row(),
         "after": None if after is None else after.table_row(),
         "example": {**example, **written} if before.example else None,
-        "paths": {name: str(path) for name, path in paths.items() if path.exists()},
+        "num_questions": 0 if after is None else after.num_questions,
+        "paths": paths_of(run),
     }
     return dict(spell_numbers(summary))
 
 
-def closing_lines(run: RunDirectory, summary: dict[str, Any], after: HeldOut) -> list[str]:
+def paths_of(run: RunDirectory) -> dict[str, str]:
+    """Where the parts of a run lie that are there."""
+    paths = {
+        "run": run.path,
+        "model": run.final,
+        "checkpoints": run.checkpoints,
+        "metrics": run.path / "metrics.jsonl",
+        "report": run.path / "report.html",
+    }
+    return {name: str(path) for name, path in paths.items() if path.exists()}
+
+
+def closing_lines(run: RunDirectory, summary: dict[str, Any]) -> list[str]:
     """What is shown at the end: the table, an example, and where everything lies."""
     table = before_after_table(summary["before"], summary["after"])
     lines = ["", table or "Nothing is held out, so nothing was measured; see data.validation_split"]
-    if after.num_questions:
-        lines.append(f"(exact match over {after.num_questions} held-out prompts)")
+    if summary["num_questions"]:
+        lines.append(f"(exact match over {summary['num_questions']} held-out prompts)")
     if summary["example"]:
         example = summary["example"]
         lines += ["", "A held-out example", *_indented("prompt", example["prompt"])]
@@ -146,7 +131,12 @@ def closing_lines(run: RunDirectory, summary: dict[str, Any], after: HeldOut) ->
         lines += _indented("before", example["before"]) + _indented("after", example["after"])
     lines += ["", "Where everything lies"]
     lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
+    backup = summary.get("backup", {})
+    if "published" in backup:
+        lines.append(f"  {'copy':<12} {backup['published']}")
     lines.append(f"  look at it   open {_relative(str(run.path / 'report.html'))} in a browser")
+    if "text" in backup:
+        lines.append(backup["text"])
     return lines
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.redact import redact_shapes
 from infrastructure.monitoring.formatting import NOT_FINITE, not_finite_name
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,9 @@ def plain_value(value: Any) -> Any:
 
 
 def plain_record(record: Mapping[str, Any]) -> Record:
-    return {str(key): plain_value(value) for key, value in record.items()}
+    """`record` with plain values, and secrets masked in its names and texts."""
+    plain = {redact_shapes(str(key)): plain_value(value) for key, value in record.items()}
+    return {k: redact_shapes(v) if isinstance(v, str) else v for k, v in plain.items()}
 
 
 def spell_numbers(value: Any) -> Any:

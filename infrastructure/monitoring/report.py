@@ -15,12 +15,14 @@ from infrastructure.monitoring.report_sections import (
     configuration,
     curve_section,
     data,
+    errors,
     example,
     header,
     machine,
     next_steps,
     notices,
     places,
+    safety,
     tiles,
 )
 from infrastructure.monitoring.report_style import STYLE
@@ -33,7 +35,8 @@ CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 def write_report(run_directory: Path) -> Path:
     """Write `report.html` into the run directory, atomically, and return its path.
 
-    Reads run.json, metrics.jsonl, summary.json and data_report.json; each may be missing.
+    Reads run.json, metrics.jsonl, summary.json, data_report.json and logs/errors/errors.jsonl; each
+    may be missing.
 
     Raises:
         ValueError: there is no such directory.
@@ -51,11 +54,13 @@ def render_report(run: RunFacts) -> str:
         header(run),
         tiles(run),
         notices(run, holes(run.records)),
+        errors(run),
         before_after(run),
         example(run),
         curve_section(run),
         data(run),
         next_steps(run),
+        safety(run),
         places(run),
         configuration(run),
         machine(run),

@@ -23,9 +23,11 @@ STATUSES = ("finished", "stopped", "failed", "running")
 
 @dataclass
 class RunFacts:
-    """The contents of run.json, summary.json, data_report.json and metrics.jsonl.
+    """The contents of run.json, summary.json, data_report.json, metrics.jsonl and errors.jsonl, and
+    how the copies of the checkpoints stand.
 
     Attributes:
+        errors: a record for each error that the training got over, and for the one that ended it.
         last_record_at: local time of the last write to metrics.jsonl, or None.
         problems: what could not be read, one sentence each.
     """
@@ -34,7 +36,9 @@ class RunFacts:
     run: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     data_report: dict[str, Any] = field(default_factory=dict)
+    backup: dict[str, Any] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
+    errors: list[Record] = field(default_factory=list)
     last_record_at: str | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -122,8 +126,10 @@ def read_run_facts(directory: Path) -> RunFacts:
     facts.run = _read_object(facts, "run.json")
     facts.summary = _read_object(facts, "summary.json")
     facts.data_report = _read_object(facts, "data_report.json")
+    facts.backup = _read_object(facts, "checkpoints/backup.json")
     metrics = _read_metrics(facts, directory / "metrics.jsonl")
     facts.records = metrics.records
+    facts.errors = _read_errors(facts, directory / "logs" / "errors" / "errors.jsonl")
     return facts
 
 
@@ -152,10 +158,26 @@ def _read_metrics(facts: RunFacts, path: Path) -> ParsedMetrics:
         return ParsedMetrics()
     if parsed.records:
         facts.last_record_at = time.strftime("%Y-%m-%d %H:%M:%S", written)
+    _tell_unreadable(facts, path, parsed)
+    return parsed
+
+
+def _read_errors(facts: RunFacts, path: Path) -> list[Record]:
+    try:
+        parsed = parse_metrics(path)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        facts.problems.append(f"{path.name} could not be read: {error}.")
+        return []
+    _tell_unreadable(facts, path, parsed)
+    return parsed.records
+
+
+def _tell_unreadable(facts: RunFacts, path: Path, parsed: ParsedMetrics) -> None:
     if parsed.unreadable_lines:
         some = ", ".join(map(str, parsed.unreadable_lines[:5]))
         facts.problems.append(
             f"{len(parsed.unreadable_lines)} lines of {path.name} are damaged and left out"
             f" (the first: {some})."
         )
-    return parsed

@@ -1,13 +1,10 @@
 """EnhancedTrainer puts adapter, data, strategy, hooks and loop together; it trains nothing."""
 
-import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from infrastructure.backup.packs import TensorBytes
@@ -18,15 +15,22 @@ from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.resolve import (
     learning_rate_for,
     num_epochs_for,
-    trains_from_scratch,
 )
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.core.errors import CheckpointError
+from infrastructure.training.accepted_changes import (
+    MICRO_BATCH,
+    apply_hyperparameters,
+    forget_optimizer,
+    hyperparameters,
+    move_position,
+    steps_left,
+)
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.checkpoints.going_back import go_back
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.checkpoints.snapshot import (
     Participants,
@@ -34,19 +38,33 @@ from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
     take_snapshot,
 )
+from infrastructure.training.choices import (
+    adapter_name,
+    early_stopping,
+    holds_out,
+    polled,
+    seed_everything,
+    starts_from_scratch,
+)
+from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import create_extensions
 from infrastructure.training.held_out_loss import HeldOutLoss
 from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.models.registry import MODELS
-from infrastructure.training.models.source import registered_name
-from infrastructure.training.observers import EarlyStopping
 from infrastructure.training.precision import Precision, choose_device, choose_precision
+from infrastructure.training.recovery.memory_limits import (
+    MemoryLimits,
+    RememberedLimit,
+    describe_device,
+)
+from infrastructure.training.recovery.notes import note
+from infrastructure.training.resume_contract import Difference, Verdict, agree
 from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from infrastructure.training.training_facts import base_facts, machine_facts, settings_of
 
 
 class EnhancedTrainer:
@@ -100,6 +118,8 @@ class EnhancedTrainer:
         self.loop: TrainingLoop | None = None
         self.state: TrainingState | None = None
         self.participants: Participants | None = None
+        self.planned_steps = 0
+        self._identity: dict[str, Any] | None = None
 
     def add_hooks(self, hooks: Iterable[Hook]) -> None:
         """Add observers or extensions; before `prepare` only.
@@ -151,10 +171,13 @@ class EnhancedTrainer:
         """Build what is missing: model, data, optimizer, schedule, loop. Trains nothing."""
         if self.loop is None:
             model, data = self.initialize_model(), self.initialize_data()
-            self.state = TrainingState(model, micro_batch_size=int(self.training_config.batch_size))
+            self.state = TrainingState(
+                model,
+                micro_batch_size=self._memory_limit().at_most(int(self.training_config.batch_size)),
+            )
             self.state.optimizer = self._bind_strategy(model)
             self.loop = self._build_loop(model, data, self.state.optimizer)
-            self.state.total_steps = self.loop.total_steps
+            self.state.total_steps = self.planned_steps = self.loop.total_steps
         return self.loop
 
     def _bind_strategy(self, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -192,6 +215,9 @@ class EnhancedTrainer:
             save=self._begin_checkpoint if self.checkpoints else None,
             collect=self.checkpoints.collect if self.checkpoints else lambda wait: [],
             schedule=self.schedule,
+            go_back=self._go_back if self.checkpoints else None,
+            keep_evidence=self._keep_evidence if self.checkpoints else None,
+            remember_limit=lambda size: self._memory_limit().remember(size),
         )
         self.participants = Participants(
             model=model,
@@ -229,7 +255,13 @@ class EnhancedTrainer:
         size = int(self.training_config.batch_size)
         if self.state is not None:  # what has fitted so far
             size = min(size, self.state.micro_batch_size)
-        measured = HeldOutLoss(model, self.adapter, self.precision)
+        measured = HeldOutLoss(
+            model,
+            self.adapter,
+            self.precision,
+            may_halve=self.training_config.recovery.out_of_memory == "smaller",
+            on_smaller=self._note_smaller_evaluation,
+        )
         return measured.measure(polled(data.evaluation_batches(size), poll))
 
     def _evaluate_in_loop(self) -> dict[str, float]:
@@ -257,6 +289,31 @@ class EnhancedTrainer:
         assert self.checkpoints is not None
         self.checkpoints.begin(self._snapshot(state), kind=kind, score=state.score)
 
+    def _go_back(self, state: TrainingState) -> Path:
+        assert self.checkpoints is not None
+        assert self.participants is not None
+        return go_back(self.checkpoints, state, self.participants)
+
+    def _keep_evidence(self, state: TrainingState) -> Path:
+        assert self.checkpoints is not None
+        return self.checkpoints.save(self._snapshot(state), kind="emergency", healthy=False)
+
+    def _note_smaller_evaluation(self, size: int, why: str) -> None:
+        if self.state is not None:
+            note(self.state, "out_of_memory", f"evaluated {size} examples at a time", why)
+
+    def _memory_limit(self) -> RememberedLimit:
+        directory = Path(self.cache_config.directory or DEFAULT_DIRECTORY).expanduser()
+        key = {
+            **describe_device(self.device),
+            "model": self.model_config.name,
+            "max_length": self.data_config.max_length,
+            "precision": self.precision.name,
+            "lora": bool(self.adapter.describe().get("lora")),
+            "gradient_checkpointing": self.training_config.gradient_checkpointing,
+        }
+        return RememberedLimit(MemoryLimits(directory), key)
+
     def _snapshot(self, state: TrainingState) -> Snapshot:
         assert self.participants is not None
         snapshot = take_snapshot(state, self.participants)
@@ -264,89 +321,73 @@ class EnhancedTrainer:
         return snapshot
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to go on to the same result."""
-        config, described = self.training_config, self.adapter.describe()
-        frozen_base = bool(described.get("lora"))  # full training overwrites every weight
-        return {
-            "data": self.initialize_data().fingerprint,
-            "base model": described.get("base_sha256") if frozen_base else None,
-            "base model's revision": described.get("revision") if frozen_base else None,
-            "optimizer": config.optimizer,
-            "batch size": int(config.batch_size) * config.gradient_accumulation,
-            "total steps": self.prepare().total_steps,
-            "seed": config.seed,
-        }
+        """What decides the result, to be compared when a checkpoint goes on: see
+        `resume_contract`."""
+        loop, config = self.prepare(), self.training_config
+        if self._identity is None:
+            self._identity = {
+                "settings": settings_of(self.model_config, config, self.data_config),
+                "resolved": {
+                    "training.learning_rate": learning_rate_for(
+                        config, self.model_config, starts_from_scratch(self.model_config)
+                    ),
+                    "training.num_epochs": sum(phase.num_epochs for phase in loop.phases),
+                },
+                "data": loop.data.fingerprint,
+                "num_examples": loop.data.num_examples,
+                "precision": self.precision.name,
+                "planned_steps": self.planned_steps,
+                **base_facts(self.adapter.describe()),
+                **machine_facts(self.device),
+            }
+        return {**self._identity, "total_steps": loop.total_steps}
 
-    def restore(self, checkpoint: Path) -> None:
+    def restore(self, checkpoint: Path, accept: Collection[str] = ()) -> list[Difference]:
         """Go on from `checkpoint` when `train()` is called.
 
+        Args:
+            accept: what may be different although it changes the result, such as
+                `["learning_rate", "data"]`; see `resume_contract.names`.
+
+        Returns:
+            What differs and is harmless or accepted.
+
         Raises:
-            CheckpointError: it is damaged, or of another model or optimizer.
+            ValueError: `accept` holds an unknown name.
+            CheckpointError: it is damaged, or something else that changes the result differs.
         """
-        self.prepare()
-        assert self.state is not None
-        assert self.participants is not None
+        loop, state, participants = self.prepare(), self.state, self.participants
+        assert state is not None
+        assert participants is not None
         snapshot = load_checkpoint(checkpoint)
-        refuse_other_training(snapshot.values.get("identity", {}), self.identity())
-        restore_snapshot(snapshot, self.state, self.participants)
+        was, found = snapshot.values.get("identity", {}), self.identity()
+        agreed = agree(was, found, accept)
+        accepted = {d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT}
+        groups = hyperparameters(loop.optimizer)
+        if was:
+            move_position(snapshot.values, accepted, loop.phases)
+            self._set_length(snapshot, was)
+        if "optimizer" in accepted:
+            forget_optimizer(snapshot, loop.optimizer)
+        if accepted & MICRO_BATCH:
+            snapshot.values["micro_batch_size"] = state.micro_batch_size
+        restore_snapshot(snapshot, state, participants)
+        if accepted:
+            apply_hyperparameters(loop.optimizer, loop.scheduler, groups)
+        saved = self.checkpoints.checkpoints() if self.checkpoints is not None else []
+        loop.start_is_saved = saved[-1:] == [checkpoint] and not accepted
+        return agreed
 
-
-def refuse_other_training(began_with: dict[str, Any], found: dict[str, Any]) -> None:
-    """A checkpoint goes on in the training that it was taken from.
-
-    Raises:
-        CheckpointError: something that changes the result is different; lists all of it.
-    """
-    differences = [
-        f"{name} (it was {_short(value)}, it is {_short(found.get(name))})"
-        for name, value in began_with.items()
-        if value != found.get(name)
-    ]
-    if differences:
-        raise CheckpointError(
-            f"since this checkpoint was saved, these have changed: {', '.join(differences)};"
-            " bring them back, or start a new run"
-        )
-
-
-def _short(value: Any) -> str:
-    return value[:12] if isinstance(value, str) else str(value)
-
-
-def early_stopping(config: TrainingConfig) -> list[Hook]:
-    """The observer that the configuration asks for, if it does."""
-    if config.early_stopping_patience is None:
-        return []
-    return [EarlyStopping(config.early_stopping_patience, config.early_stopping_min_delta)]
-
-
-def adapter_name(model_config: ModelConfig) -> str:
-    """A registered model says which adapter it needs; any other has the configured one."""
-    name = registered_name(model_config.name)
-    return MODELS[name].adapter if name in MODELS else model_config.adapter
-
-
-def starts_from_scratch(model_config: ModelConfig) -> bool:
-    """Whether the weights are new: the embedded model's, and a registered module's."""
-    return trains_from_scratch(model_config) or model_config.name in MODELS
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's generators (all devices)."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def polled(batches: Iterator[Any], poll: Callable[[], None]) -> Iterator[Any]:
-    """The batches, with a call of `poll` before each."""
-    with closing(batches):  # type: ignore[type-var]
-        for batch in batches:
-            poll()
-            yield batch
-
-
-def holds_out(data: DataSource) -> bool:
-    """Whether there is anything to evaluate on."""
-    with closing(data.evaluation_batches(1)) as batches:
-        return next(batches, None) is not None
+    def _set_length(self, snapshot: Snapshot, was: dict[str, Any]) -> None:
+        """As long as it was; where its parts have changed, until the epochs left are done."""
+        loop, total = self.prepare(), was["total_steps"]
+        if was["planned_steps"] != self.planned_steps:
+            left = steps_left(snapshot.values, loop.data.num_examples, loop.batch_size, loop.phases)
+            most = self.training_config.max_steps or sys.maxsize
+            total = min(snapshot.values["step"] + left, most)
+        if total != loop.total_steps:
+            assert self.state is not None
+            assert self.participants is not None
+            self.state.total_steps = loop.total_steps = total
+            scheduler = self.strategy.create_scheduler(loop.optimizer, total)
+            loop.scheduler = self.participants.scheduler = scheduler

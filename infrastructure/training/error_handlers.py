@@ -1,32 +1,58 @@
-"""What to do about an error inside a training step: the loop asks, and applies the answer."""
+"""What kind of error it is, and how to let go of the memory that it holds."""
 
-from enum import StrEnum
+import gc
+import traceback
+from collections.abc import Iterator
 
 import torch
 
-
-class Recovery(StrEnum):
-    """How a training goes on after an error."""
-
-    SMALLER_MICRO_BATCH = "smaller_micro_batch"
-    """Do the same batch again in smaller pieces; batch, step and result stay what they were."""
-
-    RAISE = "raise"
-    """Nothing here can help."""
+_OUT_OF_MEMORY = (
+    "CUDA out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",  # cuBLAS's own words for it
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed: CUDA's own error, or the CPU allocator's RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and (
-        "DefaultCPUAllocator: can't allocate memory" in text or "CUDA out of memory" in text
-    )
+    return isinstance(error, RuntimeError) and any(t in str(error) for t in _OUT_OF_MEMORY)
 
 
-def choose_recovery(error: BaseException, micro_batch_size: int, batch_size: int) -> Recovery:
-    """The recovery for `error`, raised while `batch_size` examples were done in pieces."""
-    if is_out_of_memory(error) and min(micro_batch_size, batch_size) > 1:
-        return Recovery.SMALLER_MICRO_BATCH
-    return Recovery.RAISE
+def is_device_fault(error: BaseException) -> bool:
+    """Whether the GPU itself failed: every later call fails too, and its memory is lost."""
+    if is_out_of_memory(error):
+        return False
+    told = isinstance(error, RuntimeError) and "CUDA error:" in str(error)
+    return told or isinstance(error, torch.AcceleratorError)
+
+
+def can_be_halved(error: BaseException, micro_batch_size: int, batch_size: int) -> bool:
+    """Whether `error` is a lack of memory that smaller pieces of the batch may get over."""
+    return is_out_of_memory(error) and min(micro_batch_size, batch_size) > 1
+
+
+def let_go(error: BaseException) -> None:
+    """Forget the variables of the calls that `error` came through: they hold a whole graph."""
+    for one in _with_causes(error):
+        traceback.clear_frames(one.__traceback__)
+        one.__traceback__ = None
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what nothing uses any more; outside of the `except` that caught the error."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            waiting += [one.__cause__, one.__context__]
+            yield one

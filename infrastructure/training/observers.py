@@ -1,4 +1,4 @@
-"""Observers of a training: its numbers, its progress, its report, and when it stops improving.
+"""Observers of a training: its numbers, progress, errors, report, and when it stops improving.
 
 They turn events into calls of parts that know no training. None of them changes the state; a
 display that fails (a closed terminal, a full disk) is switched off and said so, never fatal.
@@ -11,15 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from infrastructure.monitoring.metrics_file import encode_record
 from infrastructure.monitoring.report import write_report
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.metrics.line_file import LineFile
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import EVALUATION
+from infrastructure.training.recovery.notes import error_record
 from infrastructure.training.state import TrainingState
 
 logger = logging.getLogger(__name__)
 
+ERRORS_FILE = Path("logs") / "errors" / "errors.jsonl"
+MAX_ERROR_LINES = 1000
 REPORT_INTERVAL_SECONDS = 60.0
 REPORT_TIME_SHARE = 0.01
 
@@ -28,20 +33,25 @@ class MetricsObserver(Observer):
     """Hands every logged step and every evaluation to the logger.
 
     A step is logged when the loop left numbers in `state.metrics`. Records of steps after the one
-    that the training starts from, as a killed process left them, are dropped first.
+    that the training starts from, as a killed process left them, are dropped first; so are those
+    of steps that are done again, because the training went back.
     """
 
     def __init__(self, metrics_logger: MetricsLogger) -> None:
         self.metrics_logger = metrics_logger
         self._logged: dict[str, float] | None = None
         self._epoch = 0
+        self._step = 0
 
     def train_start(self, state: TrainingState) -> None:
         self._logged, self._epoch = state.metrics, state.position.epoch
-        self.metrics_logger.truncate_after(state.step - state.step_is_ending)
+        self._step = state.step - state.step_is_ending
+        self.metrics_logger.truncate_after(self._step)
 
     def step_end(self, state: TrainingState) -> None:
         self._epoch = state.position.epoch
+        self._forget_after(state.step - 1)
+        self._step = state.step
         if state.metrics:
             self._log_step(state)
 
@@ -56,7 +66,13 @@ class MetricsObserver(Observer):
             self._log_step(state)
 
     def train_end(self, state: TrainingState) -> None:
+        self._forget_after(state.step)
         self.metrics_logger.close()
+
+    def _forget_after(self, step: int) -> None:
+        if step < self._step:
+            self._step = step
+            self.metrics_logger.truncate_after(step)
 
     def _log_step(self, state: TrainingState) -> None:
         self._logged = state.metrics
@@ -151,6 +167,72 @@ class EarlyStopping(Observer):
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.best = saved["best"]
         self.num_without_improvement = saved["num_without_improvement"]
+
+
+class ErrorsObserver(Observer):
+    """Writes `logs/errors/errors.jsonl`: a line for each error that the training got over, and for
+    the one that ended it.
+
+    A line has time, step, kind, action (what was done), message and rows; secrets are masked. After
+    MAX_ERROR_LINES nothing is added any more.
+    """
+
+    def __init__(self, run_directory: Path) -> None:
+        self.file = LineFile(run_directory / ERRORS_FILE)
+        self._newest: dict[str, Any] | None = None
+        self._num_lines = 0
+        self._is_told = False
+
+    def train_start(self, state: TrainingState) -> None:
+        """A killed run may have noted more than it had written, or written more than it saved."""
+        self._attempt(lambda: self._write_missing(state))
+
+    def step_start(self, state: TrainingState) -> None:
+        self._write_new(state)
+
+    def step_end(self, state: TrainingState) -> None:
+        self._write_new(state)
+
+    def error(self, state: TrainingState) -> None:
+        self._write_new(state)
+        if isinstance(state.error, Exception):  # an interrupt is none
+            kind, message = type(state.error).__name__, str(state.error)
+            record = error_record(state.step, kind, "the run stopped", message)
+            self._attempt(lambda: self._write(record))
+
+    def train_end(self, state: TrainingState) -> None:
+        self._write_new(state)
+
+    def _write_new(self, state: TrainingState) -> None:
+        newest = state.recoveries[-1] if state.recoveries else None
+        if newest is not self._newest:
+            self._attempt(lambda: self._write_missing(state))
+
+    def _write_missing(self, state: TrainingState) -> None:
+        if not state.recoveries and not self.file.path.exists():
+            return
+        lines = self.file.read_lines()
+        self._num_lines = len(lines)
+        known = set(lines)
+        for record in state.recoveries:
+            if encode_record(record) not in known:
+                self._write(record)
+        self._newest = state.recoveries[-1] if state.recoveries else None
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._num_lines < MAX_ERROR_LINES:
+            self.file.append(encode_record(record))
+            self._num_lines += 1
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:
+            if not self._is_told:
+                logger.warning("%s is not complete: %r", self.file.path, error)
+            self._is_told = True
+        finally:
+            self.file.close()  # errors are rare
 
 
 class ReportObserver(Observer):

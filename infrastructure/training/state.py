@@ -48,6 +48,28 @@ class StepOutput:
     num_items: int
 
 
+@dataclass(frozen=True)
+class SkippedBatch:
+    """A batch that is not trained on, because its loss was bad.
+
+    Attributes:
+        step: the optimizer step that it would have been; it counts as one all the same.
+        epoch, example: where the batch begins in the data.
+        num_examples: its size.
+        kind: not_finite or loss_spike.
+        rows: names of its rows; once `is_searched`, of those that are bad by themselves.
+        is_searched: its rows were tried one by one.
+    """
+
+    step: int
+    epoch: int
+    example: int
+    num_examples: int
+    kind: str
+    rows: tuple[str, ...] = ()
+    is_searched: bool = False
+
+
 @dataclass
 class TrainingState:
     """Everything that a hook may need; never the trainer itself.
@@ -62,6 +84,9 @@ class TrainingState:
         step_is_ending: the last step's weights are there, and its end (events, evaluation, next
             epoch) is not done yet; whoever goes on from here does it first.
         evaluated_step: the step whose weights `evaluation` measured; -1 before the first.
+        skipped: batches that are passed over.
+        recoveries: one JSON object for each error that the training got over: time, step, kind,
+            action, message, rows.
         stop_reason: why training shall end at the next step boundary, or None.
         is_interrupted: whether that reason came from outside, so that there is more to train.
     """
@@ -85,6 +110,8 @@ class TrainingState:
     error: BaseException | None = None
     step_is_ending: bool = False
     evaluated_step: int = -1
+    skipped: list[SkippedBatch] = field(default_factory=list)
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
     stop_reason: str | None = None
     is_interrupted: bool = False
 

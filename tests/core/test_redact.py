@@ -1,6 +1,10 @@
+import logging
+import sys
+
 import pytest
 
 from infrastructure.core.redact import (
+    RedactingFormatter,
     is_secret_key,
     redact,
     redact_mapping,
@@ -110,3 +114,18 @@ def test_a_path_keeps_its_words_and_loses_its_password() -> None:
 
 def test_shapes_alone_leave_assignments() -> None:
     assert redact_shapes("token = something") == "token = something"
+
+
+def test_a_log_line_and_its_traceback_hold_no_secret() -> None:
+    secret = "hf_" + "a1B2" * 9
+    try:
+        raise ConnectionError(f"401 for {secret}")
+    except ConnectionError:
+        record = logging.LogRecord("x", 30, "x.py", 1, "as %s", (secret,), sys.exc_info())
+    text = RedactingFormatter("%(message)s").format(record)
+    assert secret not in text
+    assert text.count("***") == 2
+
+
+def test_a_name_that_leads_up_to_a_token() -> None:
+    assert redact("eval_hf_" + "a1B2" * 9) == "eval_***"

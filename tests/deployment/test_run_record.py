@@ -9,7 +9,6 @@ from infrastructure.deployment.run_directory import plan_run
 from infrastructure.deployment.run_record import (
     closing_lines,
     describe_model,
-    installed_versions,
     record_run,
     summarise,
 )
@@ -100,7 +99,7 @@ def test_the_end_shows_table_example_and_places(trainer: EnhancedTrainer, tmp_pa
     run = plan_run(tmp_path / "runs", "small")
     run.path.mkdir(parents=True)
     summary = summarise(run, trainer, 1.5, BEFORE, AFTER)
-    lines = closing_lines(run, summary, AFTER)
+    lines = closing_lines(run, summary)
     text = "\n".join(lines)
     assert "-75.0 %" in text
     assert "(exact match over 8 held-out prompts)" in text
@@ -114,18 +113,10 @@ def test_without_held_out_data_nothing_is_claimed(trainer: EnhancedTrainer, tmp_
     run = plan_run(tmp_path / "runs", "small")
     summary = summarise(run, trainer, 1.5, HeldOut({}), HeldOut({}))
     assert "eval_loss" not in summary["after"]
-    assert "Nothing is held out" in closing_lines(run, summary, HeldOut({}))[1]
+    assert "Nothing is held out" in closing_lines(run, summary)[1]
 
 
 def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> None:
     line = describe_model(trainer)
     assert line.startswith(f"Model {saved_llama}: 0.")
     assert line.endswith("M parameters, fp32 on cpu")
-
-
-def test_versions_are_those_installed() -> None:
-    import torch
-
-    versions = installed_versions()
-    assert versions["torch"] == torch.__version__
-    assert "unheard-of" not in versions

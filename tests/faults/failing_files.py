@@ -54,6 +54,11 @@ class FailingFiles(MemoryFiles):
             raise self._failure(path)
         yield from super().read(path)
 
+    def read_into(self, path: Path, memory: memoryview) -> Iterator[int]:
+        if self._next_fails():
+            raise self._failure(path)
+        yield from super().read_into(path, memory)
+
 
 def _failing(name: str) -> Any:
     def method(self: FailingFiles, path: Path, *others: Any) -> Any:

@@ -9,11 +9,11 @@ in `failed`.
 """
 
 import argparse
-import json
 import os
 import random
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -30,6 +30,7 @@ from infrastructure.training.checkpoints import checkpoint_manager, snapshot
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers import MetricsObserver
+from tests.faults.judge import tell
 from tests.training.toy_training import Training
 
 SETTINGS: dict[str, Any] = {
@@ -215,7 +216,8 @@ def main() -> None:
     started = time.monotonic()
     outcome = storm(arguments.directory, arguments.kills, arguments.seed)
     seconds = round(time.monotonic() - started, 1)
-    print(json.dumps({"G1": asdict(outcome), "seconds": seconds, "mutant": arguments.mutant}))
+    print(f"{seconds} s, mutant: {arguments.mutant}", file=sys.stderr)
+    tell("G1", asdict(outcome))
 
 
 if __name__ == "__main__":

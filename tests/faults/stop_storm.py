@@ -9,7 +9,6 @@ that is like the compiling of a model take so long that most signals come inside
 """
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -33,7 +32,9 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers import MetricsObserver
+from infrastructure.training.recovery import boundary
 from infrastructure.training.state import TrainingState
+from tests.faults.judge import tell
 from tests.faults.kill_storm import compare, in_child
 from tests.training.toy_training import Training
 
@@ -177,7 +178,7 @@ def _saves_nothing() -> None:
 
 
 def _forgets_generators() -> None:
-    loop_module.go_back = lambda loop, state, boundary, device: None  # type: ignore[assignment]
+    boundary.restore_random = lambda states, device: None  # type: ignore[assignment]
 
 
 def _never_breaks_off() -> None:
@@ -205,7 +206,7 @@ def main() -> None:
     started = time.monotonic()
     outcome = storm(arguments.directory, arguments.stops, arguments.seed)
     seconds = round(time.monotonic() - started, 1)
-    print(json.dumps({"G10": asdict(outcome), "seconds": seconds, "mutant": arguments.mutant}))
+    tell("G10", {**asdict(outcome), "seconds": seconds})
 
 
 if __name__ == "__main__":

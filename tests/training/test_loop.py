@@ -15,8 +15,8 @@ from infrastructure.training.checkpoints.snapshot import (
     take_snapshot,
 )
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.loop import split
 from infrastructure.training.state import Phase, TrainingState
+from infrastructure.training.stepping import split
 from tests.training.toy_training import Training
 
 
@@ -25,7 +25,7 @@ def test_the_events_of_one_epoch_come_in_their_order(tmp_path: Path) -> None:
     step = ["step_start", *["after_loss"] * 3, "after_backward", "step_end"]
     short = ["step_start", *["after_loss"] * 2, "after_backward", "step_end"]
     assert training.recorder.events == [
-        *["train_start", "phase_start", "epoch_start"],
+        *["train_start", "checkpoint_saved", "phase_start", "epoch_start"],
         *step,
         *short,
         *["eval_end", "epoch_end", "phase_end", "checkpoint_saved", "train_end"],
@@ -97,11 +97,11 @@ def test_one_example_that_does_not_fit_is_an_error() -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path: Path) -> None:
-    training = Training(tmp_path, checkpoint_frequency=1)
+    training = Training(tmp_path, checkpoint_frequency=1, recovery={"not_finite": "stop"})
     training.adapter.poison_example = 7
     with pytest.raises(TrainingDivergedError, match="loss nan"):
         training.run()
-    for checkpoint in training.checkpoints.checkpoints():
+    for checkpoint in filter(training.checkpoints.is_healthy, training.checkpoints.checkpoints()):
         weights = load_checkpoint(checkpoint).tensors["model"]
         assert all(torch.isfinite(tensor).all() for tensor in weights.values())
 

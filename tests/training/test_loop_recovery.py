@@ -9,7 +9,7 @@ import torch
 from infrastructure.core.errors import TrainingDivergedError
 from infrastructure.monitoring.metrics_file import read_metrics
 from infrastructure.training.checkpoints import checkpoint_manager
-from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
+from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint, step_of
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
@@ -134,7 +134,7 @@ def test_saving_in_the_background_changes_nothing(
     )
     with pytest.raises(OSError, match="planted"):
         broken.run()
-    assert saved == [4, 6]
+    assert saved == [0, 4, 6]
     assert_goes_on_as_if_nothing_had_been(tmp_path, broken)
 
 
@@ -183,14 +183,18 @@ class Stops(Observer):
             state.stop("enough")
 
 
-def test_a_state_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
+def test_a_state_that_is_not_finite_is_never_saved_as_a_good_one(tmp_path: Path) -> None:
     """Also when nobody had asked for the numbers of that step yet."""
-    training = Training(tmp_path, hooks=[Stops()], log_frequency=100)
+    stop = {"not_finite": "stop"}
+    training = Training(tmp_path, hooks=[Stops()], log_frequency=100, recovery=stop)
     (second_step,) = list(ToySource().train_batches(0, 6, 20))[:1]
     training.adapter.poison_example = second_step[0]
     with pytest.raises(TrainingDivergedError, match="step 2: loss nan"):
         training.run()
-    assert training.checkpoints.checkpoints() == []
+    first, evidence = training.checkpoints.checkpoints()
+    assert (step_of(first), step_of(evidence)) == (0, 2)
+    assert not training.checkpoints.is_healthy(evidence)
+    assert training.checkpoints.newest() == first
 
 
 def test_the_best_evaluation_is_remembered() -> None:

@@ -12,6 +12,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.checkpoints.going_back import go_back
 from infrastructure.training.checkpoints.snapshot import (
     Participants,
     restore_snapshot,
@@ -104,6 +105,12 @@ class Training:
                 take_snapshot(state, self.parts), kind=kind, score=state.score
             )
             self.loop.collect = self.checkpoints.collect
+            self.loop.go_back = lambda state: go_back(self.checkpoints, state, self.parts)
+            self.loop.keep_evidence = self.keep_evidence
+
+    def keep_evidence(self, state: TrainingState) -> Path:
+        snapshot = take_snapshot(state, self.parts)
+        return self.checkpoints.save(snapshot, kind="emergency", healthy=False)
 
     def run(self) -> "Training":
         try:

@@ -133,6 +133,14 @@ class CheckpointManager:
                 log.warning("skipping a damaged checkpoint: %s: %s", path.stem, error)
         return found
 
+    def is_healthy(self, checkpoint: Path) -> bool:
+        """Whether a training may go on from it, damage aside.
+
+        Raises:
+            CheckpointError: its manifest is damaged.
+        """
+        return self.store.read(checkpoint.stem).healthy
+
     def newest(self) -> Path:
         """The newest healthy checkpoint that verifies; damaged newer ones are named in a warning.
 

@@ -12,8 +12,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.backup.optimizer_state import Tensors, merge_optimizer, split_optimizer
 from infrastructure.backup.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.redact import redact_shapes
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
-from infrastructure.training.state import Position, TrainingState
+from infrastructure.training.state import Position, SkippedBatch, TrainingState
 
 
 class HasState(Protocol):
@@ -59,7 +60,9 @@ def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
         "num_examples": state.num_examples,
         "num_tokens": state.num_tokens,
         "micro_batch_size": state.micro_batch_size,
-        "evaluation": {name: _finite_or_none(v) for name, v in state.evaluation.items()},
+        "evaluation": {
+            redact_shapes(name): _finite_or_none(v) for name, v in state.evaluation.items()
+        },
         "evaluated_step": state.evaluated_step,
         "best_evaluation_loss": _finite_or_none(state.best_evaluation_loss),
         "loss": _finite_or_none(state.loss),
@@ -67,6 +70,8 @@ def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
         "scheduler": parts.scheduler.state_dict() if parts.scheduler else None,
         "scaler": parts.scaler.state_dict() if parts.scaler else None,
         "loop": parts.loop.state_dict(),
+        "skipped": [asdict(batch) for batch in state.skipped],
+        "recoveries": list(state.recoveries),
     }
     return Snapshot(tensors, values)
 
@@ -99,6 +104,8 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
     state.evaluated_step = values["evaluated_step"]
     state.best_evaluation_loss = _or(values["best_evaluation_loss"], float("inf"))
     state.loss = _or(values["loss"], float("nan"))
+    state.skipped = [SkippedBatch(**_rows_fixed(saved)) for saved in values.get("skipped", [])]
+    state.recoveries = list(values.get("recoveries", []))
     parts.loop.load_state_dict(values["loop"])
     restore_random(snapshot.tensors["random"], parts.device)
 
@@ -109,6 +116,11 @@ def _restore_one(what: str, living: Any, saved: dict[str, Any] | None) -> None:
         raise CheckpointError(f"{what}: this run has {has}, the checkpoint {had}")
     if living is not None and saved is not None:
         living.load_state_dict(saved)
+
+
+def _rows_fixed(saved: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no tuples."""
+    return {**saved, "rows": tuple(saved["rows"])}
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -46,6 +46,8 @@ from infrastructure.training.data.preparation import (
     CONVERSATION_ENDS,
     EVALUATION_FILE,
     QUARANTINE_FILE,
+    ROW_FILES,
+    ROW_LINES,
     TRAIN,
     Preparation,
     PreparationPlan,
@@ -170,6 +172,14 @@ class DataPipeline:
         batches = _batches(examples, batch_size, prepared.entry)
         return prefetch(batches, self.config.prefetch_factor)
 
+    def places(self, epoch: int, start_example: int, num_examples: int) -> list[str]:
+        """file:line of some examples of an epoch, in its order.
+
+        Raises:
+            DataError: the files, or what was prepared of them, are not what they were.
+        """
+        return self._ready().source.places(epoch, start_example, num_examples)
+
     def evaluation_batches(self, batch_size: int) -> Generator[list[TokenizedExample], None, None]:
         """Batches of the held-out examples, always in the order of the files."""
         prepared = self._ready()
@@ -231,7 +241,7 @@ class DataPipeline:
         groups = store.array("groups.npy")[rows] if self.config.balance_by else None
         order = Order(rows, self.seed, groups)
         if augment is None:
-            return StoredExamples(store, order)
+            return StoredExamples(store, order, lambda rows: _places(store, rows))
         kept = StoredConversations(store, CONVERSATIONS_FILE, CONVERSATION_ENDS)
         return AugmentedExamples(kept, order, self._texts(plan, augment))
 
@@ -248,6 +258,12 @@ class DataPipeline:
             convert=plan.shapes[TRAIN].convert,
             index=WindowIndex(store.array("windows.npy"), store.array("is_used.npy")),
         )
+
+
+def _places(store: TokenStore, rows: list[int]) -> list[str]:
+    files, lines = store.array(ROW_FILES), store.array(ROW_LINES)
+    names = [file["name"] for file in store.meta["report"]["files"]]
+    return [f"{names[files[row]]}:{lines[row]}" for row in rows]
 
 
 def _batches(

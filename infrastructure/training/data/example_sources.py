@@ -4,8 +4,9 @@ Each source gives the examples of an epoch in its order, from any position on. W
 changes neither their number nor, without augmentation, their tokens.
 """
 
+import copy
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +40,9 @@ class ExampleSource(Protocol):
     def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
         """The examples of an epoch from position `start` on."""
 
+    def places(self, epoch: int, start: int, count: int) -> list[str]:
+        """file:line of `count` examples of an epoch, from position `start` on."""
+
 
 class Order:
     """Which row of the store stands at which position of an epoch."""
@@ -60,13 +64,25 @@ class Order:
             self._epoch, self._order = epoch, self.rows[places]
         return self._order
 
+    def part(self, epoch: int, start: int, count: int) -> list[int]:
+        """A few rows of an epoch; safe beside a thread that walks through another one."""
+        order = Order(self.rows, self.seed, self.groups).of(epoch)
+        return [int(row) for row in order[start : start + count]]
+
 
 class StoredExamples:
-    """Examples that were tokenised before."""
+    """Examples that were tokenised before.
 
-    def __init__(self, store: TokenStore, order: Order) -> None:
+    Args:
+        place_of: file:line of each of some rows.
+    """
+
+    def __init__(
+        self, store: TokenStore, order: Order, place_of: Callable[[list[int]], list[str]]
+    ) -> None:
         self.store = store
         self.order = order
+        self.place_of = place_of
 
     def __len__(self) -> int:
         return len(self.order.rows)
@@ -74,6 +90,9 @@ class StoredExamples:
     def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
         for row in self.order.of(epoch)[start:]:
             yield self.store.example(int(row))
+
+    def places(self, epoch: int, start: int, count: int) -> list[str]:
+        return self.place_of(self.order.part(epoch, start, count))
 
 
 class StoredConversations:
@@ -149,6 +168,9 @@ class AugmentedExamples:
         texts = (self.conversations.get(int(row)) for row in rows)
         return self.tokenizer.examples(texts, epoch, start)
 
+    def places(self, epoch: int, start: int, count: int) -> list[str]:
+        return [self.conversations.get(r).place for r in self.order.part(epoch, start, count)]
+
 
 class StreamedExamples:
     """Examples of files that are read while they are trained on."""
@@ -162,3 +184,8 @@ class StreamedExamples:
 
     def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
         return self.tokenizer.examples(self.dataset.iterate(epoch, start), epoch, start)
+
+    def places(self, epoch: int, start: int, count: int) -> list[str]:
+        """Reads their window once more, beside the thread that reads on."""
+        texts = copy.copy(self.dataset).iterate(epoch, start)
+        return [text.place for text in itertools.islice(texts, count)]

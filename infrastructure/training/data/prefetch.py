@@ -5,6 +5,10 @@ import threading
 from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 
+from infrastructure.core.errors import DataError
+
+LOOK_SECONDS = 1.0
+
 Item = TypeVar("Item")
 
 
@@ -42,7 +46,7 @@ def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
     thread = threading.Thread(target=work, name="temper-prefetch", daemon=True)
     thread.start()
     try:
-        yield from _taken(ready, room)
+        yield from _taken(ready, room, thread)
     finally:
         stopped.set()
         room.release()
@@ -50,10 +54,23 @@ def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
 
 
 def _taken(
-    ready: "queue.SimpleQueue[Any]", room: threading.Semaphore
+    ready: "queue.SimpleQueue[Any]", room: threading.Semaphore, thread: threading.Thread
 ) -> Generator[Any, None, None]:
-    while (item := ready.get()) is not _END:
+    while (item := _next(ready, thread)) is not _END:
         if isinstance(item, _Failure):
             raise item.error
         room.release()
         yield item
+
+
+def _next(ready: "queue.SimpleQueue[Any]", thread: threading.Thread) -> Any:
+    """Wait for as long as the thread lives, and no longer."""
+    while True:
+        lived = thread.is_alive()
+        try:
+            return ready.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            if not lived:
+                raise DataError(
+                    "the thread that makes batches ahead died without a word: resume the run"
+                ) from None

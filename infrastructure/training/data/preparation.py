@@ -5,6 +5,7 @@ Memory is bounded by a few chunks of rows and some forty bytes for each row of t
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -40,6 +41,7 @@ TRAIN, EVALUATION = 0, 1
 QUARANTINE_FILE = "quarantine.jsonl"
 EVALUATION_FILE = "evaluation.jsonl"
 CONVERSATION_ENDS = "conversation_ends.npy"
+ROW_FILES, ROW_LINES = "row_files.npy", "row_lines.npy"
 NUM_PLACES = 3
 NUM_PROMPTS_CHECKED = 20
 
@@ -83,6 +85,8 @@ class Preparation:
         self.checked_prompts = self.differing_prompts = 0
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
         self.conversation_ends = ArrayWriter(folder / CONVERSATION_ENDS, np.int64)
+        self.row_files = ArrayWriter(folder / ROW_FILES, np.int32)
+        self.row_lines = ArrayWriter(folder / ROW_LINES, np.int64)
 
     @property
     def files(self) -> list[DataFile]:
@@ -91,7 +95,10 @@ class Preparation:
     def run(self) -> None:
         """Do everything."""
         worker = RowWorker(self.plan.encoder, list(self.plan.shapes))
-        with self.store, self.evaluation, self.conversations, self.conversation_ends.file:
+        arrays = (self.conversation_ends.file, self.row_files.file, self.row_lines.file)
+        with ExitStack() as opened:
+            for file in (self.store, self.evaluation, self.conversations, *arrays):
+                opened.enter_context(file)
             for chunk in work_on(self._chunks(), worker, self.plan.num_processes):
                 self._take(chunk)
             self._finish()
@@ -124,6 +131,8 @@ class Preparation:
                 place = (row.offset, row.conversation.line)
                 self._index(chunk.file, *place, size, not is_evaluation)
         self.store.append([row.example for row in stored])
+        self.row_files.append(np.full(len(stored), chunk.file))
+        self.row_lines.append(np.array([row.conversation.line for row in stored]))
         if self.plan.keep_conversations:
             self._keep(stored)
 
@@ -164,7 +173,8 @@ class Preparation:
 
     def _finish(self) -> None:
         self.conversations.close()
-        self.conversation_ends.close()
+        for array in (self.conversation_ends, self.row_files, self.row_lines):
+            array.close()
         is_evaluation = self._with_a_row_on_both_sides()
         self.evaluation.close()
         if self.windows is None:

@@ -1,5 +1,6 @@
 """The work on a chunk of rows, in this process or in others: the same result either way."""
 
+import logging
 import os
 import re
 from collections import deque
@@ -8,16 +9,21 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
+from typing import Self
 
 from infrastructure.core.errors import DataError
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.data.fingerprints import content_number
-from infrastructure.training.data.rows import BadRow, Conversation, Row
+from infrastructure.training.data.rows import KILLS_PROCESS, BadRow, Conversation, Row, excerpt
 from infrastructure.training.data.shapes import Shape
 from infrastructure.training.data.tokenization import ConversationEncoder
 
 CHUNK_ROWS = 256
 CHUNKS_PER_WORKER = 2
+NUM_DEATHS_OF_A_ROW = 2  # once may be chance
+MAX_DEADLY_ROWS = 20
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,28 +121,134 @@ def work_on(
 ) -> Iterator[PreparedChunk]:
     """Prepared chunks in the given order; a bounded number is under way at a time.
 
+    When a process dies, what was under way is done again row by row, so that a row which kills
+    its process is found, tried once more, and set aside. Where no row is to blame, half as many
+    processes go on, and at last this one.
+
     Raises:
-        DataError: a worker process died.
+        DataError: too many rows kill the process that works on them.
     """
-    if num_processes == 0:
-        yield from map(worker, chunks)
-        return
-    context = get_context("spawn")  # forking a process that has threads may hang it
-    with ProcessPoolExecutor(
-        num_processes, context, initializer=_start_process, initargs=(worker,)
-    ) as pool:
+    remaining, num_deadly = iter(chunks), 0
+    while num_processes > 0:
+        waiting: deque[Chunk] = deque()
+        try:
+            yield from _work_in_pool(waiting, remaining, worker, num_processes)
+            return
+        except BrokenProcessPool:
+            log.warning("a process that prepares data died; its rows are done again, one by one")
+        careful = CarefulWorker(worker, MAX_DEADLY_ROWS - num_deadly)
+        with careful:
+            yield from map(careful, waiting)
+        num_deadly += careful.num_deadly
+        if careful.num_deadly == 0:
+            num_processes //= 2
+            log.warning(
+                "no row was to blame (too little memory, or a script that starts training without"
+                " `if __name__ == '__main__':`): going on with data.num_workers=%d",
+                num_processes,
+            )
+    yield from map(worker, remaining)
+
+
+def _work_in_pool(
+    waiting: deque[Chunk], chunks: Iterator[Chunk], worker: RowWorker, num_processes: int
+) -> Iterator[PreparedChunk]:
+    """The chunks that were taken and are not done are in `waiting`.
+
+    Raises:
+        BrokenProcessPool: a process died.
+    """
+    with _pool(worker, num_processes) as pool:
         under_way: deque[Future[PreparedChunk]] = deque()
         try:
             for chunk in chunks:
+                waiting.append(chunk)
                 under_way.append(pool.submit(_work_in_process, chunk))
                 if len(under_way) >= CHUNKS_PER_WORKER * num_processes:
-                    yield under_way.popleft().result()
+                    prepared = under_way.popleft().result()
+                    waiting.popleft()
+                    yield prepared
             while under_way:
-                yield under_way.popleft().result()
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a process that prepares data died (out of memory, or a script that starts"
-                " training without `if __name__ == '__main__':`): set data.num_workers=0"
-            ) from error
+                prepared = under_way.popleft().result()
+                waiting.popleft()
+                yield prepared
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _pool(worker: RowWorker, num_processes: int) -> ProcessPoolExecutor:
+    context = get_context("spawn")  # forking a process that has threads may hang it
+    return ProcessPoolExecutor(
+        num_processes, context, initializer=_start_process, initargs=(worker,)
+    )
+
+
+class CarefulWorker:
+    """Works row by row in one process, and starts another when a row has killed it.
+
+    Where not even a process without work lives, the work is done in this one.
+
+    Args:
+        max_deadly: rows that may kill it.
+    """
+
+    def __init__(self, worker: RowWorker, max_deadly: int = MAX_DEADLY_ROWS) -> None:
+        self.worker = worker
+        self.max_deadly = max_deadly
+        self.num_deadly = 0
+        self._pool: ProcessPoolExecutor | None = None
+        self._can_live = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        """As the worker itself; a row that kills comes back as a `BadRow`.
+
+        Raises:
+            DataError: too many rows do.
+        """
+        rows: list[PreparedRow | BadRow] = []
+        for row in chunk.rows:
+            rows += self._try(Chunk(chunk.file, chunk.shape, [row])).rows
+        return PreparedChunk(chunk.file, chunk.shape, rows)
+
+    def _try(self, one: Chunk) -> PreparedChunk:
+        for _ in range(NUM_DEATHS_OF_A_ROW):
+            if not self._lives(one):
+                return self.worker(one)
+            assert self._pool is not None
+            try:
+                return self._pool.submit(_work_in_process, one).result()
+            except BrokenProcessPool:
+                self._end()
+        self.num_deadly += 1
+        bad = _deadly(one.rows[0])
+        if self.num_deadly > self.max_deadly:
+            raise DataError(f"too many rows kill the process that prepares them; the last: {bad}")
+        return PreparedChunk(one.file, one.shape, [bad])
+
+    def _lives(self, one: Chunk) -> bool:
+        """Whether there is a process; a new one shows it on a chunk without rows."""
+        if self._pool is None and self._can_live:
+            self._pool = _pool(self.worker, 1)
+            try:
+                self._pool.submit(_work_in_process, Chunk(one.file, one.shape, [])).result()
+            except BrokenProcessPool:
+                self._end()
+                self._can_live = False
+        return self._can_live
+
+    def _end(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._pool = None
+
+
+def _deadly(row: Row | BadRow) -> BadRow:
+    shown = "" if isinstance(row, BadRow) else excerpt(row.values)
+    detail = f"the process that prepared it died, {NUM_DEATHS_OF_A_ROW} times"
+    return BadRow(row.source, row.line, KILLS_PROCESS, detail, shown, row.offset)

@@ -21,6 +21,7 @@ EMPTY = "empty"
 CHAT_TEMPLATE = "chat template"
 OVER_LONG = "over-long"
 NOT_SUPERVISED = "no supervised token"
+KILLS_PROCESS = "kills its process"
 
 TEXT_ROLE = "text"
 ANSWER_ROLES = frozenset({"assistant", TEXT_ROLE})

@@ -11,6 +11,7 @@ they lie, and each MiB is checked when it is first used.
 | supervised.npy | one bit a token: is it a loss target |
 | offsets.npy | int64 (n + 1): where each example begins |
 | tasks.npy | uint32 (n): index into `tasks` of meta.json |
+| row_files.npy, row_lines.npy | int32, int64 (n): which file of the report, and its line |
 """
 
 import json
@@ -27,7 +28,7 @@ from infrastructure.core.errors import DataError
 from infrastructure.core.files import write_json
 from infrastructure.training.data.examples import TokenizedExample
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CHUNK_BYTES = 1 << 20
 META = "meta.json"
 CONVERSATIONS_FILE = "conversations.jsonl"

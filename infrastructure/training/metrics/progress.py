@@ -71,6 +71,7 @@ class Progress:
         stream: where it is shown; standard error by default.
         kind: `bar`, `lines` or `notebook`; by default what the stream can show.
         clock: seconds from any start.
+        note: gives what else is shown; None: nothing now.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class Progress:
         stream: TextIO | None = None,
         kind: str | None = None,
         clock: Clock = time.monotonic,
+        note: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.total_steps = total_steps
+        self.note = note
         self._rate = RecentRate(step, clock)
         self._numbers: dict[str, str] = {}
         stream = stream or sys.stderr
@@ -108,7 +111,8 @@ class Progress:
         left = self._rate.seconds_left(self.total_steps)
         if left is not None:
             self._numbers["left"] = f"{tqdm.format_interval(left)} left"
-        self._display.show(step, " · ".join(self._numbers.values()))
+        note = self.note()
+        self._display.show(step, " · ".join([*self._numbers.values(), *([note] if note else [])]))
 
     def close(self) -> None:
         """Show the last state and leave the cursor on a fresh line."""

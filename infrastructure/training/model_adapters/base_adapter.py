@@ -29,7 +29,11 @@ class LossOutput:
 
 
 class DataSource(Protocol):
-    """Where examples come from. The order is a pure function of (seed, epoch)."""
+    """Where examples come from. The order is a pure function of (seed, epoch).
+
+    A source that knows the rows its examples are made of names them by a further method,
+    `places(epoch, start_example, num_examples)`; else examples are named by their positions.
+    """
 
     @property
     def num_examples(self) -> int:

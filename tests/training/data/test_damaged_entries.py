@@ -22,6 +22,8 @@ STORED = (
     "supervised.npy",
     "offsets.npy",
     "tasks.npy",
+    "row_files.npy",
+    "row_lines.npy",
     "train_rows.npy",
     "evaluation_rows.npy",
     "evaluation.jsonl",
@@ -59,7 +61,8 @@ def same() -> Iterator[None]:
 
 def everything(prepared: DataPipeline) -> list[Any]:
     held_out = [e.input_ids.tolist() for batch in prepared.evaluation_batches(8) for e in batch]
-    return [epoch(prepared), held_out, prepared.evaluation_rows(), prepared.fingerprint]
+    places = prepared.places(0, 0, 5)
+    return [epoch(prepared), held_out, prepared.evaluation_rows(), prepared.fingerprint, places]
 
 
 @pytest.mark.parametrize("memory_size", [1000, 0], ids=["in memory", "mapped"])

@@ -366,3 +366,33 @@ def test_training_texts_leave_out_what_is_held_out(data: Path, cache: Path) -> N
     assert len(asked) >= 1
     assert not asked & found
     assert len(found) == 2 * prepared.num_examples
+
+
+SOURCES: list[dict[str, Any]] = [{}, {"streaming": True, "buffer_size": 9}, {"balance_by": "task"}]
+
+
+@pytest.mark.parametrize("settings", SOURCES)
+@pytest.mark.parametrize("augmented", [False, True])
+def test_every_example_is_named_by_its_file_and_line(
+    tmp_path: Path, cache: Path, settings: dict[str, Any], augmented: bool
+) -> None:
+    """Two files, a bad row and held-out rows between, at any place of any epoch."""
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = pairs(40)
+    rows[3] = {"question": "no answer", "answer": "", "task": "odd"}
+    write_jsonl(folder / "a.jsonl", rows[:25])
+    write_jsonl(folder / "b.jsonl", rows[25:])
+    lines = {row["question"]: f"a.jsonl:{n + 1}" for n, row in enumerate(rows[:25])}
+    lines |= {row["question"]: f"b.jsonl:{n + 1}" for n, row in enumerate(rows[25:])}
+    if augmented:
+        settings = {**settings, "augmentation": "same"}
+    prepared = pipeline(folder, cache, max_bad_rows_percent=50, **settings)
+    register_augmentation("same", lambda conversation, generator: conversation)
+    try:
+        for number, start, count in ((0, 0, 40), (1, 7, 5), (2, 20, 12)):
+            shown = epoch(prepared, number, start)[:count]
+            expected = [next(lines[q] for q in lines if q in text) for text in shown]
+            assert prepared.places(number, start, count) == expected
+    finally:
+        unregister_augmentation("same")

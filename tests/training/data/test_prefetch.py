@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from infrastructure.core.errors import DataError
+from infrastructure.training.data import prefetch as module
 from infrastructure.training.data.prefetch import prefetch
 
 
@@ -71,3 +73,10 @@ def test_an_error_comes_out_where_its_item_would() -> None:
 def test_a_generator_that_is_never_started_starts_no_thread() -> None:
     prefetch(range(3), 2).close()
     assert threads() == []
+
+
+def test_a_thread_that_died_without_a_word_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(threading.Thread, "run", lambda self: None)
+    with pytest.raises(DataError, match="died without a word"):
+        list(prefetch(range(3), 2))

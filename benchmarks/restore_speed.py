@@ -1,0 +1,101 @@
+"""G13: how fast a checkpoint is verified and loaded, beside hashing its bytes in memory.
+
+    python -m benchmarks.restore_speed [--megabytes 1500] [--rounds 9]
+
+All in turn, in one thread of the caller, from the warm cache; speeds are medians, ratios medians of
+neighbouring ones. The memory that loading takes beyond what it returns is that of a process of its
+own. `missed` counts the goals that were not reached. Prints one JSON line.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.states import GPT2, adam_state, as_bytes, ratios, seconds_of, size_bytes
+from infrastructure.backup.hashing import hash_of
+from infrastructure.backup.store import Store
+from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
+
+SLOWEST = 1 / 0.8  # times the time of hashing alone
+MOST_MEMORY = 1.1  # times the largest pack
+FULL_MEGABYTES = 1493
+
+
+def measure(folder: Path, megabytes: int, rounds: int) -> dict[str, Any]:
+    state = adam_state(GPT2, megabytes / FULL_MEGABYTES)
+    store = Store(folder)
+    name = store.commit(as_bytes(state), {}, step=1)
+    manifest = store.read(name)
+    buffers = [tensor.data for tensor in as_bytes(state).values()]
+    store.verify(manifest)  # the cache is warm from here on
+    times = []
+    for _ in range(rounds):
+        hashing = seconds_of(lambda: hash_of("blake3", buffers))
+        verifying = seconds_of(lambda: store.verify(manifest))
+        times.append((hashing, verifying, seconds_of(lambda: _load(store, name))))
+    verify = ratios([(verifying, hashing) for hashing, verifying, _ in times])["median"]
+    load = ratios([(loading, hashing) for hashing, _, loading in times])["median"]
+    extra = _extra_memory(store.manifest_path(name), size_bytes(state))
+    memory = extra / max(pack.size_bytes for pack in manifest.packs)
+    speeds = (size_bytes(state) / median(row[i] for row in times) / 1e9 for i in range(3))
+    hashed, verified, loaded = (round(speed, 2) for speed in speeds)
+    return {
+        "megabytes": size_bytes(state) // 10**6,
+        "gigabytes_per_second": {"hash": hashed, "verify": verified, "load": loaded},
+        "verify_of_hash": round(1 / verify, 3),
+        "load_of_hash": round(1 / load, 3),
+        "extra_memory_of_largest_pack": round(memory, 3),
+        "missed": sum((verify > SLOWEST, load > SLOWEST, memory > MOST_MEMORY)),
+    }
+
+
+def _load(store: Store, name: str) -> None:
+    load_checkpoint(store.manifest_path(name))
+
+
+def _extra_memory(checkpoint: Path, returned_bytes: int) -> int:
+    """Bytes at the peak of loading beyond those of the state, in a fresh process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.restore_speed", "--peak-of", str(checkpoint)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).resolve().parents[1],
+    )
+    return int(done.stdout) - returned_bytes
+
+
+def peak_of(checkpoint: Path) -> int:
+    """By how many bytes loading raises this process's peak."""
+    before = _peak_kilobytes()
+    loaded = load_checkpoint(checkpoint)
+    assert loaded.tensors
+    return 1024 * (_peak_kilobytes() - before)
+
+
+def _peak_kilobytes() -> int:
+    """Not getrusage's, which a process inherits from the one that started it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--megabytes", type=int, default=FULL_MEGABYTES)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--peak-of", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peak_of:
+        print(peak_of(arguments.peak_of))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps({"G13": measure(Path(folder), arguments.megabytes, arguments.rounds)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""How the backup of a run stands: what is safe, what is on its way, what is wrong.
+
+Written by the copier, read by everybody who shows something. The age of the last confirmed version
+is what would be lost if this machine died now.
+"""
+
+import itertools
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, NamedTuple
+
+from infrastructure.core.files import write_json
+
+UNKNOWN, OFF = "unknown", "off"
+STATES = {
+    UNKNOWN: "nothing is known of it",
+    OFF: "there is no place: versions lie on this machine only",
+    "starting": "looks at the place",
+    "idle": "all is confirmed",
+    "copying": "copies a version",
+    "confirming": "waits for the place to confirm what was copied",
+    "doubtful": "the place has confirmed nothing for long; copying goes on, nothing is removed",
+    "retrying": "the place did not answer as it should",
+    "fenced": "another machine goes on with this run; copying has stopped",
+    "finished": "the training ended, and its last version is confirmed",
+    "left": "the training ended, and its last version is not confirmed",
+}
+LATE_SECONDS = 60.0  # a version that took longer to arrive is told with both times
+
+
+class PossibleLoss(NamedTuple):
+    """What would be lost now: `seconds` since the confirmed state was saved (None: everything)."""
+
+    seconds: float | None
+    text: str
+
+
+@dataclass(frozen=True)
+class BackupStatus:
+    """One look at a backup. Times are in seconds since 1970.
+
+    Attributes:
+        place: where the copies go, without secrets; "" where nothing is known.
+        state: one of `STATES`.
+        confirmed_name, confirmed_step: the newest version that is safe there.
+        saved_at, confirmed_at: when that version was written here, and known to be safe there.
+        in_flight_step: the version that is on its way.
+        done_bytes, total_bytes: of the version on its way.
+        newest_step: the newest version on this machine.
+        error: what went wrong last, until it works again.
+        num_failures: how often in a row.
+        advice: what a person can do about it.
+        changed_at: when this was written.
+    """
+
+    place: str = ""
+    state: str = UNKNOWN
+    confirmed_name: str | None = None
+    confirmed_step: int | None = None
+    saved_at: float | None = None
+    confirmed_at: float | None = None
+    in_flight_step: int | None = None
+    done_bytes: int = 0
+    total_bytes: int = 0
+    newest_name: str | None = None
+    newest_step: int | None = None
+    error: str | None = None
+    num_failures: int = 0
+    advice: str | None = None
+    changed_at: float | None = None
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether the newest version of this machine is confirmed."""
+        return self.newest_name is not None and self.confirmed_name == self.newest_name
+
+    def possible_loss(self, now: float) -> PossibleLoss:
+        """The age of the last confirmed version at the time `now`, as a number and as a sentence:
+        `backup: step 120 confirmed 45 s ago at drive:MyDrive/temper (step 140 on its way, 63 %)`.
+        """
+        if self.state in (UNKNOWN, OFF):
+            return PossibleLoss(None, f"backup: {STATES[self.state]}")
+        what = f"{self._confirmed(now)} at {self.place}{self._on_its_way()}"
+        if self.error is not None:
+            times = f", {self.num_failures} times" if self.num_failures > 1 else ""
+            what += f"; {self.error}{times}" + (f" ({self.advice})" if self.advice else "")
+        elif self.state in ("doubtful", "fenced", "left"):
+            what += f"; {STATES[self.state]}"
+        seconds = None if self.saved_at is None else max(0.0, now - self.saved_at)
+        return PossibleLoss(seconds, f"backup: {what}")
+
+    def _confirmed(self, now: float) -> str:
+        if self.confirmed_at is None or self.saved_at is None:
+            return "nothing is confirmed yet"
+        told = f"step {self.confirmed_step} confirmed {age_words(now - self.confirmed_at)} ago"
+        if self.confirmed_at - self.saved_at > LATE_SECONDS:
+            told += f" (saved {age_words(now - self.saved_at)} ago)"
+        return told
+
+    def _on_its_way(self) -> str:
+        if self.in_flight_step is not None:
+            percent = 100 * self.done_bytes // self.total_bytes if self.total_bytes else 0
+            return f" (step {self.in_flight_step} on its way, {min(99, percent)} %)"
+        if self.newest_step is not None and not self.is_safe:
+            return f" (step {self.newest_step} waits)"
+        return ""
+
+
+def age_words(seconds: float) -> str:
+    """A length of time in its two largest units: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    whole = max(0, int(seconds))
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    for (name, size), (next_name, next_size) in itertools.pairwise(units):
+        if whole >= size:
+            rest = whole % size // next_size
+            return f"{whole // size} {name}" + (f" {rest} {next_name}" if rest else "")
+    return f"{whole} s"
+
+
+def write_status(path: Path, status: BackupStatus) -> None:
+    """Write `status` as JSON; a reader sees the old one or the new one.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    write_json(path, asdict(status))
+
+
+def read_status(path: Path) -> BackupStatus:
+    """The status in `path`; where it is missing or damaged, that of which nothing is known."""
+    try:
+        contents = json.loads(path.read_bytes(), parse_constant=_no_constant)
+    except (OSError, ValueError, RecursionError):
+        return BackupStatus()
+    if not isinstance(contents, dict) or contents.get("state") not in STATES:
+        return BackupStatus()
+    known = {field.name: field.type for field in fields(BackupStatus)}
+    if not all(_is_of(contents[name], kind) for name, kind in known.items() if name in contents):
+        return BackupStatus()
+    return BackupStatus(**{name: contents[name] for name in known if name in contents})
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no time")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    kinds = kind.__args__ if isinstance(kind, UnionType) else (kind,)
+    allowed = {*kinds, int} if float in kinds else {*kinds}
+    return type(value) in allowed

@@ -1,0 +1,262 @@
+"""The backup of one run: its versions in a local store, and their copies at a place.
+
+Committed is what is safe on this machine's disk; confirmed what is safe where this machine's death
+cannot reach. A copier in a process of its own turns one into the other. Knows no torch.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from infrastructure.backup.backup_status import OFF, BackupStatus, read_status
+from infrastructure.backup.copier_client import CopierClient
+from infrastructure.backup.copier_process import CopierSettings
+from infrastructure.backup.fetching import fetch_newest
+from infrastructure.backup.link import Link
+from infrastructure.backup.open_object import Progress
+from infrastructure.backup.place_pruning import prune_once
+from infrastructure.backup.published_folder import PublishedFolder
+from infrastructure.backup.retention import Retention, versions_to_keep
+from infrastructure.backup.room import require_room
+from infrastructure.backup.store import Store
+from infrastructure.backup.version_list import (
+    HERE,
+    BackupEntry,
+    Finding,
+    list_entries,
+    verify_all,
+)
+from infrastructure.backup.writer_process import only_writer
+from infrastructure.config.backup_config import BackupConfig
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.redact import redact, redact_urls
+
+STATUS_FILE = "backup.json"
+POLL_SECONDS = 0.1
+
+
+class RunBackup:
+    """The backups of one run.
+
+    Args:
+        directory: the local store; for a training the `checkpoints` folder of its run.
+        options: section `backup` of the configuration.
+        run_id: the folder at the place, `<place>/<run id>`; none: the directory's name.
+        status_path: where the copier says how it stands; none: in the store.
+        retention: what stays on this machine.
+
+    Raises:
+        ValueError: no such place.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        options: BackupConfig | None = None,
+        *,
+        run_id: str | None = None,
+        status_path: Path | None = None,
+        retention: Retention | None = None,
+    ) -> None:
+        self.store = Store(directory)
+        self.options = options or BackupConfig()
+        self.run_id = run_id or directory.resolve().name
+        self.status_path = status_path or directory / STATUS_FILE
+        self.retention = retention or Retention(keep_best=1)
+        self._link: Link | None = None
+        self._copier: CopierClient | None = None
+        if self.options.place is not None:
+            settings = self._settings(self.options.place)
+            self._link = settings.link()
+            self._copier = CopierClient(settings)
+
+    def _settings(self, place: str) -> CopierSettings:
+        megabytes = self.options.megabytes_per_second
+        return CopierSettings(
+            store=str(self.store.root.resolve()),
+            place=place,
+            run_id=self.run_id,
+            status=str(self.status_path.resolve()),
+            keep=self.options.keep,
+            compression=self.options.compression,
+            bytes_per_second=None if megabytes is None else megabytes * 1e6,
+            finish_seconds=self.options.finish_seconds,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def restore_run(self, step: int | None = None, on_progress: Progress | None = None) -> Path:
+        """Fetch the newest healthy version (or that of `step`) from the place into the local store,
+        verified; damaged newer ones are passed over with a warning. What is whole here is not
+        fetched again.
+
+        Returns:
+            Its manifest here.
+
+        Raises:
+            CheckpointError: there is none.
+            StorageError: the place does not answer, or this machine's disk refuses.
+        """
+        link = self._require_link()
+        with only_writer(self.store.root):
+            name = fetch_newest(link, self.store, step, on_progress or _silent)
+        return self.store.manifest_path(name)
+
+    def list_backups(self) -> list[BackupEntry]:
+        """All versions here and at the place, the newest first.
+
+        Raises:
+            StorageError: the place does not answer.
+        """
+        try:
+            return list_entries(self._stores())
+        except OSError as error:
+            raise self._unreachable(error) from error
+
+    def verify(self) -> list[Finding]:
+        """Read every version, here and at the place, and compare it with what was written. Damage,
+        and a place that does not answer, is in the findings."""
+        return [
+            found for where, store in self._stores().items() for found in self._of(where, store)
+        ]
+
+    def _of(self, where: str, store: Store) -> Iterator[Finding]:
+        try:
+            yield from verify_all(where, store)
+        except OSError as error:
+            yield Finding(where, None, None, str(self._unreachable(error)))
+
+    def status(self) -> BackupStatus:
+        """How the copy stands; a copier that died is started again."""
+        if self._copier is None:
+            return BackupStatus(state=OFF)
+        if self._copier.is_started:
+            self._copier.start()
+        status = read_status(self.status_path)
+        if self._link is not None and status.place != redact_urls(self._link.place.url):
+            status = BackupStatus()  # of another place, from before
+        if self._copier.num_restarts and status.error is None:
+            told = f"the copier died and was started again ({self._copier.num_restarts})"
+            return replace(status, error=told)
+        return status
+
+    def prune(self) -> list[str]:
+        """Remove old versions here, and at the place those that `keep` newer ones replace which
+        were read back there. Objects at the place that no version names go with the next call that
+        is an hour later.
+
+        Returns:
+            What was done, in sentences.
+
+        Raises:
+            StorageError: the disk or the place refuses; nothing that is kept is touched.
+        """
+        with only_writer(self.store.root):
+            removed = self.store.remove_all_but(versions_to_keep(self.store, self.retention))
+        told = [f"{len(removed)} versions removed here"]
+        if self._link is None:
+            return told
+        record = self.status_path.with_name("backup-unnamed.json")
+        try:
+            settings = self._settings(str(self.options.place))
+            return [*told, *prune_once(self._link, settings.retention, record)]
+        except OSError as error:
+            raise self._unreachable(error) from error
+
+    def require_room(self, bytes_per_version: int) -> list[str]:
+        """Sentences on the room here and at the place, before the first step.
+
+        Raises:
+            StorageError: what rotation keeps does not fit.
+        """
+        told = require_room(HERE, self.store, self.retention.keep_last, bytes_per_version)
+        if self._link is None:
+            return [told]
+        try:
+            url, keep = self._link.place.url, self.options.keep
+            return [told, require_room(f"at {url}", self._link.store, keep, bytes_per_version)]
+        except OSError as error:
+            raise self._unreachable(error) from error
+
+    def start(self) -> None:
+        """Start the copier, where there is a place. `nudge` does too."""
+        if self._copier is not None:
+            self._copier.start()
+
+    def nudge(self) -> None:
+        """Tell the copier that a version was committed."""
+        if self._copier is not None:
+            self._copier.nudge()
+
+    def finish(self, seconds: float | None = None) -> BackupStatus:
+        """Wait until the newest version is confirmed, at most `seconds` (`finish_seconds`); an
+        interrupt ends the wait and not the copier."""
+        longest = self.options.finish_seconds if seconds is None else seconds
+        deadline = time.monotonic() + longest
+        self.nudge()
+        newest = self._newest_name()
+        while True:
+            status = self.status()
+            is_over = status.confirmed_name == newest or status.state in (OFF, "fenced")
+            if is_over or time.monotonic() >= deadline:
+                return status
+            time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """The training has ended: the copier finishes by itself, within `finish_seconds`."""
+        if self._copier is not None:
+            self._copier.close()
+
+    def wait_ended(self, seconds: float) -> bool:
+        """Wait until the copier has ended, after `close`; False: it still copies."""
+        return self._copier is None or self._copier.wait(seconds)
+
+    def publish(self, folder: Path, seconds: float | None = None) -> str:
+        """Copy a finished folder (`final/`, in plain Hugging Face layout) to `<place>/<run id>`,
+        each file confirmed, SHA256SUMS last. Another one that is there stays as it is.
+
+        Returns:
+            Where it is.
+
+        Raises:
+            ValueError: the folder is empty.
+            StorageError: it was not done within `seconds` (`finish_seconds`); call again to go on.
+        """
+        link = self._require_link()
+        longest = self.options.finish_seconds if seconds is None else seconds
+        parent = Path(self.run_id)
+        copy = PublishedFolder(link.place, parent, folder, folder.name, link.bandwidth)
+        return f"{link.place.url}/{copy.copy(longest).as_posix()}"
+
+    def _stores(self) -> dict[str, Store]:
+        if self._link is None:
+            return {HERE: self.store}
+        return {HERE: self.store, self._link.place.url: self._link.store}
+
+    def _require_link(self) -> Link:
+        if self._link is None:
+            raise StorageError("there is no place to copy to or from: give backup.place")
+        return self._link
+
+    def _unreachable(self, error: OSError) -> StorageError:
+        link = self._require_link()
+        return StorageError(f"{link.place.url}: {redact(str(error))}; {link.place.advice(error)}")
+
+    def _newest_name(self) -> str | None:
+        return next((name for name in self.store.versions() if self._is_healthy(name)), None)
+
+    def _is_healthy(self, name: str) -> bool:
+        try:
+            return self.store.read(name).healthy
+        except CheckpointError:
+            return False
+
+
+def _silent(done_bytes: int, total_bytes: int) -> None:
+    return

@@ -1,0 +1,155 @@
+"""`temper checkpoints list|verify` and `temper export`. Reads a run; changes nothing in it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from infrastructure.backup.manifest import Manifest
+from infrastructure.backup.store import Store
+from infrastructure.core.errors import CheckpointError
+from infrastructure.deployment.bars import byte_bar
+from infrastructure.deployment.export import export_checkpoint
+from infrastructure.deployment.run_directory import RunDirectory, find_run
+from infrastructure.monitoring.formatting import format_bytes, format_number
+from infrastructure.monitoring.tables import render_table
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+
+DONE, DAMAGED = 0, 1
+NOTHING = "–"
+
+
+def list_checkpoints(name: str | None, output_dir: str, as_json: bool = False) -> int:
+    """Show the checkpoints of a run, the newest first; reads manifests only."""
+    run, checkpoint = find_run(name, Path(output_dir))
+    rows = [describe(store, name) for store, name in _chosen(run, checkpoint)]
+    if as_json:
+        _print_json({"run": run.run_id, "path": str(run.path), "checkpoints": rows})
+    elif rows:
+        print(f"Run {run.run_id}")
+        print(checkpoint_table(rows))
+    else:
+        print(f"Run {run.run_id} has no checkpoint yet")
+    return DONE
+
+
+def verify_checkpoints(name: str | None, output_dir: str, as_json: bool = False) -> int:
+    """Compare every byte of a run's checkpoints with what was written; 1 where one is damaged."""
+    run, checkpoint = find_run(name, Path(output_dir))
+    chosen = list(_chosen(run, checkpoint))
+    if not chosen:
+        raise ValueError(f"run {run.run_id} has no checkpoint to verify")
+    rows = verify_versions(chosen)
+    damaged = [row for row in rows if row["problem"]]
+    if as_json:
+        told = {"run": run.run_id, "checkpoints": rows, "damaged": len(damaged)}
+        _print_json(told)
+    else:
+        print_verdicts(rows)
+    return DAMAGED if damaged else DONE
+
+
+def export(name: str, folder: str, output_dir: str, as_json: bool = False) -> int:
+    """Write the model of a checkpoint in the ordinary layout."""
+    run, checkpoint = find_run(name, Path(output_dir))
+    exported = export_checkpoint(run, checkpoint, Path(folder))
+    if as_json:
+        _print_json(exported)
+    else:
+        print(f"Step {exported['step']} of run {run.run_id} as a model: {exported['folder']}")
+    return DONE
+
+
+def describe(store: Store, name: str) -> dict[str, Any]:
+    """What a version's manifest says; where it cannot be read, why not."""
+    shown: dict[str, Any] = {"name": name, "path": str(store.manifest_path(name)), "problem": None}
+    try:
+        manifest = store.read(name)
+    except CheckpointError as error:
+        return {**shown, "problem": str(error)}
+    return {**shown, **_facts(manifest)}
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "step": manifest.step,
+        "kind": manifest.kind,
+        "healthy": manifest.healthy,
+        "held_out_loss": manifest.score,
+        "saved": manifest.created,
+        "size_bytes": sum(pack.size_bytes for pack in manifest.packs),
+    }
+
+
+def checkpoint_table(rows: list[dict[str, Any]]) -> str:
+    """The rows of `describe` as text."""
+    cells = []
+    for row in rows:
+        if row["problem"]:
+            cells.append([row["name"][:12], "damaged", row["problem"], "", ""])
+            continue
+        kind = row["kind"] if row["healthy"] else f"{row['kind']}, not healthy"
+        loss = row["held_out_loss"]
+        cells.append(
+            [
+                f"step {row['step']}",
+                kind,
+                row["saved"],
+                NOTHING if loss is None else format_number(loss),
+                format_bytes(row["size_bytes"]),
+            ]
+        )
+    return render_table(["checkpoint", "kind", "saved", "held-out loss", "size"], cells)
+
+
+def verify_versions(chosen: list[tuple[Store, str]]) -> list[dict[str, Any]]:
+    """`describe` of versions whose every byte was read; `problem` says what is wrong, or None.
+
+    An object that several versions name is read once.
+    """
+    rows = [describe(store, name) for store, name in chosen]
+    total_bytes = sum(row.get("size_bytes", 0) for row in rows)
+    checked: dict[str, str | None] = {}
+    done_bytes = 0
+    with byte_bar("verifying") as tell:
+        for (store, name), row in zip(chosen, rows, strict=True):
+            if row["problem"] is not None:
+                continue
+            manifest = store.read(name)
+            for pack in manifest.packs:
+                if pack.hash not in checked:
+                    checked[pack.hash] = _problem(store, manifest, pack)
+                row["problem"] = row["problem"] or checked[pack.hash]
+                done_bytes += pack.size_bytes
+                tell(done_bytes, total_bytes)
+    return rows
+
+
+def _problem(store: Store, manifest: Manifest, pack: Any) -> str | None:
+    try:
+        store.objects.verify(pack, manifest.hash_name)
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+def print_verdicts(rows: list[dict[str, Any]]) -> None:
+    """A line for each verified version, then the sum."""
+    for row in rows:
+        what = f"step {row['step']}" if "step" in row else row["name"][:12]
+        print(f"{what}: {row['problem'] or 'whole'}")
+    num_damaged = sum(row["problem"] is not None for row in rows)
+    print(f"{len(rows) - num_damaged} of {len(rows)} are whole")
+
+
+def _chosen(run: RunDirectory, checkpoint: Path | None) -> Iterator[tuple[Store, str]]:
+    if checkpoint is not None:
+        yield Store(checkpoint.parent.parent), checkpoint.stem
+        return
+    store = CheckpointManager(run.checkpoints).store
+    for name in store.versions():
+        yield store, name
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,85 @@
+"""A checkpoint as a model in the ordinary layout. Needs no GPU and none of the training data."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.core.errors import CheckpointError
+from infrastructure.deployment.going_on import commit_of_base, configuration_of
+from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
+    verify,
+)
+from infrastructure.training.models.model_manager import LoadedModel, ModelManager
+from infrastructure.training.models.saving import save_model
+from infrastructure.training.models.trainable_state import load_trainable_state
+from infrastructure.training.training_facts import base_facts
+
+
+def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> dict[str, Any]:
+    """Write the model of `checkpoint` (None: the newest that verifies) into `folder`.
+
+    Returns:
+        run, step, checkpoint and folder.
+
+    Raises:
+        ValueError: `folder` holds something, or the run's record or base model is not there.
+        CheckpointError: the checkpoint is damaged, or its base model is not what it was.
+        OSError: the disk refuses; nothing is left in `folder`.
+    """
+    refuse_what_is_there(folder)
+    if checkpoint is None:
+        checkpoint = CheckpointManager(run.checkpoints).newest()
+    else:
+        verify(checkpoint)
+    snapshot = load_checkpoint(checkpoint)
+    loaded = _model_of(run, checkpoint)
+    identity = snapshot.values.get("identity", {})
+    _refuse_other_base(identity, loaded)
+    load_trainable_state(loaded.model, snapshot.tensors["model"])
+    registered = loaded.description.get("registered_name")
+    save_model(loaded.model, loaded.tokenizer, folder, registered_name=registered)
+    return {
+        "run": run.run_id,
+        "step": snapshot.values["step"],
+        "checkpoint": str(checkpoint),
+        "folder": str(folder.absolute()),
+    }
+
+
+def refuse_what_is_there(folder: Path) -> None:
+    """Nothing is ever written over.
+
+    Raises:
+        ValueError: `folder` is a file, or is not empty.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        what = "holds other files" if folder.is_dir() else "is a file"
+        raise ValueError(f"{folder} {what}: name a folder that is empty or not there yet")
+
+
+def _model_of(run: RunDirectory, checkpoint: Path) -> LoadedModel:
+    """The run's model as it was before its first step, in memory of the CPU."""
+    config = configuration_of(run, checkpoint)
+    revision = commit_of_base(run, config) or config.model.revision
+    plain = config.model.copy_with(
+        attention="auto", backend="auto", quantization=None, revision=revision
+    )
+    return ModelManager(
+        plain,
+        device=torch.device("cpu"),
+        seed=config.training.seed,
+        tokenizer_directory=run.tokenizer if run.tokenizer.is_dir() else None,
+    ).load()
+
+
+def _refuse_other_base(identity: dict[str, Any], loaded: LoadedModel) -> None:
+    found = base_facts(loaded.description)["base_model"]
+    if identity.get("base_is_frozen") and identity["base_model"] != found:
+        raise CheckpointError(
+            f"the base model {loaded.description['name']} is not the one that this LoRA was trained"
+            " on: bring that back, and export again"
+        )

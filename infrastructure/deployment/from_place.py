@@ -1,0 +1,119 @@
+"""Runs that lie at a place: which there are, which is of a purpose, and bringing one back whole."""
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from infrastructure.backup.manifest import Manifest
+from infrastructure.backup.places import Place, open_place
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.backup.run_files import restore_run_files
+from infrastructure.backup.store import Store
+from infrastructure.backup.version_list import runs_at
+from infrastructure.config.backup_config import BackupConfig
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.purpose import purpose_of
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.lookup import unknown_name
+from infrastructure.core.redact import redact
+from infrastructure.deployment.bars import byte_bar
+from infrastructure.deployment.going_on import is_same, settings_in
+from infrastructure.deployment.run_directory import RunDirectory, writable
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | None:
+    """The newest run at `config.backup.place` that trains what `config` asks for.
+
+    Raises:
+        ValueError: no place has such a name.
+        StorageError: the place does not answer, so nobody knows what lies there.
+    """
+    place = open_place(str(config.backup.place))
+    wanted = purpose_of(config)
+    for run_id in reversed(asked(place, lambda: runs_at(place))):
+        settings = asked(place, partial(newest_settings, place, run_id))
+        if settings and is_same(settings, wanted, accepted):
+            return run_id
+    return None
+
+
+def newest_settings(place: Place, run_id: str) -> Mapping[str, Any]:
+    """The settings of the newest version whose manifest can be read; empty: there is none."""
+    for manifest in readable(Store(Path(run_id), place)):
+        return settings_in(manifest.values)
+    return {}
+
+
+def readable(store: Store) -> Iterator[Manifest]:
+    """The manifests of a store that can be read, the newest first."""
+    for name in store.versions():
+        try:
+            yield store.read(name)
+        except CheckpointError as error:
+            log.warning("a version at %s is passed over: %s: %s", store.root, name[:12], error)
+
+
+def restore_run(
+    run_id: str | None, options: BackupConfig, output_dir: Path, step: int | None = None
+) -> tuple[RunDirectory, Path]:
+    """Bring a run (None: the newest) from its place into `output_dir`, verified: the newest whole
+    version, and the run's files, unless what is here is newer.
+
+    Returns:
+        The run, and the checkpoint that was brought.
+
+    Raises:
+        ValueError: no such place, no such run there, or `output_dir` cannot be written to.
+        CheckpointError: it holds no whole version.
+        StorageError: the place does not answer, or this machine's disk refuses.
+    """
+    place = open_place(str(options.place))
+    run_id = named_run(place, run_id)
+    run = RunDirectory(writable(output_dir).absolute() / run_id)
+    before = Store(run.checkpoints).versions()
+    backup = RunBackup(run.checkpoints, options, run_id=run_id)
+    run.path.mkdir(exist_ok=True)
+    with byte_bar("restoring") as tell:
+        checkpoint = backup.restore_run(step, on_progress=tell)
+    store = Store(run.checkpoints)
+    if not run.run_file.is_file() or not before or checkpoint.stem > before[0]:
+        restore_run_files(store, store.read(checkpoint.stem), run.path)
+    run.read_run()  # or it cannot go on
+    return run, checkpoint
+
+
+def named_run(place: Place, run_id: str | None) -> str:
+    """The run at a place that a person named; None: the newest.
+
+    Raises:
+        ValueError: there is none of that name, or none at all.
+        StorageError: the place does not answer.
+    """
+    known = asked(place, lambda: runs_at(place))
+    if not known:
+        raise ValueError(f"there is no run at {place.url}")
+    if run_id is None:
+        return known[-1]
+    if run_id not in known:
+        raise ValueError(f"at {place.url}: {unknown_name('run', run_id, known)}")
+    return run_id
+
+
+def asked(place: Place, question: Callable[[], T]) -> T:
+    """What the place answers.
+
+    Raises:
+        StorageError: it does not; says what a person can do.
+    """
+    try:
+        return question()
+    except OSError as error:
+        raise StorageError(
+            f"{place.url} does not answer: {redact(str(error))}; {place.advice(error)}"
+        ) from error

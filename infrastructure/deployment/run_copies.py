@@ -1,0 +1,234 @@
+"""The copies of a run as its training sees them: told before, shown meanwhile, awaited at the end.
+
+Whatever is wrong with a place is told and never stops a training. Without a place there is one line
+at the end that says so.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.backup.backup_status import BackupStatus, age_words
+from infrastructure.backup.places import open_place
+from infrastructure.backup.retention import Retention
+from infrastructure.backup.room import require_room
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.backup.store import Store
+from infrastructure.backup.version_list import HERE
+from infrastructure.config.backup_config import BackupConfig
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.deployment.bars import byte_bar
+from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.models.trainable_state import trainable_state
+from infrastructure.training.state import TrainingState
+
+log = logging.getLogger(__name__)
+
+HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
+LOOK_SECONDS = 1.0  # between two looks at how the copy stands
+TELL_SECONDS = 30.0
+# Bytes of an optimizer's memory for each byte, or for each number, that trains.
+OPTIMIZER_SHARE = {"adamw": 2.0, "sgd": 0.0}
+BYTES_PER_NUMBER_8BIT = 2.1  # two states of a byte, and their scales
+SMALL_BYTES = 1_000_000  # random states, run files, manifest
+
+
+class RunCopies:
+    """The backup of one run.
+
+    Args:
+        say: shows a line to a person.
+
+    Raises:
+        ValueError: `backup.place` names no place.
+    """
+
+    def __init__(
+        self, run: RunDirectory, config: DeploymentConfig, say: Callable[[str], None]
+    ) -> None:
+        self.run, self.config, self.say = run, config, say
+        self.backup = RunBackup(
+            run.checkpoints,
+            place_options(config),
+            run_id=run.run_id,
+            retention=retention_of(config.training),
+        )
+        self.published: str | None = None
+        self._seen: tuple[float, str] | None = None
+
+    @property
+    def has_place(self) -> bool:
+        """Whether anything is copied."""
+        return self.backup.options.place is not None
+
+    def tell_room(self, bytes_per_version: int, total_steps: int) -> None:
+        """Say, before the first step, what a version takes and how many fit here and there.
+
+        Raises:
+            StorageError: what is to be kept does not fit.
+        """
+        keep = versions_kept(self.config.training, total_steps)
+        self.say(f"room {require_room(HERE, self.backup.store, keep, bytes_per_version)}")
+        if self.backup.options.place is None:
+            return
+        place, keep = open_place(self.backup.options.place), self.backup.options.keep
+        try:
+            store = Store(Path(self.run.run_id), place)
+            self.say(f"room {require_room(f'at {place.url}', store, keep, bytes_per_version)}")
+            caution = place.caution(self.run.path)
+        except OSError as error:
+            caution = f"{place.url}: {error}; {place.advice(error)}"
+        if caution is not None:
+            self.say(f"note: {caution}")
+
+    def observers(self) -> list[Observer]:
+        """What starts the copying and tells it of new versions."""
+        return [CopiesObserver(self.backup)] if self.has_place else []
+
+    def short(self) -> str | None:
+        """The age of the last confirmed version, for a line that is drawn at every step."""
+        if not self.has_place:
+            return None
+        if self._seen is None or time.monotonic() - self._seen[0] >= LOOK_SECONDS:
+            self._seen = (time.monotonic(), short_words(self.backup.status(), time.time()))
+        return self._seen[1]
+
+    def line(self) -> str:
+        """How the copies stand, as a sentence."""
+        if not self.has_place:
+            return HERE_ONLY
+        return self.backup.status().possible_loss(time.time()).text
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the newest version is confirmed, at most `seconds`; Ctrl-C ends the wait."""
+        if not self.has_place:
+            return
+        newest = newest_healthy(self.backup.store)
+        status = self.backup.status()
+        if newest is None or status.confirmed_name == newest or seconds <= 0:
+            return
+        self.say(
+            f"Waiting for the backup, at most {age_words(seconds)}; Ctrl-C does not wait for it"
+        )
+        with self._skipped_by_ctrl_c(), byte_bar("backup") as tell:
+            deadline = told_at = time.monotonic()
+            deadline += seconds
+            while status.confirmed_name != newest and status.state != "fenced":
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                status = self.backup.finish(min(LOOK_SECONDS, left))
+                tell(status.done_bytes, status.total_bytes)
+                if time.monotonic() - told_at >= TELL_SECONDS:
+                    told_at = time.monotonic()
+                    self.say(self.line())
+
+    def publish(self) -> None:
+        """Copy `final/` to the place, readable by itself."""
+        if not self.has_place:
+            return
+        with self._skipped_by_ctrl_c():
+            try:
+                self.published = self.backup.publish(self.run.final)
+            except (StorageError, OSError) as error:
+                self.say(f"backup: the trained model is not at the place: {error}")
+
+    def close(self) -> None:
+        """The training has ended; what is on its way is copied still."""
+        self.backup.close()
+
+    def facts(self) -> dict[str, Any]:
+        """For summary.json and the report."""
+        if not self.has_place:
+            return {"text": HERE_ONLY}
+        status = self.backup.status()
+        loss = status.possible_loss(time.time())
+        known = {name: value for name, value in asdict(status).items() if value is not None}
+        return {
+            **known,
+            "possible_loss_seconds": loss.seconds,
+            "text": loss.text,
+            **({"published": self.published} if self.published else {}),
+        }
+
+    @contextmanager
+    def _skipped_by_ctrl_c(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.say(f"Not waiting any longer; copying goes on by itself. {self.line()}")
+
+
+class CopiesObserver(Observer):
+    """Tells the copier of a run that there is something new."""
+
+    def __init__(self, backup: RunBackup) -> None:
+        self.backup = backup
+
+    def train_start(self, state: TrainingState) -> None:
+        self._attempt(self.backup.start)
+
+    def checkpoint_saved(self, state: TrainingState) -> None:
+        self._attempt(self.backup.nudge)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:  # no process can be started: the training goes on
+            log.warning("nothing is copied now: %s", error)
+
+
+def place_options(config: DeploymentConfig) -> BackupConfig:
+    """Section `backup`, without a place where backups are off."""
+    return config.backup if config.enable_backups else config.backup.copy_with(place=None)
+
+
+def newest_healthy(store: Store) -> str | None:
+    """The newest version that a resume may choose; its manifest alone is read."""
+    for name in store.versions():
+        try:
+            if store.read(name).healthy:
+                return name
+        except CheckpointError:
+            continue
+    return None
+
+
+def short_words(status: BackupStatus, now: float) -> str:
+    """`safe: step 120, 45 s old`: the last confirmed version, and how old its state is."""
+    if status.state == "fenced":
+        return "backup: fenced"
+    if status.saved_at is None:
+        return "backup: nothing confirmed yet"
+    return f"backup: step {status.confirmed_step}, {age_words(now - status.saved_at)} old"
+
+
+def bytes_of_version(model: torch.nn.Module, training: TrainingConfig) -> int:
+    """About what a checkpoint of this training takes, before there is one."""
+    tensors = [t for t in trainable_state(model).values() if t.is_floating_point()]
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if training.optimizer == "adamw_8bit":
+        memory = BYTES_PER_NUMBER_8BIT * sum(tensor.numel() for tensor in tensors)
+    else:
+        memory = OPTIMIZER_SHARE[training.optimizer] * weights
+    return int(weights + memory) + SMALL_BYTES
+
+
+def retention_of(training: TrainingConfig) -> Retention:
+    """What rotation leaves on this machine."""
+    return Retention(training.keep_checkpoints, training.keep_best, training.keep_every)
+
+
+def versions_kept(training: TrainingConfig, total_steps: int) -> int:
+    """How many versions rotation leaves on this machine at most."""
+    every = total_steps // training.keep_every if training.keep_every else 0
+    return min(training.keep_checkpoints + training.keep_best + every, total_steps)

@@ -1,0 +1,1 @@
+"""What a training does about its own errors; the loop asks and applies."""

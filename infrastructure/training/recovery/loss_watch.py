@@ -1,0 +1,89 @@
+"""Whether a loss is bad: not a number, or far above those before it; and which step it was of."""
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from infrastructure.core.errors import TrainingDivergedError
+
+NUM_REMEMBERED = 50
+NUM_NEEDED = 20
+
+
+@dataclass
+class LossWatch:
+    """Judges the logged losses, in their order.
+
+    Attributes:
+        factor: a loss above this multiple of the median of the last ones is a spike.
+        recent: the last finite logged losses.
+        is_high: the last one was a spike; a row of them is told once.
+        until_step: up to there the loss of each single step is read, to find a bad one; 0: no.
+    """
+
+    factor: float
+    recent: list[float] = field(default_factory=list)
+    is_high: bool = False
+    until_step: int = 0
+
+    @property
+    def limit(self) -> float:
+        """The loss above which there is a spike; infinite while too few are known, and where
+        losses may be negative, so that multiples of them mean nothing."""
+        middle = statistics.median(self.recent) if len(self.recent) >= NUM_NEEDED else 0.0
+        return self.factor * middle if middle > 0 else float("inf")
+
+    def take(self, loss: float) -> bool:
+        """Take in a finite loss; whether a spike begins with it."""
+        was_high, self.is_high = self.is_high, loss > self.limit
+        self.recent = [*self.recent, loss][-NUM_REMEMBERED:]
+        return self.is_high and not was_high
+
+    def state_dict(self) -> dict[str, Any]:
+        values = {"recent": list(self.recent), "is_high": self.is_high}
+        return {**values, "until_step": self.until_step}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.recent = list(saved["recent"])
+        self.is_high = saved["is_high"]
+        self.until_step = saved["until_step"]
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """A loss that must not stay in the weights.
+
+    Attributes:
+        kind: not_finite or loss_spike.
+        step: the step after which it was read.
+        num_steps: steps that it may be of, `step` being the last of them.
+        epoch, example, num_examples: where the batch of `step` begins in the data; its size.
+        rows: names of that batch's rows; empty where it is not known to be the one.
+    """
+
+    kind: str
+    step: int
+    loss: float
+    grad_norm: float
+    num_steps: int
+    epoch: int = 0
+    example: int = 0
+    num_examples: int = 0
+    rows: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the batch is known that the loss came with."""
+        return bool(self.rows)
+
+    def __str__(self) -> str:
+        of = "" if self.num_steps == 1 else f", one of the last {self.num_steps} steps"
+        return f"step {self.step}: loss {self.loss}, gradient norm {self.grad_norm}{of}"
+
+
+class BadLossError(TrainingDivergedError):
+    """Raised where a bad loss is read; the loop goes back, or gives up with all that it knows."""
+
+    def __init__(self, bad: BadStep) -> None:
+        super().__init__(str(bad))
+        self.bad = bad

@@ -1,0 +1,71 @@
+"""What a training is made of, as JSON values: kept in checkpoints, compared when it goes on."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.purpose import purpose_of
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.core.hardware import processor
+from infrastructure.training.models.registry import MODELS
+
+RECORDED_PACKAGES = (
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "unsloth",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+)
+
+
+def installed_versions() -> dict[str, str]:
+    """Version of Python and of every recorded package that is installed."""
+    # torch's own words name the build, which its package may not: 2.13.0+cu130
+    versions = {"python": sys.version.split()[0], "torch": torch.__version__}
+    for package in RECORDED_PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def settings_of(model: ModelConfig, training: TrainingConfig, data: DataConfig) -> dict[str, Any]:
+    """The settings of three sections that decide the result, by key."""
+    config = DeploymentConfig(model=model, training=training, data=data)
+    config.know_models(MODELS)
+    return purpose_of(config)
+
+
+def machine_facts(device: torch.device) -> dict[str, Any]:
+    """What computes: the GPU's or the CPU's kind, libraries, and how many processes."""
+    on_gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "deterministic": torch.are_deterministic_algorithms_enabled() if on_gpu else True,
+        "world_size": _world_size(),
+        "machine": processor().model,
+        "versions": installed_versions(),
+    }
+
+
+def base_facts(described: dict[str, Any]) -> dict[str, Any]:
+    """Which weights the training started from, and whether they stay as they were."""
+    return {
+        "base_model": described.get("base_sha256") or described.get("revision"),
+        "base_is_frozen": bool(described.get("lora")),
+    }
+
+
+def _world_size() -> int:
+    distributed = torch.distributed
+    is_running = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if is_running else 1

@@ -1,0 +1,141 @@
+"""`temper checkpoints` and `temper export`: what they print, and what they refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.backup.store import Store
+from infrastructure.cli import DONE, FAILED, WRONG_INPUT, main
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from tests.deployment.runs import deploy, small_config, small_settings
+
+pytestmark = pytest.mark.usefixtures("restore_logging")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return deploy(small_config(tmp_path, max_steps=3))[0]
+
+
+def damage(run: Path, step: int) -> None:
+    """Flip a bit in an object that only the version of `step` names."""
+    manager = CheckpointManager(run / "checkpoints")
+    store = Store(run / "checkpoints")
+    packs = {s: set(store.read(p.stem).packs) for s, p in manager.at_step().items()}
+    others = set().union(*(found for s, found in packs.items() if s != step))
+    pack = max(packs[step] - others, key=lambda found: found.size_bytes)
+    path = store.objects.path_of(pack.hash)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The one JSON object on standard output, which holds nothing else."""
+    return json.loads(capsys.readouterr().out)
+
+
+def test_checkpoints_are_listed_with_what_they_are(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["checkpoints", "list"]) == DONE
+    out = capsys.readouterr().out
+    assert run.name in out
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("step")] == [
+        *("3", "2", "1", "0")
+    ]
+    assert main(["checkpoints", "list", f"{run.name}@2", "--json"]) == DONE
+    (row,) = printed(capsys)["checkpoints"]
+    assert (row["step"], row["kind"], row["healthy"]) == (2, "scheduled", True)
+    assert row["size_bytes"] > 10_000
+    assert Path(row["path"]).is_file()
+
+
+def test_verifying_finds_what_is_damaged_and_says_so_by_its_exit_code(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["checkpoints", "verify", run.name]) == DONE
+    assert "4 of 4 are whole" in capsys.readouterr().out
+    damage(run, 2)
+    assert main(["checkpoints", "verify", run.name]) == FAILED
+    out = capsys.readouterr().out
+    assert "3 of 4 are whole" in out
+    assert "step 2: object" in out
+    assert main(["checkpoints", "verify", run.name, "--json"]) == FAILED
+    found = printed(capsys)
+    assert found["damaged"] == 1
+    assert [row["step"] for row in found["checkpoints"] if row["problem"]] == [2]
+    assert main(["checkpoints", "verify", f"{run.name}@3"]) == DONE
+
+
+def test_a_damaged_manifest_is_listed_as_such(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = CheckpointManager(run / "checkpoints").at_step()[3]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    capsys.readouterr()
+    assert main(["checkpoints", "list"]) == DONE
+    assert "not what was written" in capsys.readouterr().out
+    assert main(["checkpoints", "verify"]) == FAILED
+
+
+def generate(folder: Path) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokens = AutoTokenizer.from_pretrained(folder)("Reverse 101", return_tensors="pt")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(**tokens).logits
+
+
+def test_what_is_exported_is_the_model_of_that_step(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").unlink()  # no training data is needed
+    capsys.readouterr()
+    assert main(["export", run.name, "model", "--json"]) == DONE
+    told = printed(capsys)
+    assert (told["step"], told["folder"]) == (3, str(tmp_path / "model"))
+    assert torch.equal(generate(tmp_path / "model"), generate(run / "final"))
+    assert main(["export", f"{run.name}@1", "earlier"]) == DONE
+    assert not torch.equal(generate(tmp_path / "earlier"), generate(run / "final"))
+
+
+def test_a_lora_is_exported_as_a_lora(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file
+
+    monkeypatch.chdir(tmp_path)
+    settings = small_settings(tmp_path, max_steps=2)
+    settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 2}}
+    run, _ = deploy(DeploymentConfig(**settings))
+    assert main(["export", str(run), "model"]) == DONE
+    name = "adapter_model.safetensors"
+    exported, final = load_file(tmp_path / "model" / name), load_file(run / "final" / name)
+    assert exported.keys() == final.keys()
+    assert all(torch.equal(exported[key], final[key]) for key in final)
+
+
+def test_nothing_is_written_over(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("keep me")
+    assert main(["export", run.name, "mine"]) == WRONG_INPUT
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_damaged_checkpoint_is_not_exported(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(run, 2)
+    assert main(["export", f"{run.name}@2", "model"]) == WRONG_INPUT
+    assert "object" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "model").exists()

@@ -1,0 +1,231 @@
+"""The same command again: goes on, says what it does, and never trains twice by accident."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.errors import CheckpointError
+from infrastructure.deployment.commands import resume, train
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.deployment.going_on import commit_of_base, data_files_hash
+from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.deployment.run_lock import only_trainer_of
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.state import TrainingState
+from tests.deployment.runs import (
+    deploy,
+    end,
+    losses,
+    newest_step,
+    runs_of,
+    small_config,
+    start_temper,
+    when_saved,
+    write_rows,
+    write_settings,
+)
+
+OBSERVERS = TrainingDeployment._observers
+
+
+class StopAfter(Observer):
+    """Ends the training as a deadline would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            state.interrupt("a test is over")
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    monkeypatch.setattr(
+        TrainingDeployment,
+        "_observers",
+        lambda self, run, copies: [*OBSERVERS(self, run, copies), StopAfter(step)],
+    )
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that was stopped at step 4; its folder is `tmp_path / "runs"`."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        run, _ = deploy(small_config(tmp_path))
+    assert newest_step(run) == 4
+    return run
+
+
+def test_the_same_command_goes_on_to_the_same_numbers(stopped: Path, tmp_path: Path) -> None:
+    again, said = deploy(small_config(tmp_path))
+    assert again == stopped
+    assert f"Run {stopped.name} is of this kind and not finished; --new-run starts afresh" in said
+    assert f"Run {stopped.name}: going on from step 4" in said
+    fresh = small_config(tmp_path)
+    fresh.new_run = True
+    whole, _ = deploy(fresh)
+    assert losses(again) == losses(whole)
+    assert runs_of(tmp_path) == [stopped, whole]
+
+
+def test_what_does_not_change_the_result_may_be_given_anew(stopped: Path, tmp_path: Path) -> None:
+    config = small_config(tmp_path, checkpoint_frequency=50, log_frequency=2)
+    again, _ = deploy(config)
+    assert again == stopped
+    assert losses(again)[-3][0] == 8  # of every second step
+
+
+def test_another_training_is_another_run(stopped: Path, tmp_path: Path) -> None:
+    other, _ = deploy(small_config(tmp_path, learning_rate=1e-4, max_steps=1))
+    assert other != stopped
+    assert newest_step(stopped) == 4
+
+
+def test_a_finished_run_is_not_trained_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], restore_logging: None
+) -> None:
+    run, _ = deploy(small_config(tmp_path, max_steps=2))
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert train(small_config(tmp_path, max_steps=2)) == 0
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    out = capsys.readouterr().out
+    assert f"Run {run.name} was finished before: {run / 'final'}; --new-run trains again" in out
+    assert "Where everything lies" in out
+    assert "Training for" not in out
+
+
+def test_a_finished_run_on_other_rows_is_not_the_answer(tmp_path: Path) -> None:
+    run, _ = deploy(small_config(tmp_path, max_steps=2))
+    write_rows(tmp_path / "rows.jsonl", 300, 324)
+    other, said = deploy(small_config(tmp_path, max_steps=2))
+    assert other != run
+    assert f"The data has changed since run {run.name} was finished: a new run begins" in said
+
+
+def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
+    stopped: Path, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 300, 340)
+    with pytest.raises(CheckpointError, match="data: was") as raised:
+        deploy(small_config(tmp_path))
+    assert "--accept data" in str(raised.value)
+    assert "--new-run" in str(raised.value)
+    again, said = deploy(small_config(tmp_path), accept=["data"])
+    assert again == stopped
+    assert "data: the current epoch begins again, with the new data" in said
+    record = json.loads((stopped / "run.json").read_text())
+    (entry,) = record["accepted"]
+    assert entry["step"] == 4
+    assert entry["changes"][0]["name"] == "data"
+    assert entry["changes"][0]["was"] == record["data"]["fingerprint"]
+    assert entry["when"]
+
+
+def test_an_accepted_setting_goes_on_with_the_run_that_had_another(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_logging: None
+) -> None:
+    changed = small_config(tmp_path, learning_rate=1e-4)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 6)
+        again, said = deploy(changed, accept=["learning_rate"])
+    assert again == stopped
+    assert any(line.startswith("accepted: learning_rate: was 0.012, is 0.0001") for line in said)
+    record = json.loads((stopped / "run.json").read_text())
+    assert record["config"]["training.learning_rate"]["value"] == "auto"
+    assert deploy(changed)[0] == stopped  # it is what the run is now
+    assert resume(f"{stopped.name}@6", str(stopped.parent)) == 0
+    assert resume(f"{stopped.name}@3", str(stopped.parent)) == 0  # as it was then
+
+
+def test_a_run_without_a_checkpoint_begins_again_in_its_directory(tmp_path: Path) -> None:
+    run, _ = deploy(small_config(tmp_path, max_steps=2))
+    for name in ("checkpoints", "final"):
+        shutil.rmtree(run / name)
+    (run / "summary.json").write_text('{"status": "running"}')
+    again, said = deploy(small_config(tmp_path, max_steps=2))
+    assert again == run
+    assert f"Run {run.name} ended before its first checkpoint: it begins again" in said
+    assert [step for step, _ in losses(run)] == [1, 2]
+
+
+def test_a_run_that_is_trained_right_now_is_not_taken(stopped: Path, tmp_path: Path) -> None:
+    with only_trainer_of(stopped):
+        with pytest.raises(ValueError, match=r"being trained by process .*--new-run"):
+            deploy(small_config(tmp_path))
+        other, _ = deploy(small_config(tmp_path, seed=1, max_steps=1))
+    assert other != stopped
+
+
+def test_a_damaged_run_is_passed_over(
+    stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(stopped, broken := stopped.with_name("29990101-000000-broken"))
+    (broken / "run.json").write_text("{")
+    assert deploy(small_config(tmp_path))[0] == stopped
+    assert "broken is passed over" in caplog.text
+
+
+def test_a_run_that_was_moved_with_its_data_goes_on(
+    stopped: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    there = tmp_path_factory.mktemp("another-machine")
+    shutil.move(tmp_path / "runs", there / "runs")
+    shutil.move(tmp_path / "rows.jsonl", there / "rows.jsonl")
+    again, _ = deploy(small_config(there))
+    assert again == there / "runs" / stopped.name
+
+
+def test_an_unknown_name_to_accept_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean 'data'"):
+        TrainingDeployment(small_config(tmp_path), accept=["dataa"])
+
+
+def test_files_are_known_by_what_they_say(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    first = data_files_hash(config.data)
+    (tmp_path / "rows.jsonl").touch()
+    assert data_files_hash(config.data) == first
+    write_rows(tmp_path / "rows.jsonl", 5, 50)
+    assert data_files_hash(config.data) != first
+    config.data.path = "owner/name"
+    assert data_files_hash(config.data) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)],
+)
+def test_a_process_ended_by_a_signal_is_followed_by_the_same_command(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    settings: dict[str, Any] = {"num_epochs": 400, "keep_checkpoints": 2}
+    write_settings(tmp_path, **settings)
+    process = start_temper("train", folder=tmp_path)
+    run = when_saved(tmp_path, 3, process)
+    assert end(process, number)[0] == code
+    reached = newest_step(run)
+    write_settings(tmp_path, **settings, deadline=1e-3)
+    process = start_temper("train", folder=tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert f"going on from step {reached}" in out, err
+    assert runs_of(tmp_path) == [run]
+
+
+@pytest.mark.parametrize(
+    ("revision", "commit"), [(None, "c0ffee"), ("main", None), ("c0ffee", None)]
+)
+def test_a_hub_model_goes_on_at_the_commit_that_it_began_with(
+    tmp_path: Path, revision: str | None, commit: str | None
+) -> None:
+    run = RunDirectory(tmp_path)
+    began_with = DeploymentConfig(model={"name": "owner/name"})
+    record = {"configuration": began_with.to_dict(), "model": {"revision": "c0ffee"}}
+    run.run_file.write_text(json.dumps(record))
+    now = DeploymentConfig(model={"name": "owner/name", "revision": revision})
+    assert commit_of_base(run, now) == commit

@@ -1,0 +1,54 @@
+"""A spike is a loss far above those before it, once there are enough of them."""
+
+import math
+
+import pytest
+
+from infrastructure.training.recovery.loss_watch import (
+    NUM_NEEDED,
+    NUM_REMEMBERED,
+    BadStep,
+    LossWatch,
+)
+
+
+def watching(losses: list[float]) -> LossWatch:
+    watch = LossWatch(factor=3.0)
+    assert not any(watch.take(loss) for loss in losses)
+    return watch
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(2.99, False), (3.01, True), (1e30, True)])
+def test_a_spike_is_above_the_factor_times_the_median(loss: float, expected: bool) -> None:
+    assert watching([1.0] * NUM_NEEDED).take(loss) is expected
+
+
+def test_few_losses_are_no_measure() -> None:
+    assert not watching([1.0] * (NUM_NEEDED - 1)).take(100.0)
+
+
+def test_losses_that_may_be_negative_have_no_spikes() -> None:
+    watch = watching([-1.0] * NUM_NEEDED)
+    assert watch.limit == math.inf
+
+
+def test_spikes_in_a_row_are_told_once_and_become_usual() -> None:
+    watch = watching([1.0] * NUM_NEEDED)
+    assert [watch.take(loss) for loss in (9.0, 9.0, 1.0, 9.0)] == [True, False, False, True]
+    watching_on = [watch.take(9.0) for _ in range(NUM_REMEMBERED)]
+    assert not any(watching_on)
+    assert watch.limit == 27.0
+
+
+def test_what_was_seen_outlives_a_restart() -> None:
+    watch, again = watching([1.0, 2.0] * NUM_NEEDED), LossWatch(factor=3.0)
+    watch.take(50.0)
+    watch.until_step = 9
+    again.load_state_dict(watch.state_dict())
+    assert again == watch
+
+
+def test_a_bad_step_is_told_in_one_line() -> None:
+    bad = BadStep("not_finite", 7, math.nan, math.inf, 3)
+    assert str(bad) == "step 7: loss nan, gradient norm inf, one of the last 3 steps"
+    assert not bad.is_exact

@@ -1,0 +1,195 @@
+"""Out of memory and a failed GPU, wherever in a step they come."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.core.errors import DeviceFailedError
+from infrastructure.training import stepping
+from infrastructure.training.checkpoints import checkpoint_manager, snapshot
+from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint, step_of
+from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.held_out_loss import HeldOutLoss
+from infrastructure.training.precision import Precision
+from infrastructure.training.recovery import boundary
+from infrastructure.training.state import TrainingState
+from tests.training.toy_training import Training
+
+ONE_PIECE: dict[str, Any] = {"dropout": 0.0, "batch_size": 6, "gradient_accumulation": 1}
+
+
+class SmallerFrom(Extension):
+    """The reference: micro-batches of `size` from a step on, without any error."""
+
+    def __init__(self, step: int, size: int) -> None:
+        self.step, self.size = step, size
+
+    def step_start(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            state.micro_batch_size = self.size
+
+
+def fail_in_optimizer(training: Training, step: int, error: Exception) -> None:
+    """The optimizer changes some weights, and then raises, once."""
+    raised: list[bool] = []
+
+    def torn(*args: Any) -> None:
+        if training.state.step == step and not raised:
+            raised.append(True)
+            training.state.model.head.weight.data.fill_(7.0)
+            raise error
+
+    training.loop.optimizer.register_step_pre_hook(torn)
+
+
+def out_of_memory() -> Exception:
+    return torch.OutOfMemoryError("CUDA out of memory: planted")
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_out_of_memory_in_the_optimizer_goes_back(tmp_path: Path, step: int) -> None:
+    """With dropout, bit for bit as if the micro-batch had been smaller from that checkpoint on."""
+    training = Training(tmp_path, checkpoint_frequency=5, batch_size=4, gradient_accumulation=1)
+    fail_in_optimizer(training, step, out_of_memory())
+    training.run()
+    smaller = SmallerFrom(step // 5 * 5, 2)
+    reference = Training(hooks=[smaller], batch_size=4, gradient_accumulation=1).run()
+    assert training.state.micro_batch_size == 2
+    assert training.state.step == reference.state.step
+    assert torch.equal(training.weights, reference.weights)
+    (entry,) = training.state.recoveries
+    assert (entry["kind"], entry["step"]) == ("out_of_memory", step + 1)
+    assert f"went back to step {step // 5 * 5}" in entry["action"]
+
+
+@pytest.mark.parametrize("settings", [{"recovery": {"out_of_memory": "stop"}}, {"batch_size": 1}])
+def test_what_cannot_be_made_smaller_stops(tmp_path: Path, settings: dict[str, Any]) -> None:
+    training = Training(tmp_path, **settings)
+    fail_in_optimizer(training, 5, out_of_memory())
+    with pytest.raises(torch.OutOfMemoryError):
+        training.run()
+    newest = load_checkpoint(training.checkpoints.newest())
+    assert not (newest.tensors["model"]["head.weight"] == 7.0).any()
+
+
+def test_out_of_memory_is_an_error_where_the_policy_says_so() -> None:
+    training = Training(**ONE_PIECE, recovery={"out_of_memory": "stop"})
+    training.adapter.fail_above = 3
+    with pytest.raises(torch.OutOfMemoryError):
+        training.run()
+
+
+def test_the_size_that_is_tried_is_told_to_whoever_remembers_it() -> None:
+    training = Training(**ONE_PIECE)
+    training.adapter.fail_above = 2
+    tried: list[int] = []
+    training.loop.remember_limit = tried.append
+    training.run()
+    assert tried == [3, 1]
+    assert [entry["kind"] for entry in training.state.recoveries] == ["out_of_memory"] * 2
+
+
+def test_a_lack_of_memory_in_the_evaluation_halves_once_for_all_batches() -> None:
+    training = Training(dropout=0.0)
+    model, adapter = training.state.model, training.adapter
+    whole = HeldOutLoss(model, adapter, Precision("fp32", "cpu"))
+    batches = [list(range(9)), list(range(9, 17))]
+    expected = whole.measure(batches)
+    adapter.fail_above = 2
+    told: list[int] = []
+    halved = HeldOutLoss(
+        model, adapter, Precision("fp32", "cpu"), on_smaller=lambda size, why: told.append(size)
+    )
+    assert halved.measure(batches) == pytest.approx(expected, abs=1e-6)
+    assert told == [4, 2]
+
+
+class LostError(RuntimeError):
+    """Somebody asked a GPU that is gone."""
+
+
+def lose_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on whatever reads a tensor or a generator raises."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise LostError
+
+    for name in ("__float__", "item", "tolist", "cpu", "numpy", "clone", "copy_", "to", "zero_"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    for module, name in [
+        (snapshot, "trainable_state"),
+        (snapshot, "capture_random"),
+        (stepping, "capture_random"),
+        (stepping, "restore_random"),
+        (boundary, "capture_random"),
+        (boundary, "restore_random"),
+    ]:
+        monkeypatch.setattr(module, name, refuse)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer", "evaluation"])
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_failed_gpu_is_never_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, in_background: bool
+) -> None:
+    """What was handed to the writer before is finished and named, with the way to go on."""
+    if in_background:
+        monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", 0)
+    training = Training(tmp_path / "run" / "checkpoints", checkpoint_frequency=3)
+
+    def fail(*args: Any) -> Any:
+        if training.state.step < 8:
+            return None
+        lose_the_device(monkeypatch)
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with ...")
+
+    loss = training.adapter.compute_loss
+
+    def compute(model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+        if where == "forward":
+            fail()
+        output = loss(model, batch)
+        if where == "backward":
+            output.loss_sum.register_hook(fail)
+        return output
+
+    training.loop.strategy.compute_loss = compute
+    if where == "optimizer":
+        training.loop.optimizer.register_step_pre_hook(fail)
+    if where == "evaluation":
+        training.loop.evaluate = lambda: fail() or {"eval_loss": 1.0}
+    with pytest.raises(DeviceFailedError) as caught:
+        training.run()
+    monkeypatch.undo()
+    newest = training.checkpoints.newest()
+    assert step_of(newest) == 6
+    text = str(caught.value)
+    assert "(CUDA error: device-side assert triggered)" in text
+    assert f"saved last: {newest}" in text
+    assert f"temper train-resume {tmp_path / 'run'}" in text
+    assert training.recorder.events[-2:] == ["error", "train_end"]
+    again = Training(tmp_path / "run" / "checkpoints", checkpoint_frequency=3).resume(newest)
+    assert torch.equal(again.weights, Training(checkpoint_frequency=3).run().weights)
+
+
+def test_a_gpu_that_fails_before_anything_is_saved_says_so() -> None:
+    training = Training()
+
+    def fail(*args: Any) -> Any:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    training.loop.strategy.compute_loss = fail
+    with pytest.raises(DeviceFailedError, match=r"in step 1 .* nothing was saved yet"):
+        training.run()
+
+
+def test_the_notes_are_json(tmp_path: Path) -> None:
+    training = Training(tmp_path, **ONE_PIECE)
+    training.adapter.fail_above, training.adapter.poison_example = 3, 4
+    training.run()
+    assert json.loads(json.dumps(training.state.recoveries)) == training.state.recoveries
+    saved = load_checkpoint(training.checkpoints.newest())
+    assert saved.values["recoveries"] == training.state.recoveries

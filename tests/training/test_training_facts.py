@@ -1,0 +1,39 @@
+import torch
+
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.training_facts import (
+    base_facts,
+    installed_versions,
+    machine_facts,
+    settings_of,
+)
+
+
+def test_versions_are_those_installed() -> None:
+    versions = installed_versions()
+    assert versions["torch"] == torch.__version__
+    assert "unheard-of" not in versions
+
+
+def test_a_cpu_is_a_cpu_whatever_its_model() -> None:
+    facts = machine_facts(torch.device("cpu"))
+    assert (facts["device"], facts["world_size"]) == ("cpu", 1)
+    assert facts["machine"]
+
+
+def test_only_what_decides_the_result_is_kept() -> None:
+    training = TrainingConfig(seed=3, keep_checkpoints=9)
+    settings = settings_of(ModelConfig(name="tactical_mappo"), training, DataConfig())
+    assert settings["training.seed"] == 3
+    assert settings["model.name"] == "tactical_mappo"
+    assert "training.keep_checkpoints" not in settings
+
+
+def test_a_base_is_known_by_its_hash_or_by_its_commit() -> None:
+    assert base_facts({"base_sha256": "ab", "revision": None, "lora": {"r": 2}}) == {
+        "base_model": "ab",
+        "base_is_frozen": True,
+    }
+    assert base_facts({"base_sha256": None, "revision": "c0ffee"})["base_model"] == "c0ffee"
