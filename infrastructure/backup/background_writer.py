@@ -49,6 +49,8 @@ class BackgroundWriter:
         self._memory: mmap.mmap | None = None
         self._helper: subprocess.Popen[bytes] | None = None
         self._lock: Lock | None = None
+        self._places: list[tuple[Any, ...]] = []
+        self._spelled = b"[]"
         self._in_flight: tuple[int, int] | None = None  # where its message lies, and how long it is
 
     def begin(
@@ -60,13 +62,7 @@ class BackgroundWriter:
         """
         assert self._in_flight is None, "a version is in flight"
         places, size_bytes = _lay_out(tensors)
-        message = {
-            "tensors": places,
-            "values": values,
-            "facts": facts,
-            "compress": self.compress,
-        }
-        text = json.dumps(message, allow_nan=False, check_circular=False).encode()
+        text = self._message(places, {"values": values, "facts": facts, "compress": self.compress})
         self._reserve(size_bytes + len(text))
         assert self._memory is not None
         for (_, _, _, begin, length), tensor in zip(places, tensors.values(), strict=True):
@@ -110,6 +106,12 @@ class BackgroundWriter:
         if self._lock is not None:
             self._lock.release()
         self._file = self._memory = self._lock = None
+
+    def _message(self, places: list[tuple[Any, ...]], rest: dict[str, Any]) -> bytes:
+        """What the helper needs to know. The places take long to spell, and seldom change."""
+        if places != self._places:
+            self._places, self._spelled = places, json.dumps(places).encode()
+        return b"[%b,%b]" % (self._spelled, json.dumps(rest, allow_nan=False).encode())
 
     def _reserve(self, size_bytes: int) -> None:
         """Kept from version to version: fresh memory would cost more than the copy."""

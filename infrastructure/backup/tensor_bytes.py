@@ -23,6 +23,12 @@ DTYPES = {
     "C64": torch.complex64,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# Types that NumPy has not, and others of the same width.
+NOT_IN_NUMPY = {
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
 
 
 def to_bytes(tensor: torch.Tensor) -> TensorBytes:
@@ -33,9 +39,12 @@ def to_bytes(tensor: torch.Tensor) -> TensorBytes:
     """
     if tensor.dtype not in NAMES:
         raise ValueError(f"tensors of type {tensor.dtype} cannot be stored")
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    flat = flat.as_strided(flat.shape, (1,))  # one element may come with any stride
-    data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+    own = tensor.detach()
+    if own.device.type != "cpu" or not own.is_contiguous():
+        own = own.cpu().contiguous()
+    if own.dtype in NOT_IN_NUMPY:
+        own = own.view(NOT_IN_NUMPY[own.dtype])
+    data = own.numpy().data.cast("B") if own.numel() else b""
     return TensorBytes(NAMES[tensor.dtype], tuple(tensor.shape), data)
 
 

@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import Retention, versions_to_keep
@@ -36,16 +35,16 @@ def commit_message(
     The caller holds the store's lock; the helper holds the one that it inherited.
     """
     view = memoryview(memory)
-    message: dict[str, Any] = json.loads(bytes(view[begin : begin + length]))
+    places, rest = json.loads(bytes(view[begin : begin + length]))
     tensors = {
         name: TensorBytes(dtype, tuple(shape), view[begin : begin + length])
-        for name, dtype, shape, begin, length in message["tensors"]
+        for name, dtype, shape, begin, length in places
     }
     store = _STORES.setdefault(root, Store(root))
-    store.objects.compresses = message["compress"]
+    store.objects.compresses = rest["compress"]
     try:
         store.sweep()
-        name = store.commit(tensors, message["values"], **message["facts"])
+        name = store.commit(tensors, rest["values"], **rest["facts"])
         store.remove_all_but(versions_to_keep(store, retention))
     except (TemperError, OSError) as error:
         return {"error": str(error)}

@@ -85,6 +85,16 @@ def test_it_is_told_when_it_is_committed_and_not_before(writer: BackgroundWriter
     assert writer.collect(wait=True) is not None
 
 
+def test_a_busy_helper_does_not_hold_the_training_up(writer: BackgroundWriter) -> None:
+    """What it is told of 5000 layers is longer than a pipe holds; a training would wait."""
+    begin(writer, 1)
+    writer.collect(wait=True)
+    os.kill(helper_of(writer), signal.SIGSTOP)
+    writer.begin(tensors_at(7, 5000), {}, step=7)
+    os.kill(helper_of(writer), signal.SIGCONT)
+    assert writer.collect(wait=True) is not None
+
+
 @pytest.mark.parametrize("moment", ["before", "while"])
 def test_a_dead_helper_costs_nothing(
     writer: BackgroundWriter, moment: str, caplog: pytest.LogCaptureFixture

@@ -148,3 +148,19 @@ def test_the_page_on_the_format_restores(tmp_path: Path, compress: bool) -> None
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout == "2 9 tensors\n"
+
+
+def test_a_pack_that_is_mostly_dead_is_not_named_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each version could keep old packs for one small tensor in them."""
+    monkeypatch.setattr(store_module, "SMALL_PACK_BYTES", 0)
+    tensors = {f"model/{i}": TensorBytes("U8", (1000,), bytes([i]) * 1000) for i in range(5)}
+    store = Store(tmp_path)
+    first = store.read(store.commit(tensors, {}, step=1))
+    for number, is_named in ((0, True), (1, True), (2, False)):
+        tensors[f"model/{number}"] = TensorBytes("U8", (1000,), bytes([99]) * 1000)
+        latest = store.read(store.commit(tensors, {}, step=2))
+        assert (first.packs[0] in latest.packs) == is_named
+    found = {name: bytes(tensor.data) for name, tensor in store.load(latest)}
+    assert found == {name: bytes(tensor.data) for name, tensor in tensors.items()}

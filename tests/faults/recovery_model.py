@@ -309,11 +309,11 @@ def without_the_skips() -> Iterator[None]:
 MUTANTS: dict[str, tuple[Callable[[], Any], Callable[[], bool]]] = {
     "no random state restored before the retry": (
         without_random_state,
-        lambda: short_of_memory(range(4, 6)).is_right,
+        lambda: short_of_memory(range(5, 6)).is_right,
     ),
     "smaller pieces without weighting": (
         without_weighting,
-        lambda: short_of_memory(range(4, 6)).is_right,
+        lambda: short_of_memory(range(5, 6)).is_right,
     ),
     "the optimizer's state kept on the way back": (
         with_the_old_optimizer_state,
@@ -321,7 +321,7 @@ MUTANTS: dict[str, tuple[Callable[[], Any], Callable[[], bool]]] = {
     ),
     "skips forgotten after a resume": (
         without_the_skips,
-        lambda: poisoned(range(13, 15), 1, once=True).is_right,
+        lambda: poisoned(range(13, 14), 1, once=True).is_right,
     ),
 }
 

@@ -32,6 +32,7 @@ from infrastructure.backup.store import Store
 from infrastructure.deployment.deploy_training import DeploymentConfig, TrainingDeployment
 from infrastructure.monitoring.metrics_file import read_metrics
 from infrastructure.training import enhanced_trainer
+from tests.faults.judge import tell
 from tests.faults.kill_storm import in_child
 
 ROWS = 80
@@ -218,7 +219,7 @@ def main() -> None:
     started = time.monotonic()
     outcome = storm(arguments.directory, arguments.kills, arguments.seed)
     seconds = round(time.monotonic() - started, 1)
-    print(json.dumps({"G1 runs": asdict(outcome), "seconds": seconds, "mutant": arguments.mutant}))
+    tell("G1 runs", {**asdict(outcome), "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from tests.faults.recovery_model import (
 
 
 def test_memory_that_runs_out_anywhere_changes_nothing() -> None:
-    outcome = short_of_memory(range(4, 7))
-    assert outcome.points == 3 * len(PLACES)
+    outcome = short_of_memory(range(6, 8))
+    assert outcome.points == 2 * len(PLACES)
     assert outcome.is_right
 
 
@@ -25,14 +25,14 @@ def test_nor_does_it_on_a_real_transformer() -> None:
 
 @pytest.mark.parametrize("log_frequency", [1, 3])
 def test_rows_that_break_the_loss_are_named_and_passed_over(log_frequency: int) -> None:
-    outcome = poisoned(range(6, 8), log_frequency)
-    assert outcome.resumed > 10
+    outcome = poisoned(range(6, 7), log_frequency)
+    assert outcome.resumed > 5
     assert outcome.is_right
 
 
 def test_whoever_goes_on_repeats_what_was_chosen() -> None:
-    outcome = poisoned(range(13, 15), 1, once=True)
-    assert outcome.resumed > 4
+    outcome = poisoned(range(13, 14), 1, once=True)
+    assert outcome.resumed > 2
     assert outcome.is_right
 
 

@@ -1,4 +1,4 @@
-"""G1 on whole runs in its short form: processes, helpers and machines die, the run ends the same."""
+"""G1 on whole runs, in short: processes, helpers and machines die, and the end is the same."""
 
 from pathlib import Path
 

@@ -22,4 +22,4 @@ def test_a_stopped_training_has_lost_nothing_and_goes_on_to_the_same_end(tmp_pat
     ("mutant", "shows_in"), [("saves_nothing", "unsaved"), ("forgets_generators", "differing")]
 )
 def test_the_storm_finds_a_defect(mutant: str, shows_in: str, tmp_path: Path) -> None:
-    assert storm(tmp_path, "--stops", "5", "--mutant", mutant)[shows_in] > 0
+    assert storm(tmp_path, "--stops", "8", "--mutant", mutant)[shows_in] > 0

@@ -1,0 +1,18 @@
+"""G12 in its short form: `make prove-durability` has the long one."""
+
+import pytest
+
+from tests.faults.judge import run_module
+
+
+@pytest.mark.parametrize("mutant", [[], ["--mutant", "no_lock"]], ids=["locked", "without lock"])
+def test_of_two_processes_one_trains_and_a_killed_one_is_replaced(mutant: list[str]) -> None:
+    """In a process of its own: it forks, and sets what it forks with."""
+    found = run_module("tests.faults.races", "--races", "9", *mutant)
+    assert found["races"] == 9
+    assert found["kills"] + found["refused"] > 0 or mutant
+    assert (found["both_wrote"] > 0) == bool(mutant)
+    if not mutant:
+        assert found["lost"] == found["failed"] == 0
+        assert found["mutants_caught"] == found["mutants"] == 1
+        assert found["slowest_takeover_seconds"] < 30
