@@ -22,7 +22,7 @@ from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.redact import redact, redact_urls
 
 IDLE_SECONDS = 1.0  # between two looks at the local store
-NUM_FIRST_LOOKS, FIRST_LOOK_SECONDS = 4, 0.2
+NUM_FIRST_LOOKS, FIRST_LOOK_SECONDS = 4, 0.05
 LOOK_SECONDS = 60.0  # between two looks for versions of another machine
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
 

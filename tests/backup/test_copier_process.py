@@ -85,6 +85,22 @@ class Rig:
     def status(self) -> BackupStatus:
         return read_status(self.status_path)
 
+    def kill_after(self, seconds: float) -> None:
+        """Start a copier, and kill it this long after it has begun."""
+        begun = self.status().changed_at
+        with subprocess.Popen(
+            [sys.executable, "-m", "infrastructure.backup.copier_process"],
+            stdin=subprocess.PIPE,
+            cwd=PACKAGE_PARENT,
+        ) as process:
+            assert process.stdin is not None
+            settings = self.settings(bytes_per_second=1e6)
+            process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
+            process.stdin.flush()
+            wait_for(lambda: self.status().changed_at != begun)
+            time.sleep(seconds)
+            process.kill()
+
     def wait_confirmed(self, name: str) -> None:
         wait_for(lambda: self.status().confirmed_name == name)
 
@@ -123,7 +139,7 @@ def test_a_copier_killed_at_any_instant_loses_nothing_that_was_confirmed(rig: Ri
     confirmed: list[str] = []
     for step in range(1, NUM_KILLS + 1):
         commit(rig.store, step)
-        kill_after(rig.settings(bytes_per_second=1e6), draw.uniform(0.25, 1.2))
+        rig.kill_after(draw.uniform(0.0, 1.0))
         name = rig.status().confirmed_name
         if name is not None and name not in confirmed:
             confirmed.append(name)
@@ -135,19 +151,6 @@ def test_a_copier_killed_at_any_instant_loses_nothing_that_was_confirmed(rig: Ri
     newest = rig.store.versions()[0]
     rig.wait_confirmed(newest)
     assert rig.remote.newest() == (newest, [])
-
-
-def kill_after(settings: CopierSettings, seconds: float) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "infrastructure.backup.copier_process"],
-        stdin=subprocess.PIPE,
-        cwd=PACKAGE_PARENT,
-    ) as process:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
-        process.stdin.flush()
-        time.sleep(seconds)
-        process.kill()
 
 
 def test_a_killed_training_still_gets_its_last_version_copied(rig: Rig) -> None:

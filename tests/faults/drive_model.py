@@ -24,6 +24,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from infrastructure.backup.codec import SUFFIX, decompress
 from infrastructure.backup.copier import Copier
 from infrastructure.backup.file_operations import Buffer
 from infrastructure.backup.link import Link, Sent
@@ -32,7 +33,7 @@ from infrastructure.backup.places.base import Content, Place
 from infrastructure.backup.replication import Upload, fetch_version
 from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.store import Store
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import CheckpointError, StorageError
 from tests.faults.memory_files import Files, MemoryFiles
 
 KEEP = 2
@@ -396,7 +397,17 @@ def files_of(store: Store, name: str) -> Files:
 
 def is_whole(cloud: Files, version: Files) -> bool:
     """Whether every file of a version is there with its very bytes; knows nothing of stores."""
-    return all(cloud.get(Path(RUN) / path) == data for path, data in version.items())
+    return all(_is_in(cloud, Path(RUN) / path, data) for path, data in version.items())
+
+
+def _is_in(cloud: Files, path: Path, data: bytes) -> bool:
+    """Whether a file is there, or its compressed form is."""
+    if cloud.get(path) == data:
+        return True
+    try:
+        return decompress(cloud[path.with_name(path.name + SUFFIX)], len(data)) == data
+    except (KeyError, CheckpointError):
+        return False
 
 
 def judge(cloud: Files, machine: Machine, outcome: Outcome) -> None:
