@@ -33,6 +33,8 @@ from infrastructure.training.state import TrainingState
 
 log = logging.getLogger(__name__)
 
+# What a wait would not change: another machine has gone on, or this place never says what is safe.
+NO_MORE = ("fenced", "doubtful")
 HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 LOOK_SECONDS = 1.0  # between two looks at how the copy stands
 TELL_SECONDS = 30.0
@@ -122,7 +124,7 @@ class RunCopies:
         with self._skipped_by_ctrl_c(), byte_bar("backup") as tell:
             deadline = told_at = time.monotonic()
             deadline += seconds
-            while status.confirmed_name != newest and status.state != "fenced":
+            while status.confirmed_name != newest and status.state not in NO_MORE:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return

@@ -138,6 +138,8 @@ class DrivePlace(FolderPlace):
         try:
             self.operations.write(target, buffers)
             self.operations.sync_file(target)
+        except FileExistsError:
+            raise  # the mount had said that it is not there; it may be whole
         except BaseException:
             self._remove_if_there(target)
             raise

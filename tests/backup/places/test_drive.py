@@ -269,3 +269,14 @@ def test_the_folder_of_a_shared_drive_is_not_made(tmp_path: Path) -> None:
     place = DrivePlace(tmp_path / "Shareddrives" / "team" / "x")
     with pytest.raises(OSError, match="is it mounted"):
         place.write(FILE, [b"x"])
+
+
+def test_a_file_that_the_mount_denies_is_not_removed(
+    place: DrivePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that there is none, then that there is one."""
+    place.write(FILE, [b"hello there"])
+    monkeypatch.setattr(place, "_is_there", lambda path: False)
+    with pytest.raises(FileExistsError):
+        place.write(FILE, [b"something else"])
+    assert place.at(FILE).read_bytes() == b"hello there"
