@@ -276,7 +276,7 @@ def test_a_file_that_the_mount_denies_is_not_removed(
 ) -> None:
     """It says that there is none, then that there is one."""
     place.write(FILE, [b"hello there"])
-    monkeypatch.setattr(place, "_is_there", lambda path: False)
+    monkeypatch.setattr(place, "_is_there", lambda path: path.is_dir())
     with pytest.raises(FileExistsError):
         place.write(FILE, [b"something else"])
     assert place.at(FILE).read_bytes() == b"hello there"
