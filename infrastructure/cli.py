@@ -20,6 +20,7 @@ from infrastructure.config.describe import describe
 from infrastructure.config.flags import add_config_flags, flags_given
 from infrastructure.config.layers import Layer, Setting
 from infrastructure.config.loading import load_config
+from infrastructure.config.schema import schema_of
 from infrastructure.core.errors import TemperError, TrainingDivergedError
 from infrastructure.core.lookup import nearest
 from infrastructure.core.redact import RedactingFormatter, redact
@@ -59,6 +60,7 @@ def create_parser() -> OneSentenceParser:
     settings = commands.add_parser("config", help="show every setting and where it came from")
     add_config_flags(settings)
     _add_checkpoints(commands)
+    _add_backup(commands)
     doctor = commands.add_parser("doctor", help="check versions, devices, memory and disk")
     add_config_flags(doctor, ["log_level"])
     return parser
@@ -108,6 +110,29 @@ def _add_checkpoints(commands: Any) -> None:
     export.add_argument("run", metavar="RUN", help="a run, RUN@step, or a checkpoint's path")
     export.add_argument("folder", metavar="FOLDER", help="an empty folder, or none yet")
     _add_output(export)
+
+
+BACKUP_ACTIONS = {
+    "create": "copy the newest checkpoint to the place now",
+    "list": "show the versions here and at the place; without RUN, the runs at --place",
+    "verify": "compare every byte, here and at the place, with its hash",
+    "restore": "bring a run from the place into the output folder",
+    "prune": "remove versions that newer ones replace",
+    "status": "show what is safe at the place, and what would be lost now",
+}
+
+
+def _add_backup(commands: Any) -> None:
+    backup = commands.add_parser("backup", help="copies of a run at another place")
+    actions = _actions(backup)
+    keys = [key for key in schema_of(DeploymentConfig).fields if key.startswith("backup.")]
+    for action, what in BACKUP_ACTIONS.items():
+        parser = actions.add_parser(action, help=what)
+        parser.add_argument("run", nargs="?", metavar="RUN", help="a run (default: the newest)")
+        parser.add_argument("--place", metavar="TEXT", help="the same as --backup-place")
+        if action == "prune":
+            parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+        _add_output(parser, *keys)
 
 
 def _actions(parser: argparse.ArgumentParser) -> Any:
@@ -260,6 +285,18 @@ def _checkpoints(options: argparse.Namespace) -> int:
     return int(getattr(commands, act)(options.run, output_dir, options.json))
 
 
+def _backup(options: argparse.Namespace) -> int:
+    """What is given now goes before what the run recorded."""
+    place = {} if options.place is None else {"backup.place": options.place}
+    config = _configure(options, **place)
+    given = (key for key, source in config.sources().items() if source.layer is not Layer.DEFAULT)
+    commands = _deployment("backup_commands")
+    told = commands.Told(
+        options.run, config, frozenset(given), options.json, getattr(options, "dry_run", False)
+    )
+    return int(commands.ACTIONS[options.action](told))
+
+
 def _export(options: argparse.Namespace) -> int:
     output_dir = _configure(options).output_dir
     commands = _deployment("checkpoint_commands")
@@ -281,6 +318,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": _train,
     "train-resume": _resume,
     "train-eval": _evaluate,
+    "backup": _backup,
     "checkpoints": _checkpoints,
     "export": _export,
     "config": _show_config,

@@ -29,12 +29,10 @@ def train_tiny_tokenizer(**special_tokens: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens)
 
 
-@pytest.fixture(scope="session")
-def saved_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny Llama (width 64, which 4 bits need on a CPU) and its tokenizer."""
+def save_tiny_llama(folder: Path) -> Path:
+    """Write a tiny Llama (width 64, which 4 bits need on a CPU) and its tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     config = LlamaConfig(
         vocab_size=300,
         hidden_size=64,
@@ -54,6 +52,12 @@ def saved_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def saved_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny Llama and its tokenizer."""
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ THERE = [
     "from infrastructure.training.enhanced_trainer import EnhancedTrainer",
     "from infrastructure.deployment.deploy_training import TrainingDeployment, DeploymentConfig",
     "from infrastructure.training import TrainingConfig",
+    "from infrastructure.backup.backup_system import create_backup_system",
     # used there without an import
     "from infrastructure.training import ProgressiveConfig, UnslothTrainer, DataPipeline",
     "from infrastructure.training import ModelManager, TrainingContext, initialize_training",
@@ -38,9 +39,6 @@ LATER = {
     ),
     "from infrastructure.optimization.memory_optimizer import create_memory_optimizer": (
         "create_memory_optimizer comes with part C"
-    ),
-    "from infrastructure.backup.backup_system import create_backup_system": (
-        "create_backup_system comes with part B"
     ),
     "from infrastructure.testing.test_pipeline import create_test_pipeline": (
         "create_test_pipeline comes with part C"

@@ -21,6 +21,7 @@ STATES = {
     "idle": "all is confirmed",
     "copying": "copies a version",
     "confirming": "waits for the place to confirm what was copied",
+    "doubtful": "the place has confirmed nothing for long; copying goes on, nothing is removed",
     "retrying": "the place did not answer as it should",
     "fenced": "another machine goes on with this run; copying has stopped",
     "finished": "the training ended, and its last version is confirmed",
@@ -85,7 +86,7 @@ class BackupStatus:
         if self.error is not None:
             times = f", {self.num_failures} times" if self.num_failures > 1 else ""
             what += f"; {self.error}{times}" + (f" ({self.advice})" if self.advice else "")
-        elif self.state in ("fenced", "left"):
+        elif self.state in ("doubtful", "fenced", "left"):
             what += f"; {STATES[self.state]}"
         seconds = None if self.saved_at is None else max(0.0, now - self.saved_at)
         return PossibleLoss(seconds, f"backup: {what}")

@@ -86,9 +86,9 @@ class BackupSystem(RunBackup):
             ValueError: something of it can be stored neither as a tensor nor as JSON.
             StorageError: the disk refuses; the versions before are untouched.
         """
-        state = capture(model, optimizer)
+        told = {"metrics": dict(metrics or {}), "values": dict(values or {})}
         facts = {"epoch": epoch, "step": step, "loss": loss if math.isfinite(loss) else None}
-        state.values |= {**facts, "metrics": dict(metrics or {}), "values": dict(values or {})}
+        state = capture(model, optimizer, {**facts, **told})
         with only_writer(self.store.root):
             self.store.sweep()
             name = self.store.commit(

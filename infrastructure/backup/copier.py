@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from infrastructure.backup.backup_status import BackupStatus
+from infrastructure.backup.link import Link
 from infrastructure.backup.manifest import Manifest
 from infrastructure.backup.place_pruning import GRACE_SECONDS, PlacePruning
-from infrastructure.backup.replication import Link, Upload
+from infrastructure.backup.replication import Upload
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.redact import redact, redact_urls
 
 IDLE_SECONDS = 1.0  # between two looks at the local store
+NUM_FIRST_LOOKS, FIRST_LOOK_SECONDS = 4, 0.05
 LOOK_SECONDS = 60.0  # between two looks for versions of another machine
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
 
@@ -61,6 +63,8 @@ class Copier:
         self._local_error: str | None = None
         self._local_manifests: dict[str, Manifest] = {}
         self._refused: dict[str, str] = {}
+        self._sent: set[str] = set()
+        self._newest_sent = ""  # of the healthy ones
         self._upload: Upload | None = None
         self._confirmed: tuple[str, Manifest, float] | None = None
         self._stranger: str | None = None
@@ -139,13 +143,12 @@ class Copier:
             return "fenced"
         if self._num_failures:
             return "retrying"
-        return self._phase
+        return "doubtful" if self.link.is_doubtful else self._phase
 
     def _round(self) -> Iterator[float]:
         """From a look at both sides to a version confirmed, if there is one to copy."""
         if self._ours is None:
-            self._begin(self.link.store.versions())
-            yield 0.0
+            yield from self._begin()
         self._look_here()
         if self.link.clock() - self._looked_at >= LOOK_SECONDS:
             self._look_there()
@@ -162,11 +165,29 @@ class Copier:
             yield wait
         self._arrived(self._upload)
 
-    def _begin(self, listed: list[str]) -> None:
+    def _begin(self) -> Iterator[float]:
+        """See what is there already: what that names is never written over."""
+        listed = set()
+        for _ in range(NUM_FIRST_LOOKS):  # a listing may be short
+            listed |= {*self.link.store.versions()}
+            yield FIRST_LOOK_SECONDS
+        unread = sorted(listed)
+        for _ in range(NUM_FIRST_LOOKS):
+            unread = [name for name in unread if not self._take_in(name)]
+            yield FIRST_LOOK_SECONDS if unread else 0.0
         self._look_here()
-        self._ours = {*listed}
+        self.link.named |= listed
+        self._ours = listed
         self._began_with = int(self._local_names[0][:12]) if self._local_names else 0
         self._looked_at = self.link.clock()
+
+    def _take_in(self, name: str) -> bool:
+        """Note the objects of a version at the place; False: its manifest cannot be read."""
+        try:
+            self.link.named |= {pack.hash for pack in self.link.store.read(name).packs}
+        except CheckpointError:
+            return False
+        return True
 
     def _look_here(self) -> None:
         """Take in the local store's versions; what is on its way has its files open anyway."""
@@ -221,10 +242,11 @@ class Copier:
 
     def _pending(self) -> list[str]:
         """Versions that would be copied next, the first one first."""
-        confirmed = self._confirmed[0] if self._confirmed else ""
-        passed_over = self._refused.keys() | self.pruning.confirmed.keys()
-        names = [n for n in self._local_manifests if n > confirmed and n not in passed_over]
-        return sorted(names, key=lambda n: (self._local_manifests[n].healthy, n), reverse=True)
+        over = self._refused.keys() | self.pruning.confirmed.keys() | self._sent
+        over -= {self._newest_sent} - self.pruning.confirmed.keys()  # asked for again
+        names = [n for n in self._local_manifests if n >= self._newest_sent and n not in over]
+        known = self._local_manifests
+        return sorted(names, key=lambda n: (n not in self._sent, known[n].healthy, n), reverse=True)
 
     def _take_newest(self) -> None:
         for name in self._pending():
@@ -247,11 +269,18 @@ class Copier:
         self._ours.add(self._upload.name)
 
     def _arrived(self, upload: Upload) -> None:
+        self.close()
+        self._sent.add(upload.name)
+        if upload.manifest.healthy:
+            self._newest_sent = max(self._newest_sent, upload.name)
+        self.link.named |= {pack.hash for pack in upload.manifest.packs}
+        if not upload.is_confirmed:
+            return
+        self.link.named.add(upload.name)
         self.pruning.confirmed[upload.name] = upload.manifest
         if upload.manifest.healthy:
             self._confirmed = (upload.name, upload.manifest, self._now())
         self._pruned_at = float("-inf")
-        self.close()
 
     def close(self) -> None:
         """Let go of what is on its way."""

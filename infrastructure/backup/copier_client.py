@@ -76,12 +76,12 @@ class CopierClient:
 
     def wait(self, seconds: float) -> bool:
         """Wait until it has ended; call `close` before. False: it still copies."""
-        for process in _LEFT_TO_FINISH:
+        for process in list(_LEFT_TO_FINISH):
             try:
                 process.wait(seconds)
             except subprocess.TimeoutExpired:
                 return False
-        _LEFT_TO_FINISH.clear()
+            _LEFT_TO_FINISH.remove(process)
         return True
 
     def _send(self, line: str) -> None:

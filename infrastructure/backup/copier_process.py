@@ -18,8 +18,8 @@ from pathlib import Path
 from infrastructure.backup.backup_status import BackupStatus, write_status
 from infrastructure.backup.bandwidth import Bandwidth
 from infrastructure.backup.copier import Copier
+from infrastructure.backup.link import Link
 from infrastructure.backup.places import open_place
-from infrastructure.backup.replication import Link
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
 from infrastructure.backup.writer_process import LOCK_FILE
@@ -28,6 +28,7 @@ from infrastructure.core.lock import Lock
 NICENESS = 19
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 1.0  # between two writes of a status that only counts on
+BUSY = ("copying", "confirming")
 INPUT = 0
 
 
@@ -79,21 +80,23 @@ class StatusFile:
         self._at = float("-inf")
 
     def show(self, status: BackupStatus) -> None:
-        """Write `status` if it is time to; a disk that refuses is asked again the next time."""
-        counts_on = replace(
-            status,
-            done_bytes=self._written.done_bytes,
-            changed_at=self._written.changed_at,
-            state=self._written.state,
-        )
-        if counts_on == self._written and (
-            (status.done_bytes == self._written.done_bytes and status.state == self._written.state)
-            or time.monotonic() - self._at < STATUS_SECONDS
-        ):
-            return
+        """Write `status` if it is time to."""
+        is_news = _without_counts(status) != _without_counts(self._written)
+        counts_on = replace(status, changed_at=self._written.changed_at) != self._written
+        if is_news or (counts_on and time.monotonic() - self._at >= STATUS_SECONDS):
+            self.write(status)
+
+    def write(self, status: BackupStatus) -> None:
+        """Write `status` now; a disk that refuses is asked again with the next one."""
         with contextlib.suppress(OSError):
             write_status(self.path, status)
             self._written, self._at = status, time.monotonic()
+
+
+def _without_counts(status: BackupStatus) -> BackupStatus:
+    """What must be told at once. "copying" and "confirming" follow each other many times."""
+    state = BUSY[0] if status.state in BUSY else status.state
+    return replace(status, done_bytes=0, changed_at=None, state=state)
 
 
 def serve(copier: Copier, file: StatusFile, finish_seconds: float) -> None:
@@ -111,7 +114,8 @@ def serve(copier: Copier, file: StatusFile, finish_seconds: float) -> None:
         is_done = copier.is_done and not _is_written_to(copier.local)
         if is_done or time.monotonic() - ended_at > finish_seconds:
             status = copier.status()
-            file.show(replace(status, state="finished" if status.is_safe else "left"))
+            file.write(replace(status, state="finished" if status.is_safe else "left"))
+            copier.close()
             return
         time.sleep(wait)
 

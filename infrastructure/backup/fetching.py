@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from infrastructure.backup.link import Link
 from infrastructure.backup.open_object import Progress
-from infrastructure.backup.replication import Link, fetch_version
+from infrastructure.backup.replication import fetch_version
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError, StorageError
 

@@ -76,6 +76,10 @@ class FileOperations:
     def remove(self, path: Path) -> None:
         path.unlink()
 
+    def truncate(self, path: Path) -> None:
+        """Make a file empty."""
+        os.truncate(path, 0)
+
     def forget_cached(self, path: Path) -> None:
         """Let the next read come from the disk and not from memory, where the system can do so."""
         with contextlib.suppress(OSError, AttributeError), path.open("rb") as file:

@@ -25,8 +25,13 @@ class ModelState:
     values: dict[str, Any]
 
 
-def capture(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelState:
+def capture(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Any]
+) -> ModelState:
     """The whole state of both and of all random generators; shares memory with them.
+
+    Args:
+        others: more JSON values.
 
     Raises:
         ValueError: a part of the state is neither a tensor nor JSON.
@@ -43,6 +48,7 @@ def capture(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelSt
         "model": {n: v for n, v in state.items() if not isinstance(v, torch.Tensor)},
         "optimizer": optimizer_values,
         "optimizer_class": type(optimizer).__name__,
+        **others,
     }
     try:
         return ModelState(tensors, json.loads(json.dumps(values, allow_nan=False)))

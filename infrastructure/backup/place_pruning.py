@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from infrastructure.backup.codec import SUFFIX
+from infrastructure.backup.link import Link
 from infrastructure.backup.manifest import Manifest
 from infrastructure.backup.places.base import Content
-from infrastructure.backup.replication import Link
 from infrastructure.backup.retention import Retention
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.files import write_json
@@ -134,6 +134,7 @@ class PlacePruning:
                 continue
             path = self.link.store.objects.path_of(digest)
             self.link.sent.pop(digest, None)  # from here on it counts as not there
+            self.link.named.discard(digest)
             for form in (path, path.with_name(path.name + SUFFIX)):
                 self.link.remove(form)
             del self.unnamed_since[digest]

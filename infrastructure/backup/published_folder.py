@@ -55,6 +55,7 @@ class PublishedFolder:
         while True:
             problem = "the place has not confirmed it yet"
             try:
+                self.place.make_directory(self.parent)
                 target = self._target()
                 if self._put_all(target):
                     return target

@@ -4,94 +4,28 @@ What is on its way holds its files open, so rotation may remove them meanwhile. 
 compared with its name while it is read: a damaged object is never copied whole.
 """
 
-import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from infrastructure.backup.bandwidth import Bandwidth, Paced
+from infrastructure.backup.bandwidth import Paced
 from infrastructure.backup.codec import LARGEST_BYTES, SUFFIX, compress
 from infrastructure.backup.file_operations import Buffer
+from infrastructure.backup.link import Link, Sent
 from infrastructure.backup.manifest import Manifest, Pack
 from infrastructure.backup.open_object import OpenFile, PackedObject, Progress, open_object
-from infrastructure.backup.places.base import Content, Place
+from infrastructure.backup.places.base import Content
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import StorageError
 
 # Written and not confirmed yet: a mounted Drive holds these on this machine's disk.
 WINDOW_BYTES = 512 * 1024**2
-REWRITE_SECONDS = 30 * 60.0  # mounts were seen to lose an upload: then it is written again
+# Without any news for this long, and the time that the bytes take on a slow line, an upload counts
+# as lost, as mounts were seen to do; at a place that has confirmed nothing before, much sooner.
+PATIENCE_SECONDS, DOUBTFUL_SECONDS = 600.0, 60.0
+SLOWEST_BYTES_PER_SECOND = 250_000.0
+NUM_LOOKS = 4  # at a file that seems to be missing
+Form = tuple[Sent, Sequence[Buffer]]
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0  # between two questions whether it is there
-
-
-@dataclass
-class Sent:
-    """A file that was written to a place, or found there."""
-
-    path: Path
-    content: Content
-    written_at: float
-    confirmed_at: float | None = None
-
-
-@dataclass
-class Link:
-    """The way to the store `run_id` at a place, and what was learned about it in this session.
-
-    Attributes:
-        compresses: write an object compressed where that is smaller.
-        fresh_seconds: how long a confirmation counts. Half the time for which an object without a
-            name is left alone, so that none is removed that a manifest is about to name.
-        sent: objects by hash.
-        num_done: grows with every file that was written or confirmed.
-    """
-
-    place: Place
-    run_id: str
-    compresses: bool = False
-    bandwidth: Bandwidth = field(default_factory=Bandwidth)
-    clock: Callable[[], float] = time.monotonic
-    fresh_seconds: float = 1800.0
-    sent: dict[str, Sent] = field(default_factory=dict)
-    num_done: int = 0
-
-    def __post_init__(self) -> None:
-        self.store = Store(Path(self.run_id), self.place)
-
-    def is_confirmed(self, digest: str) -> bool:
-        """Whether an object was confirmed not long ago."""
-        sent = self.sent.get(digest)
-        return (
-            sent is not None
-            and sent.confirmed_at is not None
-            and self.clock() - sent.confirmed_at < self.fresh_seconds
-        )
-
-    def confirms(self, sent: Sent) -> bool:
-        """Ask whether a file is safe; False: not yet.
-
-        Raises:
-            OSError: the place does not answer.
-            StorageError: something else is there under this name.
-        """
-        try:
-            if not self.place.confirm(sent.path, sent.content):
-                return False
-        except FileNotFoundError:  # on a mount no proof that it is gone
-            return False
-        sent.confirmed_at = self.clock()
-        self.num_done += 1
-        return True
-
-    def remove(self, path: Path) -> None:
-        """Remove a file, if it is there.
-
-        Raises:
-            OSError: the place refuses.
-        """
-        with contextlib.suppress(FileNotFoundError):
-            self.place.remove(path)
 
 
 class Upload:
@@ -119,8 +53,10 @@ class Upload:
         self.total_bytes = sum(pack.size_bytes for pack in self.manifest.packs)
         self._before_manifest, self._on_piece = before_manifest, on_piece
         self._manifest_bytes = local.objects.read_small(local.manifest_path(name))
-        self._manifest_sent: Sent | None = None
+        self.is_confirmed = False
         self._piece_bytes = 0
+        self._num_confirmed, self._news_at = -1, link.clock()
+        self._patience = PATIENCE_SECONDS + self.total_bytes / SLOWEST_BYTES_PER_SECOND
         self._files: dict[str, OpenFile] = {}
         try:
             for pack in self.manifest.packs:
@@ -145,22 +81,54 @@ class Upload:
         """Copy, one small unit of work after the other; yields the seconds to wait before the next.
         When an error ended it, it can be begun again and does only what is missing.
 
+        Where nothing is confirmed for long, the manifest is written all the same, so that a place
+        which never confirms holds something; such a version does not count as `is_confirmed`.
+
         Raises:
             OSError: the place does not answer, or refuses.
             StorageError: it does not hold what was written to it.
             CheckpointError: the version is damaged on this machine.
         """
         packs = self.manifest.packs
+        self._num_confirmed = -1
+        seen = set()
+        for pack in packs:  # all questions before all writing: some places gather what is written
+            if pack.hash not in self.link.sent and self._is_seen(pack):
+                seen.add(pack.hash)
+            yield 0.0
         for pack in packs:
             while self._is_window_full(pack):
                 yield from self._ask_all(packs)
             if pack.hash not in self.link.sent:
-                self._send(pack)
+                self._send(pack, pack.hash in seen)
                 yield 0.0
-        while not all(self.link.is_confirmed(pack.hash) for pack in packs):
+        while not self._objects_are_confirmed():
+            if self._is_hopeless():
+                self._let_go(packs)
+                break
             yield from self._ask_all(packs)
         self._before_manifest()
         yield from self._put_manifest()
+
+    def _objects_are_confirmed(self) -> bool:
+        return all(self.link.is_confirmed(pack.hash) for pack in self.manifest.packs)
+
+    def _is_hopeless(self) -> bool:
+        """Whether nothing was confirmed for longer than any upload takes."""
+        now = self.link.clock()
+        if self.link.num_confirmed != self._num_confirmed:
+            self._num_confirmed, self._news_at = self.link.num_confirmed, now
+        if self.link.is_doubtful:
+            return now - self._news_at > DOUBTFUL_SECONDS
+        # a place that confirms others gets what was lost once more
+        return now - self._news_at > self._patience * (2 if self.link.num_confirmed else 0.9)
+
+    def _let_go(self, packs: Sequence[Pack]) -> None:
+        """The next version asks anew for what was not confirmed."""
+        self.link.is_doubtful = True
+        for pack in packs:
+            if not self.link.is_confirmed(pack.hash):
+                self.link.sent.pop(pack.hash, None)
 
     def _is_window_full(self, next_pack: Pack) -> bool:
         waiting = [
@@ -168,10 +136,11 @@ class Upload:
             for pack in self.manifest.packs
             if (sent := self.link.sent.get(pack.hash)) and sent.confirmed_at is None
         ]
-        return bool(waiting) and sum(waiting) + next_pack.size_bytes > WINDOW_BYTES
+        is_full = bool(waiting) and sum(waiting) + next_pack.size_bytes > WINDOW_BYTES
+        return is_full and not self._is_hopeless()
 
     def _ask_all(self, packs: Sequence[Pack]) -> Iterator[float]:
-        """Ask for everything that is not confirmed, until something is."""
+        """Ask for everything that is not confirmed, until something is, or there is no hope."""
         wait = FIRST_WAIT_SECONDS
         while True:
             news = False
@@ -179,7 +148,7 @@ class Upload:
                 if pack.hash in self.link.sent and not self.link.is_confirmed(pack.hash):
                     news |= self._ask(pack)
                     yield 0.0
-            if news:
+            if news or self._is_hopeless():
                 return
             yield wait
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
@@ -187,35 +156,78 @@ class Upload:
     def _ask(self, pack: Pack) -> bool:
         """Whether an object that was sent is confirmed now; one that got lost is sent again."""
         sent = self.link.sent[pack.hash]
-        if self._is_confirmed(sent, lambda: self.link.sent.pop(pack.hash)):
-            return True
-        if self.link.clock() - sent.written_at > REWRITE_SECONDS:
-            self._send(pack, is_lost=True)
-        return False
-
-    def _is_confirmed(self, sent: Sent, forget: Callable[[], object]) -> bool:
         try:
             if self.link.confirms(sent):
                 return True
         except StorageError:
-            forget()  # and write it anew
+            del self.link.sent[pack.hash]  # and write it anew
             raise
         if sent.confirmed_at is not None:  # gone since: give it time to come back by itself
             sent.written_at, sent.confirmed_at = self.link.clock(), None
+        if self.link.clock() - sent.written_at > self._patience:
+            self._send_again(pack, self._forms(pack))
         return False
 
-    def _send(self, pack: Pack, is_lost: bool = False) -> None:
+    def _is_seen(self, pack: Pack) -> bool:
+        """Whether the place seems to have an object, or must have it."""
+        path = self.link.store.objects.path_of(pack.hash)
+        forms = (path, path.with_name(path.name + SUFFIX))
+        return pack.hash in self.link.named or any(self._size(form) is not None for form in forms)
+
+    def _size(self, path: Path) -> int | None:
+        try:
+            return self.link.place.size(path)
+        except FileNotFoundError:
+            return None
+
+    def _send(self, pack: Pack, is_seen: bool) -> None:
         """Write an object, unless the place has it: confirmed, or by its size on its way."""
-        *others, (sent, buffers) = self._forms(pack)
-        for other, _ in others:
-            if self._is_there(other):
-                self.link.sent[pack.hash] = other
+        forms = self._forms(pack)
+        sent, buffers = forms[-1]
+        if is_seen:
+            wrong = False
+            for other, _ in reversed(forms):
+                try:
+                    if self.link.confirms(other):
+                        self.link.sent[pack.hash] = other
+                        return
+                except StorageError:
+                    wrong = True
+            if pack.hash in self.link.named and not self.link.is_surely_wrong(sent.path):
+                self.link.sent[pack.hash] = sent
+                if wrong:
+                    self._send_again(pack, forms)
                 return
-        if is_lost or not self._is_there(sent, or_on_its_way=True):
-            self._write(sent, buffers)
+            if not wrong and self._size(sent.path) == sent.content.size_bytes:
+                self.link.sent[pack.hash] = sent
+                return
+        self._write(sent, buffers)
         self.link.sent[pack.hash] = sent
 
-    def _forms(self, pack: Pack) -> list[tuple[Sent, Sequence[Buffer]]]:
+    def _send_again(self, pack: Pack, forms: list[Form]) -> None:
+        """Write an object that got lost. What may be in use is not touched: it is written in the
+        form in which it is not there, or where it stays missing; else it is waited for."""
+        now = self.link.sent[pack.hash]
+        if len(forms) == 1 and pack.size_bytes <= LARGEST_BYTES:
+            packed = compress(_joined(forms[0][1]))
+            forms = [
+                *forms,
+                *([self._packed(pack, packed)] if len(packed) < pack.size_bytes else []),
+            ]
+        others = [form for form in forms if form[0].path != now.path and self._stays_missing(form)]
+        these = [form for form in forms if form[0].path == now.path]
+        if pack.hash in self.link.named:
+            these = [form for form in these if self._stays_missing(form)]
+        for sent, buffers in [*these, *others]:
+            self._write(sent, buffers)
+            self.link.sent[pack.hash] = sent
+            return
+        now.written_at = self.link.clock()
+
+    def _stays_missing(self, form: Form) -> bool:
+        return all(self._size(form[0].path) is None for _ in range(NUM_LOOKS))
+
+    def _forms(self, pack: Pack) -> list[Form]:
         """The object plain and, where that is wanted and smaller, compressed; the last is written.
 
         Raises:
@@ -227,24 +239,18 @@ class Upload:
         if isinstance(file, PackedObject):
             packed, plain = file.load()
         elif self.link.compresses and pack.size_bytes <= LARGEST_BYTES:
-            packed = compress(b"".join(bytes(piece) for piece in file))
-        forms = [(self._sent(self.link.store.objects.path_of(pack.hash), plain), plain)]
+            packed = compress(_joined(file))
+        forms: list[Form] = [(self._sent(self.link.store.objects.path_of(pack.hash), plain), plain)]
         if packed is not None and len(packed) < pack.size_bytes:
-            path = self.link.store.objects.path_of(pack.hash + SUFFIX)
-            forms.append((self._sent(path, [packed]), [packed]))
+            forms.append(self._packed(pack, packed))
         return forms
+
+    def _packed(self, pack: Pack, packed: bytes) -> Form:
+        path = self.link.store.objects.path_of(pack.hash + SUFFIX)
+        return self._sent(path, [packed]), [packed]
 
     def _sent(self, path: Path, buffers: Sequence[Buffer]) -> Sent:
         return Sent(path, Content.of(buffers), self.link.clock())
-
-    def _is_there(self, sent: Sent, or_on_its_way: bool = False) -> bool:
-        """Whether the place has this already; what a killed copier left cut is not it."""
-        try:
-            if self.link.confirms(sent):
-                return True
-            return or_on_its_way and self.link.place.size(sent.path) == sent.content.size_bytes
-        except (FileNotFoundError, StorageError):
-            return False
 
     def _write(self, sent: Sent, buffers: Sequence[Buffer]) -> None:
         self.link.place.make_directory(sent.path.parent)
@@ -261,24 +267,40 @@ class Upload:
         self._on_piece()
 
     def _put_manifest(self) -> Iterator[float]:
-        if self._manifest_sent is None:
-            self._manifest_sent = self._send_manifest()
-        sent = self._manifest_sent
+        """Write the manifest, and wait until it is confirmed."""
+        sent = self._send_manifest()
         wait = FIRST_WAIT_SECONDS
-        while sent.confirmed_at is None and not self._is_confirmed(sent, self._forget_manifest):
+        while not self._is_manifest_confirmed(sent) and not self._is_hopeless():
             yield wait
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
-            if self.link.clock() - sent.written_at > REWRITE_SECONDS:
-                self._write(sent, [self._manifest_bytes])
+        self.is_confirmed = sent.confirmed_at is not None and self._objects_are_confirmed()
+        self.link.is_doubtful = sent.confirmed_at is None
+
+    def _is_manifest_confirmed(self, sent: Sent) -> bool:
+        try:
+            return self.link.confirms(sent)
+        except StorageError:
+            del self.link.sent[self.name]  # and write it anew
+            raise
 
     def _send_manifest(self) -> Sent:
-        sent = self._sent(self.link.store.manifest_path(self.name), [self._manifest_bytes])
-        if not self._is_there(sent, or_on_its_way=True):
+        """Write the manifest; one that may be in use there is asked for only."""
+        path = self.link.store.manifest_path(self.name)
+        sent = self.link.sent.get(self.name) or self._sent(path, [self._manifest_bytes])
+        if self.name in self.link.named and not self.link.is_surely_wrong(path):
+            is_needed = False
+        elif self.name in self.link.sent:
+            is_needed = self.link.clock() - sent.written_at > self._patience
+        else:
+            is_needed = self._size(path) != sent.content.size_bytes
+        if is_needed:
             self._write(sent, [self._manifest_bytes])
+        self.link.sent[self.name] = sent
         return sent
 
-    def _forget_manifest(self) -> None:
-        self._manifest_sent = None
+
+def _joined(buffers: Sequence[Buffer]) -> bytes:
+    return b"".join(bytes(buffer) for buffer in buffers)
 
 
 def fetch_version(remote: Store, name: str, local: Store, on_progress: Progress) -> None:

@@ -14,10 +14,10 @@ from infrastructure.backup.backup_status import OFF, BackupStatus, read_status
 from infrastructure.backup.copier_client import CopierClient
 from infrastructure.backup.copier_process import CopierSettings
 from infrastructure.backup.fetching import fetch_newest
+from infrastructure.backup.link import Link
 from infrastructure.backup.open_object import Progress
 from infrastructure.backup.place_pruning import prune_once
 from infrastructure.backup.published_folder import PublishedFolder
-from infrastructure.backup.replication import Link
 from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.room import require_room
 from infrastructure.backup.store import Store
@@ -31,7 +31,7 @@ from infrastructure.backup.version_list import (
 from infrastructure.backup.writer_process import only_writer
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, StorageError
-from infrastructure.core.redact import redact
+from infrastructure.core.redact import redact, redact_urls
 
 STATUS_FILE = "backup.json"
 POLL_SECONDS = 0.1
@@ -139,6 +139,8 @@ class RunBackup:
         if self._copier.is_started:
             self._copier.start()
         status = read_status(self.status_path)
+        if self._link is not None and status.place != redact_urls(self._link.place.url):
+            status = BackupStatus()  # of another place, from before
         if self._copier.num_restarts and status.error is None:
             told = f"the copier died and was started again ({self._copier.num_restarts})"
             return replace(status, error=told)
@@ -210,6 +212,10 @@ class RunBackup:
         """The training has ended: the copier finishes by itself, within `finish_seconds`."""
         if self._copier is not None:
             self._copier.close()
+
+    def wait_ended(self, seconds: float) -> bool:
+        """Wait until the copier has ended, after `close`; False: it still copies."""
+        return self._copier is None or self._copier.wait(seconds)
 
     def publish(self, folder: Path, seconds: float | None = None) -> str:
         """Copy a finished folder (`final/`, in plain Hugging Face layout) to `<place>/<run id>`,

@@ -115,7 +115,7 @@ class TrainingConfig(StackwiseFields):
     keep_every: Count | None = Field(
         default=None, description="Keep each checkpoint whose step is a multiple of this; none: no."
     )
-    compress_checkpoints: Annotated[bool, Later("B")] = Field(
+    compress_checkpoints: bool = Field(
         default=False, description="Compress checkpoints on this machine's disk."
     )
     deadline: Duration | None = Field(

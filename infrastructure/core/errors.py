@@ -27,3 +27,7 @@ class StorageError(TemperError):
 
 class DeviceFailedError(TemperError):
     """The GPU failed: this process can use it no more; what was saved before is safe."""
+
+
+class SamplerError(TemperError):
+    """No sampler answered a question."""

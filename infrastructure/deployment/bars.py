@@ -10,11 +10,15 @@ from tqdm import tqdm
 Told = Callable[[int, int], None]
 
 
+class _QuietTqdm(tqdm):
+    monitor_interval = 0  # what is told moves the bar; no watching thread is needed
+
+
 @contextmanager
 def byte_bar(what: str) -> Iterator[Told]:
     """Inside, a call with (bytes done, bytes in all) moves the bar, where there is a terminal."""
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    bar = tqdm(
+    bar = _QuietTqdm(
         desc=what,
         unit="B",
         unit_scale=True,

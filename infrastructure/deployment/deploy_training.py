@@ -159,6 +159,8 @@ class TrainingDeployment:
     def _tell_finished(self, run: RunDirectory) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads(run.summary_file.read_text())
         summary["paths"] = paths_of(run)  # it may have been moved since
+        copies = RunCopies(run, self.config, self.say)  # as they stand now, not as they stood then
+        summary["backup"] = {**summary.get("backup", {}), **copies.facts()}
         for line in closing_lines(run, summary):
             self.say(line)
         self.say(f"Run {run.run_id} was finished before: {run.final}; --new-run trains again")

@@ -75,7 +75,7 @@ def restore_run(
     """
     place = open_place(str(options.place))
     run_id = named_run(place, run_id)
-    run = RunDirectory(writable(output_dir) / run_id)
+    run = RunDirectory(writable(output_dir).absolute() / run_id)
     before = Store(run.checkpoints).versions()
     backup = RunBackup(run.checkpoints, options, run_id=run_id)
     run.path.mkdir(exist_ok=True)

@@ -24,7 +24,7 @@ from infrastructure.backup.version_list import HERE
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.deployment.bars import byte_bar
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -33,6 +33,8 @@ from infrastructure.training.state import TrainingState
 
 log = logging.getLogger(__name__)
 
+# What a wait would not change: another machine has gone on, or this place never says what is safe.
+NO_MORE = ("fenced", "doubtful")
 HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 LOOK_SECONDS = 1.0  # between two looks at how the copy stands
 TELL_SECONDS = 30.0
@@ -112,8 +114,9 @@ class RunCopies:
         """Wait until the newest version is confirmed, at most `seconds`; Ctrl-C ends the wait."""
         if not self.has_place:
             return
+        newest = newest_healthy(self.backup.store)
         status = self.backup.status()
-        if status.is_safe or seconds <= 0:
+        if newest is None or status.confirmed_name == newest or seconds <= 0:
             return
         self.say(
             f"Waiting for the backup, at most {age_words(seconds)}; Ctrl-C does not wait for it"
@@ -121,7 +124,7 @@ class RunCopies:
         with self._skipped_by_ctrl_c(), byte_bar("backup") as tell:
             deadline = told_at = time.monotonic()
             deadline += seconds
-            while not status.is_safe and status.state != "fenced":
+            while status.confirmed_name != newest and status.state not in NO_MORE:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return
@@ -189,6 +192,17 @@ class CopiesObserver(Observer):
 def place_options(config: DeploymentConfig) -> BackupConfig:
     """Section `backup`, without a place where backups are off."""
     return config.backup if config.enable_backups else config.backup.copy_with(place=None)
+
+
+def newest_healthy(store: Store) -> str | None:
+    """The newest version that a resume may choose; its manifest alone is read."""
+    for name in store.versions():
+        try:
+            if store.read(name).healthy:
+                return name
+        except CheckpointError:
+            continue
+    return None
 
 
 def short_words(status: BackupStatus, now: float) -> str:

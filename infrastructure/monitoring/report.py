@@ -22,6 +22,7 @@ from infrastructure.monitoring.report_sections import (
     next_steps,
     notices,
     places,
+    safety,
     tiles,
 )
 from infrastructure.monitoring.report_style import STYLE
@@ -59,6 +60,7 @@ def render_report(run: RunFacts) -> str:
         curve_section(run),
         data(run),
         next_steps(run),
+        safety(run),
         places(run),
         configuration(run),
         machine(run),

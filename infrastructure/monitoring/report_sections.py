@@ -1,6 +1,7 @@
 """The sections of a report, each from the plain JSON of a run; a missing key is a missing line."""
 
 import shlex
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -320,6 +321,35 @@ def places(run: RunFacts) -> Markup:
         for name, path in shown.items()
     ]
     return section("Where everything lies", table((), rows, "stack")) if rows else NOTHING
+
+
+def safety(run: RunFacts) -> Markup:
+    """What of the work is where, and what would be lost if this machine died."""
+    known = {**run.backup, **mapping_of(run.summary.get("backup"))}
+    if "place" not in known:
+        text = str(known.get("text", "")) or "The checkpoints lie on this machine only."
+        return section("Where your work is", element("p", text, css_class="soft"))
+    rows: list[tuple[str, Any]] = [("copied to", element("code", str(known["place"])))]
+    if (step := known.get("confirmed_step")) is None:
+        rows.append(("safe there", "nothing is confirmed yet"))
+    else:
+        rows.append(("safe there", f"step {step}, {_moments(known)}"))
+    if (newest := known.get("newest_step")) is not None and newest != step:
+        rows.append(("on this machine only", f"step {newest}"))
+    if published := known.get("published"):
+        rows.append(("the trained model", element("code", str(published))))
+    if error := known.get("error"):
+        rows.append(("what is wrong", clip(str(error), MAX_TEXT_CHARACTERS)))
+    return section("Where your work is", table((), rows, "stack"))
+
+
+def _moments(known: Mapping[str, Any]) -> str:
+    told = [
+        f"{word} {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(known[key]))}"
+        for word, key in (("saved", "saved_at"), ("confirmed", "confirmed_at"))
+        if isinstance(known.get(key), int | float)
+    ]
+    return ", ".join(told)
 
 
 def next_steps(run: RunFacts) -> Markup:

@@ -23,7 +23,8 @@ STATUSES = ("finished", "stopped", "failed", "running")
 
 @dataclass
 class RunFacts:
-    """The contents of run.json, summary.json, data_report.json, metrics.jsonl and errors.jsonl.
+    """The contents of run.json, summary.json, data_report.json, metrics.jsonl and errors.jsonl, and
+    how the copies of the checkpoints stand.
 
     Attributes:
         errors: a record for each error that the training got over, and for the one that ended it.
@@ -35,6 +36,7 @@ class RunFacts:
     run: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     data_report: dict[str, Any] = field(default_factory=dict)
+    backup: dict[str, Any] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     errors: list[Record] = field(default_factory=list)
     last_record_at: str | None = None
@@ -124,6 +126,7 @@ def read_run_facts(directory: Path) -> RunFacts:
     facts.run = _read_object(facts, "run.json")
     facts.summary = _read_object(facts, "summary.json")
     facts.data_report = _read_object(facts, "data_report.json")
+    facts.backup = _read_object(facts, "checkpoints/backup.json")
     metrics = _read_metrics(facts, directory / "metrics.jsonl")
     facts.records = metrics.records
     facts.errors = _read_errors(facts, directory / "logs" / "errors" / "errors.jsonl")

@@ -44,6 +44,7 @@ def move_position(
         num_examples = values["identity"]["num_examples"]
         position["epoch"] += position["example"] >= num_examples  # its end was not done yet
         position["example"] = 0
+        values["skipped"] = []  # batches of the other data
     position["phase"] = sum(end <= position["epoch"] for end in phase_ends(phases))
 
 

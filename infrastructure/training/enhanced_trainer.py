@@ -141,7 +141,9 @@ class EnhancedTrainer:
         """
         config = self.training_config
         retention = Retention(config.keep_checkpoints, config.keep_best, config.keep_every)
-        self.checkpoints = CheckpointManager(directory, retention, run_files)
+        self.checkpoints = CheckpointManager(
+            directory, retention, run_files, compress=config.compress_checkpoints
+        )
         self.schedule.request = directory / REQUEST_FILE
 
     def initialize_model(self) -> torch.nn.Module:

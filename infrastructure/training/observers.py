@@ -202,7 +202,6 @@ class ErrorsObserver(Observer):
 
     def train_end(self, state: TrainingState) -> None:
         self._write_new(state)
-        self.file.close()
 
     def _write_new(self, state: TrainingState) -> None:
         newest = state.recoveries[-1] if state.recoveries else None
@@ -232,6 +231,8 @@ class ErrorsObserver(Observer):
             if not self._is_told:
                 logger.warning("%s is not complete: %r", self.file.path, error)
             self._is_told = True
+        finally:
+            self.file.close()  # errors are rare
 
 
 class ReportObserver(Observer):

@@ -315,6 +315,20 @@ def test_a_compressed_object_of_other_bytes_is_refused(tmp_path: Path) -> None:
         store.verify(store.read(name))
 
 
+def test_a_compressed_object_that_saves_nothing_is_none(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    noise = {"model/a": TensorBytes("U8", (4096,), random.Random(1).randbytes(4096))}
+    name = store.commit(noise, {}, step=1)
+    (pack,) = store.read(name).packs
+    plain = store.objects.path_of(pack.hash)
+    packed = compress(plain.read_bytes())
+    assert len(packed) >= pack.size_bytes
+    store.objects.compressed_path_of(pack.hash).write_bytes(packed)
+    plain.unlink()
+    with pytest.raises(CheckpointError, match=r"has \d+ bytes compressed, \d+ plain"):
+        store.verify(store.read(name))
+
+
 def test_of_two_forms_the_whole_one_serves(tmp_path: Path) -> None:
     store, name, path = compressed_store(tmp_path)
     plain = path.with_suffix("")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.backup.copier import LONGEST_RETRY_SECONDS, Copier
-from infrastructure.backup.replication import Link
+from infrastructure.backup.link import Link
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
 from tests.backup.memory_place import RUN, MemoryPlace, disconnected, run_until, save
@@ -299,7 +299,7 @@ def test_a_version_that_a_listing_hid_at_first_is_no_stranger_and_stays(rig: Rig
     path = rig.remote.manifest_path(hidden)
     data = rig.place.files.files.pop(path)
     rig.copier = rig.new_copier()
-    rig.copier.tick()
+    rig.run_until(lambda: rig.copier.status().state != "starting")
     rig.place.files.files[path] = data
     for step in (3, 4, 5):
         rig.copy(step)
@@ -317,3 +317,22 @@ def test_a_place_that_refuses_to_remove_is_copied_to_all_the_same(rig: Rig) -> N
         name = save(rig.local, step)
         rig.run_until(lambda name=name: name in rig.copier.pruning.confirmed)  # type: ignore[misc]
     assert len(rig.remote.versions()) == 5
+
+
+def test_a_place_that_confirms_nothing_is_copied_to_and_told_and_nothing_is_removed(
+    rig: Rig,
+) -> None:
+    rig.place.is_safe = lambda path: False
+    for step in (1, 2, 3, 4):
+        name = save(rig.local, step)
+        rig.run_until(lambda name=name: name in rig.remote.versions())  # type: ignore[misc]
+    rig.run_until(lambda: rig.copier.status().state == "doubtful")
+    assert rig.remote.newest() == (name, [])
+    status = rig.copier.status()
+    assert status.confirmed_name is None
+    assert "has confirmed nothing for long" in status.possible_loss(0.0).text
+    assert not rig.copier.is_done
+    assert rig.place.removed == []
+    rig.place.is_safe = lambda path: True
+    rig.run_until(lambda: rig.copier.is_done)
+    assert rig.copier.status().confirmed_name == name

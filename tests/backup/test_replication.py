@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.backup.link import Link
 from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.replication import REWRITE_SECONDS, Link, Upload, fetch_version
+from infrastructure.backup.replication import (
+    DOUBTFUL_SECONDS,
+    PATIENCE_SECONDS,
+    Upload,
+    fetch_version,
+)
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError, StorageError
 from tests.backup.memory_place import RUN, MemoryPlace, disconnected, save
@@ -140,11 +146,66 @@ def test_what_a_place_holds_wrong_is_told_and_then_written_again(store: Store) -
 
 def test_an_upload_that_got_lost_is_sent_again(store: Store) -> None:
     place = MemoryPlace()
-    place.is_safe = lambda path: len(place.written) > 4 or path not in place.written[:1]
-    one = upload(store, save(store, 1), link_to(place))
+    place.is_safe = lambda path: path != place.written[0] or place.written.count(path) == 2
+    one = upload(store, name := save(store, 1), link_to(place))
     run(one)
-    assert place.written.count(place.written[0]) == 2
-    assert one.link.clock() > REWRITE_SECONDS
+    assert one.is_confirmed
+    assert one.link.clock() > PATIENCE_SECONDS
+    assert Store(Path(RUN), place).newest() == (name, [])
+
+
+def test_what_is_in_use_and_seems_wrong_is_written_beside(store: Store) -> None:
+    place = MemoryPlace()
+    link = link_to(place)
+    data = TensorBytes("U8", (10_000,), bytes(10_000))
+    first = store.commit({"model/w": data}, {}, step=1)
+    run(upload(store, first, link))
+    link.named |= {first, *(pack.hash for pack in store.read(first).packs)}
+    plain = place.written[0]
+    place.files.files[plain] = b"x" + place.files.files[plain][1:]
+    link.clock.now += link.fresh_seconds + 1  # type: ignore[attr-defined]
+    one = upload(store, name := store.commit({"model/w": data}, {}, step=2), link)
+    with pytest.raises(StorageError):
+        run(one)
+    run(one)
+    assert one.is_confirmed
+    assert place.written.count(plain) == 1
+    assert Store(Path(RUN), place).newest() == (name, [])
+
+
+def test_a_place_that_confirms_nothing_gets_the_version_all_the_same(store: Store) -> None:
+    place = MemoryPlace()
+    place.is_safe = lambda path: False
+    link = link_to(place)
+    for step in (1, 2):
+        begin = link.clock()
+        one = upload(store, name := save(store, step), link)
+        run(one, limit=2000)
+        assert not one.is_confirmed
+        assert Store(Path(RUN), place).newest()[0] == name
+    assert link.is_doubtful
+    assert link.clock() - begin < 3 * DOUBTFUL_SECONDS
+
+
+def test_what_may_be_in_use_is_not_written_over_by_a_session_that_cannot_see_it(
+    store: Store,
+) -> None:
+    place = MemoryPlace()
+    name = save(store, 1)
+    run(upload(store, name, link_to(place)))
+    used = list(place.written)
+    link = link_to(place)  # another session, on a mount that shows nothing of it for a while
+    link.named |= {name, *(pack.hash for pack in store.read(name).packs)}
+
+    def hides(operation: str, path: Path) -> None:
+        if link.clock() < PATIENCE_SECONDS / 2:
+            raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
+
+    place.fault = hides
+    one = upload(store, name, link)
+    run(one)
+    assert one.is_confirmed
+    assert place.written == used
 
 
 def test_objects_are_asked_for_again_before_a_manifest_names_them_much_later(store: Store) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.layers import Layer, Setting, Source
 from infrastructure.config.loading import load_config
 from infrastructure.config.model_config import LoraConfig, ModelConfig
 from infrastructure.config.training_config import TrainingConfig
@@ -216,3 +217,29 @@ def test_lora_that_its_fields_switched_on_tells_where_they_were_set() -> None:
 def test_several_gpus_wait_for_a_later_part() -> None:
     with pytest.raises(ValueError, match="cuda_visible_devices = 0,1 names several GPUs"):
         DeploymentConfig(cuda_visible_devices="0,1").check_supported()
+
+
+def test_a_changed_copy_knows_where_each_value_was_set() -> None:
+    config = DeploymentConfig(batch_size=4, checkpoint_interval=2)
+    place = Source(Layer.FLAG, "--checkpoint-frequency")
+    changed = config.changed([Setting("training.checkpoint_frequency", 7, place)])
+    assert (changed.batch_size, changed.checkpoint_interval) == (4, None)
+    assert changed.training.checkpoint_frequency == 7
+    assert changed.source("training.checkpoint_frequency") == place
+    assert changed.source("training.batch_size").place == "keyword batch_size"
+    assert changed.source("training.seed").layer is Layer.DEFAULT
+    assert config.checkpoint_interval == 2
+
+
+def test_a_place_with_a_password_is_forgotten_and_stops_nobody() -> None:
+    config = DeploymentConfig(backup={"place": "sftp://me:letmein99@host/backups"})
+    saved = config.to_dict()
+    assert "letmein99" not in str(saved)
+    assert saved["masked"] == ["backup.place"]
+    assert DeploymentConfig.from_dict(saved).backup.place is None
+
+
+def test_a_folder_for_backups_is_found_from_anywhere(tmp_path: Path) -> None:
+    for place, recorded in (("copies", str(Path("copies").absolute())), ("hf://a/b", "hf://a/b")):
+        saved = DeploymentConfig(backup={"place": place}).to_dict()
+        assert saved["values"]["backup"]["place"] == recorded

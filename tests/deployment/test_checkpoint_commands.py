@@ -49,7 +49,7 @@ def test_checkpoints_are_listed_with_what_they_are(
     out = capsys.readouterr().out
     assert run.name in out
     assert [line.split()[1] for line in out.splitlines() if line.startswith("step")] == [
-        *("3", "2", "1")
+        *("3", "2", "1", "0")
     ]
     assert main(["checkpoints", "list", f"{run.name}@2", "--json"]) == DONE
     (row,) = printed(capsys)["checkpoints"]
@@ -63,11 +63,11 @@ def test_verifying_finds_what_is_damaged_and_says_so_by_its_exit_code(
 ) -> None:
     capsys.readouterr()
     assert main(["checkpoints", "verify", run.name]) == DONE
-    assert "3 of 3 are whole" in capsys.readouterr().out
+    assert "4 of 4 are whole" in capsys.readouterr().out
     damage(run, 2)
     assert main(["checkpoints", "verify", run.name]) == FAILED
     out = capsys.readouterr().out
-    assert "2 of 3 are whole" in out
+    assert "3 of 4 are whole" in out
     assert "step 2: object" in out
     assert main(["checkpoints", "verify", run.name, "--json"]) == FAILED
     found = printed(capsys)

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.commands import resume, train
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.going_on import data_files_hash
+from infrastructure.deployment.going_on import commit_of_base, data_files_hash
+from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.deployment.run_lock import only_trainer_of
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.state import TrainingState
@@ -213,3 +215,17 @@ def test_a_process_ended_by_a_signal_is_followed_by_the_same_command(
     out, err = process.communicate(timeout=120)
     assert f"going on from step {reached}" in out, err
     assert runs_of(tmp_path) == [run]
+
+
+@pytest.mark.parametrize(
+    ("revision", "commit"), [(None, "c0ffee"), ("main", None), ("c0ffee", None)]
+)
+def test_a_hub_model_goes_on_at_the_commit_that_it_began_with(
+    tmp_path: Path, revision: str | None, commit: str | None
+) -> None:
+    run = RunDirectory(tmp_path)
+    began_with = DeploymentConfig(model={"name": "owner/name"})
+    record = {"configuration": began_with.to_dict(), "model": {"revision": "c0ffee"}}
+    run.run_file.write_text(json.dumps(record))
+    now = DeploymentConfig(model={"name": "owner/name", "revision": revision})
+    assert commit_of_base(run, now) == commit

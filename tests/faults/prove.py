@@ -15,6 +15,7 @@ from tests.faults.judge import complaints, run_module
 
 PROOFS = {
     "G1": ("tests.faults.kills", "killed at any instant"),
+    "G1 runs": ("tests.faults.run_kills", "whole runs, their helpers, their machines killed"),
     "G2": ("tests.faults.power_cuts", "the power goes"),
     "G3": ("tests.faults.refusing_disks", "a disk refuses at any operation"),
     "G4": ("tests.faults.damage", "bits change in what was saved"),
@@ -22,6 +23,9 @@ PROOFS = {
     "G6": ("benchmarks.checkpoint_stall", "what a training waits for"),
     "G7": ("benchmarks.checkpoint_drag", "what a save costs the steps beside it"),
     "G8": ("benchmarks.checkpoint_bytes", "what a save writes"),
+    "G9": ("tests.faults.drive_model", "a machine dies beside a Drive that lies"),
+    "G10": ("tests.faults.stops", "told to stop at any instant"),
+    "G11": ("tests.faults.recovery_model", "memory runs out, rows break the loss"),
     "G12": ("tests.faults.races", "two writers"),
     "G13": ("benchmarks.restore_speed", "a verified restore"),
     "G15": ("tests.faults.security", "hostile files, pickles, secrets"),

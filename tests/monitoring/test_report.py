@@ -256,3 +256,17 @@ def test_a_new_report_replaces_the_old_one(tmp_path: Path) -> None:
     write_run(tmp_path, run={"run_id": "renamed"})
     assert "renamed" in page_of(tmp_path).all_text
     assert [path.name for path in tmp_path.glob("*report*")] == ["report.html"]
+
+
+def test_what_went_wrong_and_what_was_done_is_on_the_page(tmp_path: Path) -> None:
+    errors = tmp_path / "logs" / "errors"
+    errors.mkdir(parents=True)
+    record = {"step": 7, "kind": "not_finite", "action": "went back to step 4", "message": ATTACK}
+    lines = [encode_record({**record, "rows": ["data.jsonl:12", ATTACK]}), b"{torn\n"]
+    (errors / "errors.jsonl").write_bytes(b"".join(lines))
+    page = Page(write_report(tmp_path).read_text())
+    assert "What went wrong and what was done" in page.all_text
+    assert "went back to step 4" in page.all_text
+    assert "data.jsonl:12" in page.all_text
+    assert "1 lines of errors.jsonl are damaged" in page.all_text
+    assert page.count("script") == page.count("img") == 0

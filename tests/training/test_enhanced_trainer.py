@@ -185,3 +185,58 @@ def test_data_in_which_nothing_is_left_is_refused(saved_llama: Path, tmp_path: P
     training.trainer.data_config.max_length = 2
     with pytest.raises(ValueError, match=r"rows\.jsonl"):
         training.trainer.prepare()
+
+
+def test_the_micro_batch_that_fitted_is_begun_with_next_time(
+    saved_llama: Path, data_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For the same device, model and length only; a checkpoint's own size goes before it."""
+    settings: dict[str, Any] = {"batch_size": 4, "max_steps": 2, "keep_checkpoints": 9}
+    first = Training(saved_llama, data_file, checkpoints=tmp_path / "runs", **settings)
+    compute, failed = first.trainer.adapter.compute_loss, []
+
+    def fail_once(model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+        if not failed:
+            failed.append(True)
+            raise torch.OutOfMemoryError("CUDA out of memory: planted")
+        return compute(model, batch)
+
+    first.trainer.adapter.compute_loss = fail_once  # type: ignore[method-assign]
+    first.run()
+    second = Training(saved_llama, data_file, checkpoints=tmp_path / "runs", **settings)
+    second.trainer.prepare()
+    assert second.trainer.state is not None
+    assert second.trainer.state.micro_batch_size == 2
+    assert "micro-batches of 2, not of 4" in caplog.text
+    other = Training(saved_llama, data_file, lora=True, **settings)
+    other.trainer.prepare()
+    assert other.trainer.state is not None
+    assert other.trainer.state.micro_batch_size == 4
+    start = CheckpointManager(tmp_path / "runs").at_step()[0]
+    second.trainer.restore(start)
+    assert second.trainer.state.micro_batch_size == 4
+
+
+def test_rows_that_break_the_loss_are_named_by_file_and_line(
+    saved_llama: Path, data_file: Path, tmp_path: Path
+) -> None:
+    """A real transformer whose embedding of one rare token is not a number."""
+    lines = data_file.read_text().splitlines()
+    lines[5] = json.dumps({"prompt": "What is this?", "completion": "\u0416 it is"})
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(lines) + "\n")
+    training = Training(
+        saved_llama, data, checkpoints=tmp_path / "runs", batch_size=4, num_epochs=2, lora=True
+    )
+    training.trainer.data_config.validation_split = 0.0
+    training.trainer.prepare()
+    tokenizer = training.trainer.adapter.tokenizer
+    (first, *_) = tokenizer("\u0416", add_special_tokens=False)["input_ids"]
+    model = training.trainer.initialize_model()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[first] = float("nan")  # type: ignore[operator]
+    training.run()
+    state = training.trainer.state
+    assert state is not None
+    assert state.step == state.total_steps
+    assert [skipped.rows for skipped in state.skipped] == [("rows.jsonl:6",)] * 2

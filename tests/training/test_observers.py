@@ -17,11 +17,15 @@ from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers import (
+    ERRORS_FILE,
+    MAX_ERROR_LINES,
     EarlyStopping,
+    ErrorsObserver,
     MetricsObserver,
     ProgressObserver,
     ReportObserver,
 )
+from infrastructure.training.recovery.notes import note
 from infrastructure.training.state import TrainingState
 from tests.training.toy_training import Training
 
@@ -253,3 +257,76 @@ def test_a_report_that_cannot_be_written_is_no_reason_to_stop(
     with caplog.at_level(logging.WARNING):
         evaluate(state, hooks, 3.0)
     assert "report.html was not written" in caplog.text
+
+
+# --- errors ------------------------------------------------------------------
+
+
+def errors_of(directory: Path) -> list[dict[str, Any]]:
+    return read_metrics(directory / ERRORS_FILE)
+
+
+def test_each_recovery_and_the_error_that_ends_a_run_are_written(tmp_path: Path) -> None:
+    training = Training(
+        tmp_path / "checkpoints",
+        hooks=[ErrorsObserver(tmp_path), Crash(9)],
+        batch_size=6,
+        gradient_accumulation=1,
+    )
+    training.adapter.fail_above, training.adapter.poison_example = 3, 13
+    with pytest.raises(RuntimeError):
+        training.run()
+    written = errors_of(tmp_path)
+    assert written[:-1] == training.state.recoveries
+    kinds = [(record["kind"], record["step"]) for record in written]
+    assert kinds[0] == ("out_of_memory", 1)
+    assert ("not_finite", 2) in kinds
+    assert kinds[-1] == ("RuntimeError", 9)
+    assert written[-1]["action"] == "the run stopped"
+    assert written[-1]["message"] == "the machine went away"
+
+
+def test_a_resumed_run_writes_what_is_missing_and_nothing_twice(
+    tmp_path: Path, state: TrainingState
+) -> None:
+    note(state, "save_refused", "goes on", "first")
+    note(state, "save_refused", "goes on", "second")
+    for _ in range(2):
+        observer = ErrorsObserver(tmp_path)
+        observer.train_start(state)
+        observer.step_end(state)
+        observer.train_end(state)
+    note(state, "save_refused", "goes on", "third")
+    ErrorsObserver(tmp_path).train_start(state)
+    assert errors_of(tmp_path) == state.recoveries
+
+
+def test_a_run_without_errors_has_no_file(tmp_path: Path) -> None:
+    Training(hooks=[ErrorsObserver(tmp_path)]).run()
+    assert not (tmp_path / "logs").exists()
+
+
+def test_an_interrupt_is_no_error(tmp_path: Path, state: TrainingState) -> None:
+    state.error = KeyboardInterrupt()
+    ErrorsObserver(tmp_path).error(state)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_file_of_errors_does_not_grow_without_end(tmp_path: Path, state: TrainingState) -> None:
+    observer = ErrorsObserver(tmp_path)
+    observer.train_start(state)
+    for number in range(MAX_ERROR_LINES + 10):
+        note(state, "save_refused", "goes on", str(number))
+        observer.step_end(state)
+    assert len(errors_of(tmp_path)) == MAX_ERROR_LINES
+
+
+def test_errors_that_cannot_be_written_are_told_once(
+    tmp_path: Path, state: TrainingState, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    observer = ErrorsObserver(tmp_path)
+    for number in range(3):
+        note(state, "save_refused", "goes on", str(number))
+        observer.step_end(state)
+    assert caplog.text.count("is not complete") == 1

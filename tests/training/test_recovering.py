@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint, step_of
 from infrastructure.training.extensions.extension_hooks import Event, Observer
 from infrastructure.training.recovery.notes import num_rollbacks
@@ -82,16 +83,29 @@ def test_a_run_killed_before_in_or_after_going_back_ends_the_same(
     tmp_path: Path, log_frequency: int
 ) -> None:
     """Every version that was ever committed could have been the last one before a kill."""
-    settings = {"log_frequency": log_frequency, "recovery": {"max_rollbacks": 9}}
+    settings: dict[str, Any] = {"log_frequency": log_frequency, "num_epochs": 2}
+    settings["recovery"] = {"max_rollbacks": 9}
     whole = poisoned(tmp_path / "whole", **settings).run()
     versions = whole.checkpoints.checkpoints()
-    assert len(versions) > 9
+    assert len(versions) > 6
     for number, version in enumerate(versions):
         again = poisoned(tmp_path / str(number), **settings)
         again.resume(version)
         assert torch.equal(again.weights, whole.weights)
         assert again.state.skipped == whole.state.skipped
         assert counts(again) == counts(whole)
+
+
+def test_going_back_waits_for_the_version_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = trained_without(tmp_path / "reference", num_epochs=1)
+    monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", 0)
+    training = poisoned(tmp_path / "poisoned", num_epochs=1, checkpoint_frequency=1).run()
+    assert torch.equal(training.weights, reference.weights)
+    (skipped,) = training.state.skipped
+    back_to = f"went back to step {skipped.step - 1}"
+    assert training.state.recoveries[0]["action"].startswith(back_to)
 
 
 class Killed(BaseException):
@@ -119,7 +133,7 @@ def test_killed_anywhere_and_resumed_from_the_newest_it_ends_the_same(
 ) -> None:
     settings: dict[str, Any] = {"log_frequency": log_frequency, "num_epochs": 1}
     whole = poisoned(tmp_path / "whole", **settings).run()
-    for number in range(2, 60, 3):
+    for number in range(2, 60, 7):
         directory = tmp_path / str(number)
         killed = poisoned(directory, **settings)
         killed.loop.hooks.hooks.append(KilledAt(number))

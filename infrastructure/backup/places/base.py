@@ -123,6 +123,10 @@ class Place(FileOperations, abc.ABC):
         self.write(target, list(self.read(source)))
         self.remove(source)
 
+    def truncate(self, path: Path) -> None:
+        """Make a file empty."""
+        self.write(path, [])
+
     def forget_cached(self, path: Path) -> None:
         """Nothing: what is read comes from the place."""
 

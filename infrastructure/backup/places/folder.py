@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from infrastructure.backup.file_operations import Buffer, FileOperations
 from infrastructure.backup.places.base import Content, Place, require_content
+from infrastructure.backup.places.mounts import MOUNTS, mount_of
 
 Result = TypeVar("Result")
 
@@ -33,12 +34,16 @@ class FolderPlace(Place):
     Args:
         root: absolute path.
         operations: the file system below.
+        mounts: the system's list of what is mounted.
     """
 
     is_slow = False
 
-    def __init__(self, root: Path, operations: FileOperations | None = None) -> None:
+    def __init__(
+        self, root: Path, operations: FileOperations | None = None, mounts: Path = MOUNTS
+    ) -> None:
         self.root = root
+        self.mounts = mounts
         self.url = str(root)
         self.anchor = root.parent  # must be there
         self.operations = operations or FileOperations()
@@ -52,6 +57,12 @@ class FolderPlace(Place):
         return ADVICE.get(error.errno or 0, f"look at {self.url}; copying is tried again")
 
     def caution(self, run_directory: Path) -> str | None:
+        mount = mount_of(self.root, self.mounts)
+        if mount is not None and mount.is_fuse:
+            return (
+                f"{self.url} is mounted by a program ({mount.kind}), which may keep files on this"
+                " machine for a while: no reading back shows whether they are safe"
+            )
         with contextlib.suppress(OSError):  # not mounted: the copier will say so
             if self.anchor.stat().st_dev == run_directory.stat().st_dev:
                 return f"{self.url} is on the same disk as the run: both die with it"
@@ -72,16 +83,9 @@ class FolderPlace(Place):
         return self.operations.free_bytes(self.root if self._is_there(self.root) else self.anchor)
 
     def make_directory(self, directory: Path) -> None:
-        self._require_root()
-        missing = [
-            folder
-            for folder in (self.at(directory), *self.at(directory).parents)
-            if folder.is_relative_to(self.root) and not self._is_there(folder)
-        ]
-        if missing:
-            self.operations.make_directory(missing[0])
-        for folder in missing:
-            self.operations.sync_directory(folder.parent)
+        self._require_connection()
+        self._make(self.at(directory))
+        self._was_there = True
 
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         self.make_directory(path.parent)
@@ -99,6 +103,9 @@ class FolderPlace(Place):
 
     def remove(self, path: Path) -> None:
         self._try(lambda: self.operations.remove(self.at(path)))
+
+    def truncate(self, path: Path) -> None:
+        self._try(lambda: self.operations.truncate(self.at(path)))
 
     def rename(self, source: Path, target: Path) -> None:
         self._try(lambda: self.operations.rename(self.at(source), self.at(target)))
@@ -129,19 +136,19 @@ class FolderPlace(Place):
         self._was_there = True
         return result
 
-    def _require_root(self) -> None:
-        """Make the root where that is right.
-
-        Raises:
-            OSError: the disk is not there (ENOTCONN), or refuses.
-        """
-        self._require_connection()
-        if not self._is_there(self.root):
-            self.operations.make_directory(self.root)
-            self.operations.sync_directory(self.root.parent)
-        self._was_there = True
+    def _make(self, directory: Path) -> None:
+        missing = [
+            folder
+            for folder in (directory, *directory.parents)
+            if self.anchor in folder.parents and not self._is_there(folder)
+        ]
+        if missing:
+            self.operations.make_directory(directory)
+        for folder in missing:
+            self.operations.sync_directory(folder.parent)
 
     def _require_connection(self) -> None:
+        """Raises OSError (ENOTCONN): the disk is not there."""
         needed = self.root if self._was_there else self.anchor
         if not self._is_there(needed):
             raise OSError(errno.ENOTCONN, f"{needed} is not there: is it mounted?") from None

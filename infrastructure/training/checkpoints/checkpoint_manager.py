@@ -35,6 +35,7 @@ class CheckpointManager:
         directory: the run's `checkpoints` folder.
         retention: what rotation leaves.
         run_files: gives what else is kept in every checkpoint; see `backup.run_files`.
+        compress: write objects compressed, where that is smaller.
     """
 
     def __init__(
@@ -42,8 +43,11 @@ class CheckpointManager:
         directory: Path,
         retention: Retention = DEFAULT_RETENTION,
         run_files: Callable[[], Mapping[str, TensorBytes]] = dict,
+        *,
+        compress: bool = False,
     ) -> None:
-        self.store = Store(directory)
+        self.store = Store(directory, compress=compress)
+        self.compress = compress
         self.retention = retention
         self.run_files = run_files
         self._writer: BackgroundWriter | None = None
@@ -84,7 +88,7 @@ class CheckpointManager:
             self._committed.append(self._save(tensors, snapshot, facts).stem)
             return
         if self._writer is None:
-            self._writer = BackgroundWriter(self.store.root, self.retention)
+            self._writer = BackgroundWriter(self.store.root, self.retention, compress=self.compress)
         self._writer.begin(tensors, snapshot.values, step=snapshot.values["step"], **facts)
 
     def _tensors(self, snapshot: Snapshot) -> dict[str, TensorBytes]:

@@ -141,3 +141,15 @@ def test_the_same_disk_is_named_and_another_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [*ADVICE, errno.ELOOP])
 def test_every_error_has_a_remedy(tmp_path: Path, number: int) -> None:
     assert len(FolderPlace(tmp_path).advice(OSError(number, "x"))) > 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_told"), [("fuse.rclone", True), ("fuseblk", False), ("nfs4", False)]
+)
+def test_a_mount_that_may_answer_too_early_is_named(
+    tmp_path: Path, kind: str, is_told: bool
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nremote: /dev/shm {kind} rw 0 0\n")
+    caution = FolderPlace(Path("/dev/shm/backups"), mounts=mounts).caution(tmp_path)
+    assert is_told == (caution is not None and kind in caution)

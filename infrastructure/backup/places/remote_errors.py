@@ -1,0 +1,117 @@
+"""What client libraries of stores raise, as the OSError that a file system would raise.
+
+boto, aiohttp, httpx, paramiko and Google's client each have their own exceptions; most carry an
+HTTP status somewhere. Their texts may hold signed URLs and keys, so these are masked, and the
+original is not shown.
+"""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+from infrastructure.core.errors import TemperError
+from infrastructure.core.redact import redact
+
+STATUS_ERRNO = {
+    401: errno.EACCES,
+    402: errno.EDQUOT,
+    403: errno.EACCES,
+    404: errno.ENOENT,
+    408: errno.ETIMEDOUT,
+    410: errno.ENOENT,
+    413: errno.EFBIG,
+    429: errno.EAGAIN,
+    507: errno.ENOSPC,
+}
+# Parts of the names of classes and codes, which say more than the status. Searched in this order.
+WORDS_ERRNO = {
+    "nosuchbucket": errno.ENOTCONN,
+    "token": errno.EACCES,
+    "credential": errno.EACCES,
+    "accessdenied": errno.EACCES,
+    "authentication": errno.EACCES,
+    "forbidden": errno.EACCES,
+    "quota": errno.EDQUOT,
+    "slowdown": errno.EAGAIN,
+    "throttl": errno.EAGAIN,
+    "timeout": errno.ETIMEDOUT,
+    "protocolerror": errno.ENOTCONN,
+    "disconnected": errno.ENOTCONN,
+    "networkerror": errno.ENOTCONN,
+    "readerror": errno.ENOTCONN,
+    "writeerror": errno.ENOTCONN,
+}
+MAX_TEXT = 300
+
+
+@contextlib.contextmanager
+def as_os_errors(shown: str) -> Iterator[None]:
+    """Raise OSError for whatever goes wrong inside; `shown` is the file's URL without secrets.
+
+    Raises:
+        OSError: FileNotFoundError, PermissionError and their like where that much can be told; EIO
+            where nothing can.
+    """
+    try:
+        yield
+    except (TemperError, MemoryError):
+        raise
+    except Exception as error:
+        chain = list(_with_causes(error))
+        told = [number for each in chain if (number := errno_of(each)) != errno.EIO]
+        text = redact("; from ".join(f"{type(each).__name__}: {each}" for each in chain))
+        raise OSError([*told, errno.EIO][0], text[:MAX_TEXT], shown) from None
+
+
+def _with_causes(error: BaseException | None) -> Iterator[Exception]:
+    while isinstance(error, Exception):
+        yield error
+        error = error.__cause__
+
+
+def errno_of(error: Exception) -> int:
+    """The number of the OSError that says what `error` does."""
+    said = " ".join([_code(error), type(error).__name__]).replace("_", "").lower()
+    for word, number in WORDS_ERRNO.items():
+        if word in said:
+            return number
+    status = _status(error)
+    if status is not None:
+        known = errno.ENOTCONN if status >= 500 else errno.EIO
+        return STATUS_ERRNO.get(status, known)
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    if "notfound" in said or "nosuchkey" in said:
+        return errno.ENOENT
+    return _errno_of_kind(error)
+
+
+def _errno_of_kind(error: Exception) -> int:
+    if isinstance(error, PermissionError):
+        return errno.EACCES
+    if isinstance(error, TimeoutError):
+        return errno.ETIMEDOUT
+    is_connection = isinstance(error, ConnectionError) or "connect" in type(error).__name__.lower()
+    return errno.ENOTCONN if is_connection else errno.EIO
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status, wherever the library puts it."""
+    response = getattr(error, "response", None)
+    found: Any = None
+    if isinstance(response, dict):  # boto
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    for holder in (response, error):
+        for name in ("status_code", "status", "code"):
+            found = found if found is not None else getattr(holder, name, None)
+    with contextlib.suppress(TypeError, ValueError):
+        return int(found)
+    return None
+
+
+def _code(error: Exception) -> str:
+    """The code that boto and some others give besides: "NoSuchBucket"."""
+    response = getattr(error, "response", None)
+    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    return str(code or "")

@@ -1,0 +1,1 @@
+"""Problems for samplers, and who answers them."""

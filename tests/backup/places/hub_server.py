@@ -1,0 +1,221 @@
+"""A Hugging Face Hub on this machine, with the few requests that a place makes."""
+
+import base64
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+TOKEN = "hf_" + "Ab1" * 11
+LARGE_BYTES = 200  # from here on a file goes to the large-file storage
+
+
+@dataclass
+class Hub:
+    """What the server holds, and what it was asked."""
+
+    url: str = ""
+    storage_url: str = ""
+    repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    large: dict[str, bytes] = field(default_factory=dict)
+    large_paths: set[tuple[str, str]] = field(default_factory=set)
+    public: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+    tokens_at_storage: set[str | None] = field(default_factory=set)
+    failing: dict[str, int] = field(default_factory=dict)  # part of a request → status
+
+    def commits(self) -> int:
+        return sum("/commit/" in line for line in self.asked)
+
+
+class Refused(Exception):  # noqa: N818
+    """An answer that is not 200."""
+
+    def __init__(self, status: int, code: str = "", location: str = "") -> None:
+        super().__init__(status)
+        self.status = status
+        self.headers = {"X-Error-Code": code, "Location": location}
+
+
+class Handler(BaseHTTPRequestHandler):
+    hub: Hub
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: a test's output is its own."""
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = unquote(urlsplit(self.path).path)
+        line = f"{self.command} {path}"
+        self.hub.asked.append(line)
+        try:
+            for part, status in self.hub.failing.items():
+                if part in line:
+                    raise Refused(status)
+            found = self._route(path, body)
+            self._send(200, found if isinstance(found, bytes) else json.dumps(found).encode())
+        except Refused as refused:
+            named = {name: value for name, value in refused.headers.items() if value}
+            self._send(refused.status, b'{"error": "refused"}', named)
+
+    def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        with contextlib.suppress(BrokenPipeError):
+            self.wfile.write(data)
+
+    def _route(self, path: str, body: bytes) -> Any:
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            raise Refused(401, "RepoNotFound")
+        if path == "/api/repos/create":
+            return self._create(json.loads(body))
+        if path.endswith(".git/info/lfs/objects/batch"):
+            return self._batch(json.loads(body))
+        if path.startswith("/api/"):
+            return self._api(path.split("/")[2:], body)
+        return self._resolve(path)
+
+    def _create(self, asked: dict[str, Any]) -> Any:
+        kind = asked.get("type") or "model"
+        repo = f"{kind}s/{asked['organization']}/{asked['name']}"
+        if repo in self.hub.repos:
+            raise Refused(409)
+        self.hub.repos[repo] = {}
+        if not asked.get("private") and asked.get("visibility") != "private":
+            self.hub.public.add(repo)
+        return {"url": f"{self.hub.url}/{repo.removeprefix('models/')}"}
+
+    def _api(self, parts: list[str], body: bytes) -> Any:
+        repo = "/".join(parts[:3])
+        if repo not in self.hub.repos:
+            raise Refused(404, "RepoNotFound")
+        files = self.hub.repos[repo]
+        match parts[3] if len(parts) > 3 else "":
+            case "preupload":
+                return {"files": [mode(file) for file in json.loads(body)["files"]]}
+            case "commit":
+                self._commit(repo, [json.loads(line) for line in body.splitlines() if line])
+                return {"commitUrl": f"{self.hub.url}/{repo}", "commitOid": "0" * 40}
+            case "paths-info":
+                wanted = parse_qs(body.decode())["paths"]
+                return [self._entry(repo, path) for path in wanted if path in files]
+            case "tree":
+                return self._tree(repo, "/".join(parts[5:]))
+        return {"id": "/".join(parts[1:3]), "private": repo not in self.hub.public, "siblings": []}
+
+    def _batch(self, asked: dict[str, Any]) -> Any:
+        objects = []
+        for wanted in asked["objects"]:
+            entry = {"oid": wanted["oid"], "size": wanted["size"]}
+            if wanted["oid"] not in self.hub.large:
+                href = f"{self.hub.storage_url}/{wanted['oid']}"
+                entry["actions"] = {"upload": {"href": href, "header": {}}}
+            objects.append(entry)
+        return {"transfer": "basic", "objects": objects}
+
+    def _commit(self, repo: str, lines: list[dict[str, Any]]) -> None:
+        files = dict(self.hub.repos[repo])
+        large = {path for of, path in self.hub.large_paths if of == repo}
+        for line in lines:
+            value = line["value"]
+            match line["key"]:
+                case "file":
+                    files[value["path"]] = base64.b64decode(value["content"])
+                    large.discard(value["path"])
+                case "lfsFile":
+                    if value["oid"] not in self.hub.large:
+                        raise Refused(400)
+                    files[value["path"]] = self.hub.large[value["oid"]]
+                    large.add(value["path"])
+                case "deletedFile":
+                    if value["path"] not in files:
+                        raise Refused(400)
+                    del files[value["path"]]
+        self.hub.repos[repo] = files
+        others = {(of, path) for of, path in self.hub.large_paths if of != repo}
+        self.hub.large_paths = others | {(repo, path) for path in large & files.keys()}
+
+    def _entry(self, repo: str, path: str) -> dict[str, Any]:
+        data = self.hub.repos[repo][path]
+        entry: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": "1" * 40}
+        if (repo, path) in self.hub.large_paths:
+            oid = hashlib.sha256(data).hexdigest()
+            entry["lfs"] = {"oid": oid, "size": len(data), "pointerSize": 134}
+        return entry
+
+    def _tree(self, repo: str, folder: str) -> list[dict[str, Any]]:
+        start = f"{folder}/" if folder else ""
+        inside = [p.removeprefix(start) for p in self.hub.repos[repo] if p.startswith(start)]
+        if not inside and folder:
+            raise Refused(404, "EntryNotFound")
+        folders = {path.partition("/")[0] for path in inside if "/" in path}
+        entries = [self._entry(repo, start + path) for path in inside if "/" not in path]
+        tree = [{"type": "directory", "path": start + name, "oid": "2" * 40} for name in folders]
+        return tree + entries
+
+    def _resolve(self, path: str) -> bytes:
+        repo, _, file = path.strip("/").partition("/resolve/main/")
+        repo = repo if repo.startswith("datasets/") else f"models/{repo}"
+        data = self.hub.repos.get(repo, {}).get(file)
+        if data is None:
+            raise Refused(404, "EntryNotFound")
+        if (repo, file) in self.hub.large_paths:
+            return self._redirect(hashlib.sha256(data).hexdigest(), data)
+        return data
+
+    def _redirect(self, oid: str, data: bytes) -> bytes:
+        self.hub.large.setdefault(oid, data)
+        raise Refused(302, location=f"{self.hub.storage_url}/{oid}")
+
+
+def mode(file: dict[str, Any]) -> dict[str, Any]:
+    how = "lfs" if file["size"] >= LARGE_BYTES else "regular"
+    return {"path": file["path"], "uploadMode": how, "shouldIgnore": False}
+
+
+class Storage(Handler):
+    """Where the large files lie: another server, which knows no tokens."""
+
+    def _route(self, path: str, body: bytes) -> Any:
+        self.hub.tokens_at_storage.add(self.headers.get("Authorization"))
+        oid = path.strip("/")
+        if self.command == "PUT":
+            self.hub.large[oid] = body
+        return self.hub.large[oid]
+
+
+@contextlib.contextmanager
+def running_hub() -> Iterator[Hub]:
+    hub = Hub()
+    servers = []
+    for name in ("url", "storage_url"):
+        base = Handler if name == "url" else Storage
+        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (base,), {"hub": hub}))
+        setattr(hub, name, f"http://127.0.0.1:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        servers.append((server, thread))
+    try:
+        yield hub
+    finally:
+        for server, thread in servers:
+            server.shutdown()
+            thread.join()
+            server.server_close()

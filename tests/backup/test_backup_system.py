@@ -1,0 +1,333 @@
+"""The backup system as a script uses it: any torch model and optimizer, a place or none."""
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infrastructure.backup.backup_system import BackupSystem, create_backup_system
+from infrastructure.backup.version_list import runs_at
+from infrastructure.core.errors import CheckpointError, StorageError
+
+Parts = tuple[torch.nn.Module, torch.optim.Optimizer]
+
+
+def parts(width: int = 16) -> Parts:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, width), torch.nn.BatchNorm1d(width), torch.nn.Dropout(0.5)
+    )
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    optimizer.zero_grad()
+    noise = random.random() + float(np.random.rand())
+    loss = (model(torch.randn(4, 8)) * noise).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "place"
+
+
+@pytest.fixture
+def backups(tmp_path: Path, place: Path) -> Iterator[BackupSystem]:
+    with create_backup_system(tmp_path / "backups", str(place)) as system:
+        yield system
+    assert system.wait_ended(30.0)
+
+
+def test_the_calls_of_the_specification_work_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, optimizer = parts()
+    train(model, optimizer)
+    backup_system = create_backup_system()
+    checkpoint_path = backup_system.create_checkpoint(
+        model, optimizer, epoch=10, step=1000, loss=0.5
+    )
+    saved = weights(model)
+    backup_system.emergency_backup(model, optimizer, epoch=10, step=1000, loss=0.5)
+    train(model, optimizer)
+    training_state = backup_system.restore_from_checkpoint(model, optimizer)
+    assert checkpoint_path.is_file()
+    assert (training_state["epoch"], training_state["step"], training_state["loss"]) == (
+        10,
+        1000,
+        0.5,
+    )
+    assert same(weights(model), saved)
+    assert backup_system.status().state == "off"
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD", "Adagrad", "RMSprop"])
+def test_a_restored_training_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    model, _ = parts()
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
+    train(model, optimizer)
+    system = create_backup_system(tmp_path)
+    system.create_checkpoint(model, optimizer, epoch=0, step=1, loss=1.0)
+    expected = [train(model, optimizer) for _ in range(3)], weights(model)
+    other, _ = parts()
+    fresh = getattr(torch.optim, kind)(other.parameters(), lr=0.01)
+    system.restore_from_checkpoint(other, fresh)
+    losses = [train(other, fresh) for _ in range(3)]
+    assert losses == expected[0]
+    assert same(weights(other), expected[1])
+
+
+def test_metrics_and_values_come_back_and_what_is_no_json_is_refused(tmp_path: Path) -> None:
+    system = create_backup_system(tmp_path)
+    system.create_checkpoint(
+        *parts(), epoch=1, step=2, loss=0.1, metrics={"f1": 0.5}, values={"order": [3, 1]}
+    )
+    state = system.restore_from_checkpoint(*parts())
+    assert (state["metrics"], state["values"]) == ({"f1": 0.5}, {"order": [3, 1]})
+    with pytest.raises(ValueError, match="JSON"):
+        system.create_checkpoint(*parts(), epoch=1, step=3, loss=0.1, values={"x": object()})
+    assert len(system.list_backups()) == 1
+
+
+def test_a_loss_that_is_not_finite_is_kept_as_evidence_and_not_restored(tmp_path: Path) -> None:
+    system = create_backup_system(tmp_path)
+    model, optimizer = parts()
+    system.create_checkpoint(model, optimizer, epoch=0, step=1, loss=1.0)
+    system.create_checkpoint(model, optimizer, epoch=0, step=2, loss=float("nan"))
+    assert system.restore_from_checkpoint(model, optimizer)["step"] == 1
+    assert system.restore_from_checkpoint(model, optimizer, 2)["loss"] is None
+
+
+def test_a_given_step_or_path_is_restored(tmp_path: Path) -> None:
+    system = create_backup_system(tmp_path)
+    model, optimizer = parts()
+    first = system.create_checkpoint(model, optimizer, epoch=0, step=1, loss=1.0)
+    saved = weights(model)
+    train(model, optimizer)
+    system.create_checkpoint(model, optimizer, epoch=0, step=2, loss=1.0)
+    for checkpoint in (1, first, str(first)):
+        train(model, optimizer)
+        assert system.restore_from_checkpoint(model, optimizer, checkpoint)["step"] == 1
+        assert same(weights(model), saved)
+    with pytest.raises(CheckpointError, match="no version of step 7"):
+        system.restore_from_checkpoint(model, optimizer, 7)
+
+
+def test_a_damaged_version_is_named_and_the_one_before_it_serves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    system = create_backup_system(tmp_path)
+    model, optimizer = parts()
+    system.create_checkpoint(model, optimizer, epoch=0, step=1, loss=1.0)
+    train(model, optimizer)
+    newest = system.create_checkpoint(model, optimizer, epoch=0, step=2, loss=1.0)
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert system.restore_from_checkpoint(model, optimizer)["step"] == 1
+    assert "skipping damaged version 000000000002" in caplog.text
+    problems = [finding.problem for finding in system.verify()]
+    assert problems[0] is not None
+    assert problems[1] is None
+
+
+def test_what_does_not_fit_is_listed_and_nothing_is_half_loaded(tmp_path: Path) -> None:
+    system = create_backup_system(tmp_path)
+    system.create_checkpoint(*parts(16), epoch=0, step=1, loss=1.0)
+    model, optimizer = parts(24)
+    train(model, optimizer)
+    before, state = weights(model), torch.get_rng_state()
+    with pytest.raises(CheckpointError, match=r"0\.weight is F32\[16, 8\] there and F32\[24, 8\]"):
+        system.restore_from_checkpoint(model, optimizer)
+    assert same(weights(model), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    fitting, _ = parts(16)
+    other = torch.optim.SGD(fitting.parameters(), lr=0.1)
+    before = weights(fitting)
+    with pytest.raises(CheckpointError, match="AdamW there and SGD here"):
+        system.restore_from_checkpoint(fitting, other)
+    assert same(weights(fitting), before)
+
+
+def test_nothing_to_restore_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no version"):
+        create_backup_system(tmp_path).restore_from_checkpoint(*parts())
+
+
+def test_an_emergency_backup_says_what_it_reached(backups: BackupSystem) -> None:
+    model, optimizer = parts()
+    result = backups.emergency_backup(model, optimizer, epoch=0, step=5, loss=1.0, seconds=60.0)
+    assert (result.committed, result.confirmed, result.error) == (True, True, None)
+    begin = time.monotonic()
+    hasty = backups.emergency_backup(model, optimizer, epoch=0, step=6, loss=1.0, seconds=0.0)
+    assert hasty.committed
+    assert time.monotonic() - begin < 5.0
+    entry = backups.list_backups()[0]
+    assert (entry.kind, entry.step) == ("emergency", 6)
+
+
+def test_an_emergency_backup_never_raises_for_a_disk_that_refuses(tmp_path: Path) -> None:
+    (tmp_path / "backups").write_text("no directory")
+    system = create_backup_system(tmp_path / "backups/store")
+    result = system.emergency_backup(*parts(), epoch=0, step=1, loss=1.0)
+    assert not result.committed
+    assert result.error
+
+
+def test_another_machine_restores_from_the_place_what_this_one_saved(
+    backups: BackupSystem, tmp_path: Path, place: Path
+) -> None:
+    model, optimizer = parts()
+    for step in (1, 2):
+        train(model, optimizer)
+        backups.create_checkpoint(model, optimizer, epoch=0, step=step, loss=1.0)
+    status = backups.finish(60.0)
+    assert status.is_safe
+    assert "step 2 confirmed" in status.possible_loss(time.time()).text
+    expected = weights(model)
+    elsewhere = create_backup_system(tmp_path / "elsewhere", str(place), run_id="backups")
+    other, fresh = parts()
+    assert elsewhere.restore_from_checkpoint(other, fresh)["step"] == 2
+    assert same(weights(other), expected)
+    assert {path.name for path in (tmp_path / "elsewhere/objects").rglob("*") if path.is_file()}
+    assert elsewhere.store.newest() == (backups.store.versions()[0], [])
+    assert all(finding.problem is None for finding in backups.verify())
+    assert backups.list_backups()[0].places == ("here", str(place))
+    train(other, fresh)  # and back: what the other machine saves comes to this one
+    elsewhere.create_checkpoint(other, fresh, epoch=0, step=3, loss=1.0)
+    backups.close()
+    assert backups.wait_ended(30.0)
+    elsewhere.finish(60.0)
+    elsewhere.close()
+    assert elsewhere.wait_ended(30.0)
+    path = backups.restore_run()
+    assert backups.store.read(path.stem).step == 3
+    assert backups.restore_from_checkpoint(model, optimizer)["step"] == 3
+    assert same(weights(model), weights(other))
+
+
+def test_a_damaged_version_at_the_place_is_passed_over_when_it_is_fetched(
+    backups: BackupSystem, tmp_path: Path, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = parts()
+    for step in (1, 2):
+        train(model, optimizer)
+        path = backups.create_checkpoint(model, optimizer, epoch=0, step=step, loss=1.0)
+        backups.finish(60.0)
+    manifest = backups.store.read(path.stem)
+    pack = manifest.packs[manifest.tensors["model/0.weight"].pack].hash
+    (damaged,) = (place / "backups/objects").rglob(f"{pack}*")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    elsewhere = create_backup_system(tmp_path / "elsewhere", str(place), run_id="backups")
+    assert elsewhere.restore_from_checkpoint(*parts())["step"] == 1
+    assert "skipping a damaged version" in caplog.text
+
+
+def test_a_place_without_a_version_says_so(tmp_path: Path, place: Path) -> None:
+    system = create_backup_system(tmp_path / "backups", str(place))
+    with pytest.raises(CheckpointError, match="holds no whole version"):
+        system.restore_run()
+
+
+def test_the_runs_of_a_place_are_those_with_a_version(backups: BackupSystem, place: Path) -> None:
+    from infrastructure.backup.places import open_place
+
+    assert runs_at(open_place(str(place))) == []
+    backups.create_checkpoint(*parts(), epoch=0, step=1, loss=1.0)
+    backups.finish(60.0)
+    (place / "empty").mkdir()
+    (place / "note.txt").write_text("not a run")
+    assert runs_at(open_place(str(place))) == ["backups"]
+
+
+def test_room_is_told_and_demanded_before_the_first_step(backups: BackupSystem) -> None:
+    here, there = backups.require_room(1000)
+    assert here.startswith("here: ")
+    assert "MB free" in there
+    with pytest.raises(StorageError, match="make room"):
+        backups.require_room(1 << 60)
+
+
+def test_prune_removes_what_newer_ones_replace_here_and_there(
+    backups: BackupSystem, place: Path
+) -> None:
+    model, optimizer = parts()
+    for step in range(1, 4):
+        train(model, optimizer)
+        backups.create_checkpoint(model, optimizer, epoch=0, step=step, loss=1.0)
+        backups.finish(60.0)
+    backups.close()
+    assert backups.wait_ended(30.0)
+    told = backups.prune()
+    assert told[0] == "0 versions removed here"
+    assert any("prune in an hour" in text for text in told)
+    assert len(list((place / "backups/versions").iterdir())) == 2
+    assert all(finding.problem is None for finding in backups.verify())
+
+
+def test_verify_tells_of_a_place_that_is_away(tmp_path: Path) -> None:
+    system = create_backup_system(tmp_path / "backups", str(tmp_path / "not/mounted"))
+    findings = system.verify()
+    assert all(finding.where != "here" for finding in findings)
+
+
+def test_options_that_there_are_not_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep"):
+        create_backup_system(tmp_path, keep=1)
+    with pytest.raises(ValueError):
+        create_backup_system(tmp_path, **{"kep": 3})
+
+
+def publish(system: BackupSystem, folder: Path, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return system.publish(folder, 30.0)
+
+
+def test_a_finished_model_is_published_with_its_sums_and_never_over_another(
+    tmp_path: Path, place: Path
+) -> None:
+    system = create_backup_system(tmp_path / "backups", str(place))
+    final = tmp_path / "final"
+    first = publish(system, final, {"config.json": "{}", "tokenizer/vocab.txt": "a"})
+    assert first == f"{place}/backups/final"
+    sums = (place / "backups/final/SHA256SUMS").read_text()
+    assert sums.splitlines()[1].endswith("  tokenizer/vocab.txt")
+    assert publish(system, final, {}) == first
+    second = publish(system, final, {"config.json": '{"a": 1}'})
+    assert second.startswith(f"{place}/backups/final-")
+    assert (place / "backups/final/config.json").read_text() == "{}"
+    assert publish(system, final, {}) == second
+
+
+def test_a_publication_that_was_broken_off_goes_on(tmp_path: Path, place: Path) -> None:
+    system = create_backup_system(tmp_path / "backups", str(place))
+    final = tmp_path / "final"
+    publish(system, final, {"config.json": "{}", "weights": "w" * 100})
+    (place / "backups/final/SHA256SUMS").unlink()
+    (place / "backups/final/weights").unlink()
+    assert system.publish(final, 30.0) == f"{place}/backups/final"
+    assert (place / "backups/final/weights").read_text() == "w" * 100
+
+
+def test_an_empty_folder_is_not_published(tmp_path: Path, place: Path) -> None:
+    system: Any = create_backup_system(tmp_path / "backups", str(place))
+    with pytest.raises(ValueError, match="no files"):
+        system.publish(tmp_path / "nothing")
+    with pytest.raises(StorageError, match=r"backup\.place"):
+        create_backup_system(tmp_path / "backups").publish(tmp_path)

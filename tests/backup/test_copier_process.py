@@ -1,0 +1,249 @@
+"""The copier as a process: killed at any instant, left alone by its training, never in the way."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from infrastructure.backup.backup_status import BackupStatus, read_status
+from infrastructure.backup.copier_client import PACKAGE_PARENT, CopierClient
+from infrastructure.backup.copier_process import CopierSettings
+from infrastructure.backup.packs import TensorBytes
+from infrastructure.backup.retention import Retention, versions_to_keep
+from infrastructure.backup.store import Store
+
+NUM_KILLS = 30
+PATIENCE_SECONDS = 60.0
+
+TRAINING = """
+import json, sys, time
+from pathlib import Path
+from infrastructure.backup.packs import TensorBytes
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.config.backup_config import BackupConfig
+
+run, place = Path(sys.argv[1]), sys.argv[2]
+backup = RunBackup(run / "checkpoints", BackupConfig(place=place), run_id="run-1",
+                   status_path=run / "backup.json")
+backup.start()
+print("started", flush=True)
+sys.stdin.readline()
+for step in range(1, 4):
+    data = bytes([step]) * 300_000
+    name = backup.store.commit({"model/w": TensorBytes("U8", (len(data),), data)}, {}, step=step)
+    backup.nudge()
+print(name, flush=True)
+time.sleep(600)
+"""
+
+
+def commit(store: Store, step: int) -> str:
+    data = random.Random(step).randbytes(200_000)
+    name = store.commit({"model/w": TensorBytes("U8", (len(data),), data)}, {}, step=step)
+    store.remove_all_but(versions_to_keep(store, Retention()))
+    return name
+
+
+def wait_for(is_over: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_over():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+
+
+class Rig:
+    """A run with a store, a place, and the settings of its copier."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = Store(directory / "run-1/checkpoints")
+        self.place = directory / "place"
+        self.remote = Store(self.place / "run-1")
+        self.status_path = directory / "run-1/backup.json"
+        self.clients: list[CopierClient] = []
+
+    def settings(self, **others: object) -> CopierSettings:
+        return CopierSettings(
+            store=str(self.store.root),
+            place=str(self.place),
+            run_id="run-1",
+            status=str(self.status_path),
+            **others,  # type: ignore[arg-type]
+        )
+
+    def client(self, **others: object) -> CopierClient:
+        self.clients.append(CopierClient(self.settings(**others)))
+        return self.clients[-1]
+
+    def status(self) -> BackupStatus:
+        return read_status(self.status_path)
+
+    def kill_after(self, seconds: float) -> None:
+        """Start a copier, and kill it this long after it has begun."""
+        begun = self.status().changed_at
+        with subprocess.Popen(
+            [sys.executable, "-m", "infrastructure.backup.copier_process"],
+            stdin=subprocess.PIPE,
+            cwd=PACKAGE_PARENT,
+        ) as process:
+            assert process.stdin is not None
+            settings = self.settings(bytes_per_second=1e6)
+            process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
+            process.stdin.flush()
+            wait_for(lambda: self.status().changed_at != begun)
+            time.sleep(seconds)
+            process.kill()
+
+    def wait_confirmed(self, name: str) -> None:
+        wait_for(lambda: self.status().confirmed_name == name)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    for client in rig.clients:
+        if client.process_id is not None:
+            os.kill(client.process_id, signal.SIGKILL)
+        client.close()
+        client.wait(PATIENCE_SECONDS)
+
+
+def test_versions_are_confirmed_while_the_training_goes_on(rig: Rig) -> None:
+    client = rig.client()
+    client.start()
+    for step in (1, 2):
+        name = commit(rig.store, step)
+        client.nudge()
+        rig.wait_confirmed(name)
+    assert rig.remote.newest() == (name, [])
+    assert client.process_id is not None
+    assert os.getsid(client.process_id) == client.process_id, "Ctrl-C is for the training"
+    assert os.getpriority(os.PRIO_PROCESS, client.process_id) == 19
+
+
+def test_it_finds_what_was_committed_without_being_told(rig: Rig) -> None:
+    rig.client().start()
+    rig.wait_confirmed(commit(rig.store, 1))
+
+
+def test_a_copier_killed_at_any_instant_loses_nothing_that_was_confirmed(rig: Rig) -> None:
+    draw = random.Random(0)
+    confirmed: list[str] = []
+    for step in range(1, NUM_KILLS + 1):
+        commit(rig.store, step)
+        rig.kill_after(draw.uniform(0.0, 1.0))
+        name = rig.status().confirmed_name
+        if name is not None and name not in confirmed:
+            confirmed.append(name)
+        for survivor in sorted(confirmed)[-2:]:
+            rig.remote.verify(rig.remote.read(survivor))
+    assert len(confirmed) > 3, "the kills came too early to say anything"
+    client = rig.client()
+    client.start()
+    newest = rig.store.versions()[0]
+    rig.wait_confirmed(newest)
+    assert rig.remote.newest() == (newest, [])
+
+
+def test_a_killed_training_still_gets_its_last_version_copied(rig: Rig) -> None:
+    run = rig.status_path.parent
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(run), str(rig.place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=PACKAGE_PARENT,
+        text=True,
+    ) as training:
+        assert training.stdout is not None
+        assert training.stdin is not None
+        training.stdout.readline()
+        training.stdin.write("\n")
+        training.stdin.flush()
+        name = training.stdout.readline().strip()
+        training.kill()
+    wait_for(lambda: rig.status().state == "finished")
+    assert rig.status().confirmed_name == name
+    assert rig.remote.newest() == (name, [])
+
+
+def test_it_ends_when_the_training_has_and_all_is_confirmed(rig: Rig) -> None:
+    client = rig.client()
+    client.start()
+    name = commit(rig.store, 1)
+    client.close()
+    assert client.wait(PATIENCE_SECONDS)
+    assert (rig.status().state, rig.status().confirmed_name) == ("finished", name)
+
+
+def test_it_gives_up_at_last_when_the_training_has_ended(rig: Rig) -> None:
+    rig.place = rig.place / "not/mounted"
+    commit(rig.store, 1)
+    client = rig.client(finish_seconds=0.5)
+    client.start()
+    client.close()
+    assert client.wait(PATIENCE_SECONDS)
+    assert rig.status().state == "left"
+
+
+def test_a_copier_that_died_is_started_again_but_not_at_once(rig: Rig) -> None:
+    client = rig.client()
+    client.start()
+    rig.wait_confirmed(commit(rig.store, 1))
+    killed = client.process_id
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: client.process_id is None)
+    started_at = time.monotonic()
+    for step in (2, 3):
+        name = commit(rig.store, step)
+        client.nudge()
+    wait_for(lambda: client.start() or client.process_id is not None)  # type: ignore[func-returns-value]
+    rig.wait_confirmed(name)
+    os.kill(client.process_id, signal.SIGKILL)  # type: ignore[arg-type]
+    wait_for(lambda: client.process_id is None)
+    client.start()
+    if time.monotonic() - started_at < 2.0:
+        assert client.process_id is None
+    assert client.num_restarts >= 1
+
+
+def test_the_copier_of_an_earlier_training_goes_first(rig: Rig) -> None:
+    first, second = rig.client(), rig.client()
+    first.start()
+    rig.wait_confirmed(commit(rig.store, 1))
+    second.start()
+    name = commit(rig.store, 2)
+    rig.wait_confirmed(name)
+    first.close()
+    assert first.wait(PATIENCE_SECONDS) or second.process_id is not None
+    last = commit(rig.store, 3)
+    rig.wait_confirmed(last)
+    assert rig.status().state != "fenced"
+
+
+def test_an_unreachable_place_blocks_nobody_and_is_told_with_advice(rig: Rig) -> None:
+    rig.place = rig.place / "not/mounted"
+    client = rig.client()
+    begin = time.monotonic()
+    client.start()
+    for step in range(1, 6):
+        commit(rig.store, step)
+        client.nudge()
+    assert time.monotonic() - begin < 10.0
+    wait_for(lambda: rig.status().error is not None)
+    status = rig.status()
+    assert status.state == "retrying"
+    assert "connected" in str(status.advice) or "mount" in str(status.advice)
+
+
+def test_it_loads_no_torch() -> None:
+    probe = "import sys, infrastructure.backup.run_backup; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", probe], check=True, cwd=PACKAGE_PARENT)

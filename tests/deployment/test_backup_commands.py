@@ -1,0 +1,190 @@
+"""`temper backup …` on real runs and a real folder: what it prints, does, and refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.backup.store import Store
+from infrastructure.cli import DONE, FAILED, WRONG_INPUT, main
+from infrastructure.deployment.commands import resume
+from tests.deployment.runs import deploy, newest_step, small_config
+
+pytestmark = pytest.mark.usefixtures("restore_logging")
+Temper = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk/temper"
+
+
+@pytest.fixture
+def run(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run of 3 steps whose versions 3 (the best) is at the place."""
+    monkeypatch.chdir(tmp_path)
+    config = small_config(tmp_path, max_steps=3)
+    config.backup.place = str(place)
+    return deploy(config)[0]
+
+
+@pytest.fixture
+def temper(capsys: pytest.CaptureFixture[str]) -> Temper:
+    """Runs `temper backup … --json`: exit code and the object printed, and nothing besides it."""
+
+    def call(*arguments: str) -> tuple[int, Any]:
+        capsys.readouterr()
+        code = main(["backup", *arguments, "--json"])
+        out = capsys.readouterr().out
+        return code, json.loads(out) if out else None
+
+    return call
+
+
+def flip_a_bit(store: Path) -> None:
+    path = max(
+        (p for p in store.glob("objects/*/*") if p.is_file()), key=lambda p: p.stat().st_size
+    )
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def test_the_status_says_what_is_safe(run: Path, place: Path, temper: Temper) -> None:
+    code, told = temper("status")
+    assert (code, told["run"], told["confirmed_step"], told["place"]) == (
+        *(DONE, run.name, 3),
+        str(place),
+    )
+    assert told["possible_loss_seconds"] >= 0
+
+
+def test_a_run_without_a_place_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temper: Temper
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    deploy(small_config(tmp_path, max_steps=1))
+    code, told = temper("status")
+    assert (code, told["place"]) == (DONE, None)
+    assert temper("create")[0] == WRONG_INPUT
+
+
+def test_a_copy_is_made_now_of_a_run_that_had_none(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, temper: Temper
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made, _ = deploy(small_config(tmp_path, max_steps=2))
+    code, told = temper("create", made.name, "--place", str(place))
+    assert (code, told["confirmed"], told["confirmed_step"]) == (DONE, True, 2)
+    assert Store(place / made.name).newest()[0] == Store(made / "checkpoints").newest()[0]
+
+
+def test_a_copy_that_is_not_confirmed_in_time_is_a_failure(run: Path, temper: Temper) -> None:
+    nowhere = str(run.parent / "not-mounted/temper")
+    code, told = temper("create", "--place", nowhere, "--backup-finish-seconds", "1")
+    assert (code, told["confirmed"]) == (FAILED, False)
+
+
+def test_versions_and_runs_are_listed(run: Path, place: Path, temper: Temper) -> None:
+    code, told = temper("list", run.name)
+    lies = {version["step"]: version["places"] for version in told["versions"]}
+    assert code == DONE
+    assert lies[3] == ["here", str(place)]
+    assert lies[1] == ["here"] or str(place) in lies[1]
+    assert temper("list", "--place", str(place))[1]["runs"] == [{"run": run.name, "newest_step": 3}]
+
+
+def test_damage_at_the_place_is_found(run: Path, place: Path, temper: Temper) -> None:
+    code, told = temper("verify", run.name)
+    assert (code, told["damaged"]) == (DONE, 0)
+    flip_a_bit(place / run.name)
+    code, told = temper("verify", run.name)
+    assert code == FAILED
+    assert {row["where"] for row in told["versions"] if row["problem"]} == {str(place)}
+
+
+def test_a_whole_run_comes_back_and_goes_on(
+    run: Path, place: Path, tmp_path: Path, temper: Temper
+) -> None:
+    before = (run / "run.json").read_bytes()
+    shutil.rmtree(run)
+    code, told = temper("restore", run.name, "--place", str(place))
+    assert (code, told["path"], told["step"]) == (DONE, str(run), 3)
+    assert told["go_on"] == f"temper train-resume {run}"
+    assert (run / "run.json").read_bytes() == before
+    assert (run / "tokenizer/tokenizer.json").is_file()
+    assert newest_step(run) == 3
+    assert resume(run.name, str(run.parent)) == 0
+    assert (run / "final/config.json").is_file()
+
+
+def test_the_newest_run_is_restored_where_none_is_named(
+    run: Path, place: Path, temper: Temper
+) -> None:
+    code, told = temper("restore", "--place", str(place), "--output", "elsewhere")
+    assert (code, told["run"]) == (DONE, run.name)
+    assert Path(told["path"]).parent.name == "elsewhere"
+
+
+def test_a_restored_run_does_not_lose_what_is_newer_here(
+    run: Path, place: Path, temper: Temper
+) -> None:
+    (run / "metrics.jsonl").write_text("newer\n")
+    assert temper("restore", run.name, "--place", str(place))[0] == DONE
+    assert (run / "metrics.jsonl").read_text() == "newer\n"
+
+
+def test_pruning_says_before_what_it_removes(
+    run: Path, place: Path, tmp_path: Path, temper: Temper
+) -> None:
+    record = json.loads((run / "run.json").read_text())
+    record["configuration"]["values"]["training"]["keep_checkpoints"] = 2
+    (run / "run.json").write_text(json.dumps(record))
+    code, told = temper("prune", run.name, "--dry-run")
+    gone = [row["step"] for row in told["would_remove"] if row["where"] == "here"]
+    assert (code, gone) == (DONE, [1, 0])
+    assert len(Store(run / "checkpoints").versions()) == 4
+    code, told = temper("prune", run.name)
+    assert code == DONE
+    assert told["done"][0] == "2 versions removed here"
+    assert len(Store(run / "checkpoints").versions()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["restore"], "give --place"),
+        (["restore", "nobody", "--place", "disk/temper"], "unknown run 'nobody'"),
+        (["restore", "--place", "disk"], "no run at"),
+        (["restore", "a@b", "--place", "disk/temper"], "a step is a number"),
+        (["restore", "--place", "not-mounted/temper"], "not-mounted"),
+        (["list", "--place", "not-mounted/temper"], "not-mounted"),
+        (["verify", "nobody"], "unknown run or checkpoint 'nobody'"),
+        (["status", "--plac"], "--place"),
+        (["statsu"], "status"),
+        ([], "ACTION"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(
+    run: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["backup", *arguments]) == WRONG_INPUT
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert words in told.err.splitlines()[-1]
+    assert "Traceback" not in told.err
+
+
+def test_people_read_lines(run: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for action in ("status", "list", "verify", "prune"):
+        capsys.readouterr()
+        assert main(["backup", action, run.name]) == DONE
+        out = capsys.readouterr().out
+        assert out.strip()
+        assert not out.startswith("{")

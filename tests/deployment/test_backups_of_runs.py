@@ -1,0 +1,206 @@
+"""A run with a place: what is copied, what is said about it, and going on where nothing is left."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.backup.backup_status import BackupStatus
+from infrastructure.backup.store import Store
+from infrastructure.core.errors import StorageError
+from infrastructure.deployment import run_copies
+from infrastructure.deployment.run_copies import (
+    HERE_ONLY,
+    bytes_of_version,
+    short_words,
+    versions_kept,
+)
+from tests.deployment.runs import (
+    deploy,
+    end,
+    losses,
+    newest_step,
+    runs_of,
+    small_config,
+    small_settings,
+    start_temper,
+    when_saved,
+)
+from tests.deployment.test_going_on import stop_after
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk/temper"
+
+
+def with_place(folder: Path, place: Path, **training: Any) -> Any:
+    config = small_config(folder, **training)
+    config.backup.place = str(place)
+    return config
+
+
+def test_every_view_says_what_is_safe(tmp_path: Path, place: Path) -> None:
+    run, said = deploy(with_place(tmp_path, place, max_steps=4))
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["backup"]["confirmed_step"] == 4
+    assert summary["backup"]["published"] == f"{place}/{run.name}/final"
+    assert (place / run.name / "final/config.json").is_file()
+    assert said[-1].startswith("backup: step 4 confirmed")
+    assert any(line.startswith("room here: ") for line in said)
+    assert any(line.startswith(f"room at {place}: ") for line in said)
+    assert any("on the same disk as the run" in line for line in said)
+    page = (run / "report.html").read_text()
+    assert "Where your work is" in page
+    assert "step 4, saved" in page
+    assert Store(place / run.name).newest()[1] == []
+    summary["backup"]["text"] = "as it stood then"
+    (run / "summary.json").write_text(json.dumps(summary))
+    again = deploy(with_place(tmp_path, place, max_steps=4))[1]
+    assert any(line.startswith("backup: step 4 confirmed") for line in again)
+
+
+def test_without_a_place_there_is_one_line(tmp_path: Path) -> None:
+    run, said = deploy(small_config(tmp_path, max_steps=1))
+    assert said[-1] == HERE_ONLY
+    assert [line for line in said if "backup" in line] == [HERE_ONLY]
+    assert HERE_ONLY in (run / "report.html").read_text()
+
+
+def test_backups_that_are_off_are_off(tmp_path: Path, place: Path) -> None:
+    config = with_place(tmp_path, place, max_steps=1)
+    config.enable_backups = False
+    assert deploy(config)[1][-1] == HERE_ONLY
+    assert not place.exists()
+
+
+def test_a_new_machine_goes_on_with_what_lies_at_the_place(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        run, said = deploy(with_place(tmp_path, place))
+    assert any("Stopped at step 4" in line and "step 4 confirmed" in line for line in said)
+    shutil.rmtree(tmp_path / "runs")
+    shutil.rmtree(tmp_path / "cache")
+    again, said = deploy(with_place(tmp_path, place))
+    assert again == run
+    assert f"Run {run.name} of this kind lies at {place}: bringing it back" in said
+    assert f"Run {run.name}: going on from step 4" in said
+    fresh = small_config(tmp_path)
+    fresh.new_run = True
+    assert losses(again) == losses(deploy(fresh)[0])
+
+
+def test_another_training_does_not_go_on_with_what_lies_there(tmp_path: Path, place: Path) -> None:
+    run, _ = deploy(with_place(tmp_path, place, max_steps=1))
+    shutil.rmtree(tmp_path / "runs")
+    other, _ = deploy(with_place(tmp_path, place, max_steps=1, seed=5))
+    assert other.name != run.name
+
+
+def test_a_place_that_cannot_be_asked_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+    config = with_place(tmp_path, tmp_path / "not-mounted/temper", max_steps=1)
+    with pytest.raises(StorageError, match="does not answer") as raised:
+        deploy(config)
+    assert "--new-run" in raised.value.__notes__[0]
+    assert runs_of(tmp_path) == []
+
+
+def test_a_place_that_goes_away_stops_nobody(tmp_path: Path) -> None:
+    config = with_place(tmp_path, tmp_path / "not-mounted/temper", max_steps=2)
+    config.new_run, config.backup.finish_seconds = True, 1.0
+    run, said = deploy(config)
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+    assert "nothing is confirmed yet" in said[-1]
+    assert any("the trained model is not at the place" in line for line in said)
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_copies, "SMALL_BYTES", 10**16)
+    with pytest.raises(StorageError, match="make room, or keep fewer"):
+        deploy(small_config(tmp_path, max_steps=3))
+
+
+def test_the_wait_at_the_end_can_be_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Any, seconds: float | None = None) -> BackupStatus:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_copies.RunBackup, "finish", interrupted)
+    config = with_place(tmp_path, tmp_path / "not-mounted/temper", max_steps=2)
+    config.new_run, config.backup.finish_seconds = True, 2.0
+    run, said = deploy(config)
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+    (skipped,) = (line for line in said if line.startswith("Not waiting any longer"))
+    assert "backup: nothing is " in skipped
+
+
+def test_a_signal_leaves_a_confirmed_copy_within_the_emergency_time(
+    tmp_path: Path, place: Path
+) -> None:
+    settings = small_settings(tmp_path, num_epochs=400, keep_checkpoints=2)
+    settings["backup"] = {"place": str(place), "emergency_seconds": 30}
+    (tmp_path / ".config").mkdir()
+    (tmp_path / ".config/training_config.yaml").write_text(json.dumps(settings))
+    process = start_temper("train", folder=tmp_path)
+    run = when_saved(tmp_path, 3, process)
+    code, out, _ = end(process, signal.SIGTERM)
+    assert code == 143
+    assert f"backup: step {newest_step(run)} confirmed" in out
+    name, rejected = Store(place / run.name).newest()
+    assert (name, rejected) == (Store(run / "checkpoints").newest()[0], [])
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (BackupStatus(state="idle"), "backup: nothing confirmed yet"),
+        (BackupStatus(state="fenced"), "backup: fenced"),
+        (
+            BackupStatus(state="idle", saved_at=100.0, confirmed_at=101.0, confirmed_step=7),
+            "backup: step 7, 45 s old",
+        ),
+    ],
+)
+def test_the_bar_says_how_old_the_safe_state_is(status: BackupStatus, words: str) -> None:
+    assert short_words(status, 145.0) == words
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_what_a_version_takes_is_known_before_there_is_one(
+    tmp_path: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    tell = run_copies.RunCopies.tell_room
+
+    def remember(self: Any, num_bytes: int, total_steps: int) -> None:
+        told.append(num_bytes - run_copies.SMALL_BYTES)
+        tell(self, num_bytes, total_steps)
+
+    monkeypatch.setattr(run_copies.RunCopies, "tell_room", remember)
+    run, _ = deploy(small_config(tmp_path, max_steps=1, optimizer=optimizer))
+    store = Store(run / "checkpoints")
+    tensors = [n for n in store.read(store.versions()[0]).tensors if n.startswith(("model", "opt"))]
+    loaded = dict(store.load(store.read(store.versions()[0])))
+    written = sum(len(loaded[name].data) for name in tensors)
+    assert told[0] == pytest.approx(written, rel=0.02)
+
+
+def test_as_many_versions_as_rotation_keeps_must_fit(tmp_path: Path) -> None:
+    training = small_config(tmp_path, keep_checkpoints=3, keep_best=1, keep_every=10).training
+    assert versions_kept(training, 100) == 14
+    assert versions_kept(training, 2) == 2
+    training = training.copy_with(optimizer="adamw_8bit")
+    model = torch.nn.Linear(10, 10)
+    assert bytes_of_version(model, training) == pytest.approx(
+        110 * 6.1 + run_copies.SMALL_BYTES, abs=1
+    )

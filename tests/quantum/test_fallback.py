@@ -1,0 +1,110 @@
+"""Where a sampler fails, the next one answers, and a resumed run asks that one first."""
+
+import json
+from concurrent.futures import Future
+from typing import Any, ClassVar
+
+import dimod
+import pytest
+
+from infrastructure.core.errors import SamplerError
+from infrastructure.quantum.fallback import FallbackSampler
+
+QUESTION = dimod.BinaryQuadraticModel({"a": 1.0, "b": -1.0}, {"ab": 0.5}, "BINARY")
+SECRET = "DEV-" + "0123456789abcdef01234567"
+
+
+class Remote(dimod.Sampler):
+    """A solver that is away for the questions in `away`; it fails when its answer is looked at."""
+
+    properties: ClassVar[dict[str, Any]] = {"qubits": 2}
+    parameters: ClassVar[dict[str, Any]] = {"num_reads": []}
+
+    def __init__(self, away: set[int]) -> None:
+        self.away, self.num_asked = away, 0
+
+    def sample(self, bqm: dimod.BinaryQuadraticModel, num_reads: int = 1) -> dimod.SampleSet:
+        number, self.num_asked = self.num_asked, self.num_asked + 1
+
+        def answer(job: Future[None]) -> dimod.SampleSet:
+            if number in self.away:
+                raise ConnectionError(f"solver offline for token={SECRET}")
+            return dimod.ExactSolver().sample(bqm)
+
+        return dimod.SampleSet.from_future(Future(), answer)
+
+
+def chain(away: set[int]) -> tuple[FallbackSampler, Remote]:
+    remote = Remote(away)
+    return FallbackSampler({"remote": remote, "exact": dimod.ExactSolver()}), remote
+
+
+def test_it_is_a_sampler_as_dimod_wants_it() -> None:
+    dimod.testing.assert_sampler_api(chain(set())[0])
+
+
+@pytest.mark.parametrize("kind", ["sample", "sample_ising", "sample_qubo"])
+def test_all_kinds_of_questions_are_answered(kind: str) -> None:
+    sampler, _ = chain({0})
+    questions = {
+        "sample": (QUESTION,),
+        "sample_ising": ({"a": 1.0}, {("a", "b"): 1.0}),
+        "sample_qubo": ({("a", "a"): 1.0, ("a", "b"): -2.0},),
+    }
+    found = getattr(sampler, kind)(*questions[kind])
+    exact = getattr(dimod.ExactSolver(), kind)(*questions[kind])
+    assert found.first == exact.first
+    assert sampler.answered_by == ["exact"]
+
+
+def test_the_next_one_answers_where_one_fails() -> None:
+    sampler, remote = chain({1, 2})
+    answers = [sampler.sample(QUESTION, num_reads=3).first.sample for _ in range(4)]
+    assert answers == [dimod.ExactSolver().sample(QUESTION).first.sample] * 4
+    assert sampler.answered_by == ["remote", "exact", "exact", "remote"]
+    assert remote.num_asked == 4
+
+
+def test_a_resumed_run_repeats_the_choices_and_does_not_try_again() -> None:
+    sampler, _ = chain({1, 2})
+    for _ in range(4):
+        sampler.sample(QUESTION)
+    saved = json.loads(json.dumps(sampler.state_dict()))
+    again, remote = chain(set())  # the solver is back
+    again.load_state_dict(saved)
+    again.repeat_from(1)
+    for _ in range(3):
+        again.sample(QUESTION)
+    assert again.answered_by == sampler.answered_by
+    assert again.num_asked == 4
+    assert remote.num_asked == 1
+    again.sample(QUESTION)
+    assert again.answered_by[4:] == ["remote"]
+
+
+def test_a_recorded_choice_that_fails_now_falls_to_the_others() -> None:
+    sampler, _ = chain({0})
+    sampler.load_state_dict({"answered_by": ["remote", "gone"], "num_asked": 0})
+    sampler.sample(QUESTION)
+    sampler.sample(QUESTION)
+    assert sampler.answered_by == ["exact", "remote"]
+
+
+def test_when_all_fail_each_says_why_without_its_secret(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = FallbackSampler({"first": Remote({0}), "second": Remote({0})})
+    with pytest.raises(SamplerError, match=r"first: ConnectionError.*second: ConnectionError") as e:
+        sampler.sample(QUESTION)
+    assert SECRET not in str(e.value) + caplog.text
+    assert sampler.answered_by == []
+
+
+def test_a_keyword_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValueError, match="knows num_raeds"):
+        chain(set())[0].sample(QUESTION, num_raeds=3)
+
+
+def test_wrong_chains_and_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        FallbackSampler({})
+    with pytest.raises(ValueError, match="0 questions were answered, not 1"):
+        chain(set())[0].repeat_from(1)
