@@ -15,6 +15,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 import warnings
 from dataclasses import asdict, dataclass
@@ -174,7 +175,10 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    tell("G1", asdict(storm(arguments.directory, arguments.kills, arguments.seed)))
+    sys.stdout = sys.stderr  # the Trainer prints there; the result has it to itself
+    outcome = storm(arguments.directory, arguments.kills, arguments.seed)
+    sys.stdout = sys.__stdout__
+    tell("G1", asdict(outcome))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""G1 in its long form: `python -m tests.faults.kills` prints one JSON line."""
+"""G1 in its long form: `python -m tests.faults.kills` prints one JSON line.
+
+`transformers` is the same storm on its Trainer, for comparison; nothing is demanded of it.
+"""
 
 import tempfile
 
 from tests.faults.judge import Figures, run_module, tell
 from tests.faults.kill_storm import MUTANTS
 
-NUM_KILLS, NUM_MUTANT_KILLS = 200, 15
+NUM_KILLS, NUM_MUTANT_KILLS, NUM_TRANSFORMERS_KILLS = 200, 15, 60
 
 
 def storm(*arguments: str) -> Figures:
@@ -19,7 +22,11 @@ def main() -> None:
         outcome[name] += count
     found = [storm("--kills", str(NUM_MUTANT_KILLS), "--mutant", name) for name in MUTANTS]
     caught = sum(bool(o["lost"] + o["damaged"] + o["differing"] + o["failed"]) for o in found)
-    tell("G1", {**outcome, "mutants": len(found), "mutants_caught": caught})
+    with tempfile.TemporaryDirectory() as directory:
+        kills = ("--kills", str(NUM_TRANSFORMERS_KILLS))
+        beside = run_module("tests.faults.kill_storm_transformers", directory, *kills)
+    mutants = {"mutants": len(found), "mutants_caught": caught}
+    tell("G1", {**outcome, **mutants, "transformers": beside})
 
 
 if __name__ == "__main__":
