@@ -327,6 +327,7 @@ class EnhancedTrainer:
         snapshot = load_checkpoint(checkpoint)
         refuse_other_training(snapshot.values.get("identity", {}), self.identity())
         restore_snapshot(snapshot, self.state, self.participants)
+        self.state.checkpoint = checkpoint
         saved = self.checkpoints.checkpoints() if self.checkpoints is not None else []
         self.prepare().start_is_saved = saved[-1:] == [checkpoint]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.core.errors import StorageError, TrainingDivergedError
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint, step_of
 from infrastructure.training.extensions.extension_hooks import Event, Observer
@@ -106,6 +106,25 @@ def test_going_back_waits_for_the_version_that_is_being_written(
     (skipped,) = training.state.skipped
     back_to = f"went back to step {skipped.step - 1}"
     assert training.state.recoveries[0]["action"].startswith(back_to)
+
+
+def test_a_bad_state_is_not_rescued_when_going_back_fails(tmp_path: Path) -> None:
+    """The save that it waits for is refused once too often, and the user gives up, just then."""
+    for number, failure in enumerate([StorageError("refused"), KeyboardInterrupt()]):
+        training = poisoned(tmp_path / str(number), recovery={"max_failed_saves": 0})
+        collect = training.loop.collect
+
+        def fail(wait: bool, failure: BaseException = failure, collect: Any = collect) -> Any:
+            if wait:
+                raise failure
+            return collect(wait)
+
+        training.loop.collect = fail
+        with pytest.raises((StorageError, KeyboardInterrupt)):
+            training.run()
+        for version in training.checkpoints.checkpoints():
+            tensors = load_checkpoint(version).tensors["model"]
+            assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
 class Killed(BaseException):
