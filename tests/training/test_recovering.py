@@ -108,25 +108,6 @@ def test_going_back_waits_for_the_version_that_is_being_written(
     assert training.state.recoveries[0]["action"].startswith(back_to)
 
 
-def test_a_bad_state_is_not_rescued_when_going_back_fails(tmp_path: Path) -> None:
-    """The save that it waits for is refused once too often, and the user gives up, just then."""
-    for number, failure in enumerate([StorageError("refused"), KeyboardInterrupt()]):
-        training = poisoned(tmp_path / str(number), recovery={"max_failed_saves": 0})
-        collect = training.loop.collect
-
-        def fail(wait: bool, failure: BaseException = failure, collect: Any = collect) -> Any:
-            if wait:
-                raise failure
-            return collect(wait)
-
-        training.loop.collect = fail
-        with pytest.raises((StorageError, KeyboardInterrupt)):
-            training.run()
-        for version in training.checkpoints.checkpoints():
-            tensors = load_checkpoint(version).tensors["model"]
-            assert all(tensor.isfinite().all() for tensor in tensors.values())
-
-
 class Killed(BaseException):
     """As SIGKILL, but that nothing of it is rescued."""
 
@@ -252,6 +233,27 @@ def test_a_loss_spike_is_gone_back_from(tmp_path: Path, log_frequency: int) -> N
     assert (skipped.kind, skipped.step) == ("loss_spike", 24 + number + 1)
     assert skipped.rows == (f"example {6 * number + batch.index(POISON)} of epoch 6",)
     assert training.state.step == 32
+
+
+@pytest.mark.parametrize("failure", [StorageError("refused"), KeyboardInterrupt()])
+def test_a_bad_state_is_not_rescued_when_going_back_fails(
+    tmp_path: Path, failure: BaseException
+) -> None:
+    """The save that it waits for is refused once too often, or the user gives up just then."""
+    policy = {"loss_spike": "roll_back", "loss_spike_factor": 20.0, "max_failed_saves": 0}
+    training = spiking(tmp_path, POISON, recovery=policy)
+    collect = training.loop.collect
+
+    def fail(wait: bool) -> Any:
+        if wait and training.state.error is None:
+            raise failure
+        return collect(wait)
+
+    training.loop.collect = fail
+    with pytest.raises(type(failure)):
+        training.run()
+    assert training.state.step > 24  # the spike's
+    assert step_of(training.checkpoints.newest()) < training.state.step
 
 
 def test_a_loss_spike_is_only_noted_by_default(tmp_path: Path) -> None:
