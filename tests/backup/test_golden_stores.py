@@ -1,4 +1,4 @@
-"""G14: a store that a released temper wrote opens for ever; one of the future is refused clearly."""
+"""G14: a store of a released format opens for ever; one of the future is refused clearly."""
 
 import json
 import shutil
