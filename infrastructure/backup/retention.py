@@ -34,8 +34,9 @@ class Retention:
 
 
 def versions_to_keep(store: Store, retention: Retention) -> set[str]:
-    """The newest healthy versions of `keep_last` different steps that verify, what is newer than the oldest of them
-    (evidence of damage or of a loss that was not finite), and what else the policy names.
+    """The newest healthy versions of `keep_last` different steps that verify, what is newer than
+    the oldest of them (evidence of damage or of a loss that was not finite), and what else the
+    policy names.
 
     While fewer than `keep_last` verify, everything stays: nothing is removed on the strength of a
     version that might not load.

@@ -17,24 +17,28 @@ from infrastructure.core.files import atomic_write
 CLASS = "files"
 PIECE_BYTES = 256 * 1024
 LARGEST_BYTES = 64 * 1024**2  # of one file; a run writes no larger one beside its checkpoints
-_PART = r"[A-Za-z0-9_][A-Za-z0-9._+-]*"
-_NAME = re.compile(rf"{CLASS}/((?:{_PART}/)*{_PART})@(\d{{9}})")
+# What a run writes and needs again. Whatever else lies in its directory is not ours to copy, and a
+# version from elsewhere writes nothing else.
+_PATHS = (
+    r"(?:run|before)\.json",
+    r"(?:metrics|quarantine)\.jsonl",
+    r"metrics\.csv",
+    r"tokenizer/\w[\w.+-]*\.(?:json|jinja|txt|model|tiktoken)",
+    r"tensorboard/events\.out\.tfevents\.[\w.+-]+",
+    r"logs/(?:\w+/)?\w+\.(?:jsonl|log)",
+)
+_FOLDERS = ("*", "tokenizer/*", "tensorboard/*", "logs/*", "logs/*/*")
+_NAME = re.compile(rf"{CLASS}/({'|'.join(_PATHS)})@(\d{{9}})", re.ASCII)
 
 
-def read_run_files(directory: Path, left_out: frozenset[str]) -> dict[str, TensorBytes]:
-    """The files under `directory` as tensors of bytes, named by path and offset.
-
-    Args:
-        left_out: names, directly in `directory`, of what is not taken.
-    """
+def read_run_files(directory: Path) -> dict[str, TensorBytes]:
+    """The files of the run in `directory` as tensors of bytes, named by path and offset."""
     tensors: dict[str, TensorBytes] = {}
-    for path in _files(directory, left_out):
+    for path in _files(directory):
         data = path.read_bytes()
         for start in range(0, max(1, len(data)), PIECE_BYTES):
-            name = f"{CLASS}/{path.relative_to(directory).as_posix()}@{start:09d}"
-            if _NAME.fullmatch(name):
-                piece = data[start : start + PIECE_BYTES]
-                tensors[name] = TensorBytes("U8", (len(piece),), piece)
+            piece = data[start : start + PIECE_BYTES]
+            tensors[_name(directory, path, start)] = TensorBytes("U8", (len(piece),), piece)
     return tensors
 
 
@@ -42,7 +46,7 @@ def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list
     """Write the files that a version holds into `directory`, each whole or not at all.
 
     Raises:
-        CheckpointError: the version is damaged, or a name leads out of `directory`.
+        CheckpointError: the version is damaged, or it holds a file that no run has.
         OSError: the disk refuses.
     """
     pieces: dict[str, dict[int, bytes]] = {}
@@ -60,14 +64,16 @@ def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list
     return [directory / path for path in files]
 
 
-def _files(directory: Path, left_out: frozenset[str]) -> Iterator[Path]:
-    for path in sorted(directory.iterdir()):
-        if path.name in left_out or path.is_symlink():
+def _files(directory: Path) -> Iterator[Path]:
+    for path in sorted(path for pattern in _FOLDERS for path in directory.glob(pattern)):
+        if not _NAME.fullmatch(_name(directory, path, 0)) or path.is_symlink():
             continue
-        if path.is_dir():
-            yield from _files(path, frozenset())
-        elif path.is_file() and path.stat().st_size <= LARGEST_BYTES:
+        if path.is_file() and path.stat().st_size <= LARGEST_BYTES:
             yield path
+
+
+def _name(directory: Path, path: Path, start: int) -> str:
+    return f"{CLASS}/{path.relative_to(directory).as_posix()}@{start:09d}"
 
 
 def _in_order(path: str, parts: Mapping[int, bytes]) -> Iterator[bytes]:

@@ -59,11 +59,6 @@ from infrastructure.training.trainer_factory import TrainerFactory, use_sample_d
 
 log = logging.getLogger(__name__)
 
-# In a run's directory, what each machine makes anew, or what would hold itself.
-NOT_IN_CHECKPOINTS = frozenset(
-    {"checkpoints", "final", "report.html", "summary.json", "backup.json", "lock", "trained_by"}
-)
-
 
 class TrainingDeployment:
     """A run from configuration to report.
@@ -213,9 +208,7 @@ class TrainingDeployment:
         checkpoint: Path | None = None,
     ) -> dict[str, Any]:
         copies = RunCopies(run, self.config, self.say)
-        trainer.save_checkpoints_to(
-            run.checkpoints, lambda: read_run_files(run.path, NOT_IN_CHECKPOINTS)
-        )
+        trainer.save_checkpoints_to(run.checkpoints, lambda: read_run_files(run.path))
         trainer.add_hooks([*self._observers(run, copies), *copies.observers()])
         loop = trainer.prepare()
         assert trainer.state is not None

@@ -21,8 +21,9 @@ def run(tmp_path: Path) -> Path:
     (run / "tokenizer").mkdir(parents=True)
     (run / "checkpoints").mkdir()
     (run / "run.json").write_text("{}")
-    (run / "empty").touch()
+    (run / "metrics.csv").touch()
     (run / "lock").touch()
+    (run / "training_args.bin").write_text("somebody else's")
     (run / "metrics.jsonl").write_bytes(b"x" * (2 * PIECE_BYTES + 5))
     (run / "tokenizer" / "tokenizer.json").write_text("tokens")
     (run / "checkpoints" / "large").write_text("not taken")
@@ -31,22 +32,22 @@ def run(tmp_path: Path) -> Path:
 
 def test_there_and_back(run: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    left_out = frozenset({"checkpoints", "lock"})
-    name = store.commit(read_run_files(run, left_out), {}, step=1)
+    name = store.commit(read_run_files(run), {}, step=1)
     restore_run_files(store, store.read(name), tmp_path / "copy")
     expected = files_in(run)
     assert files_in(tmp_path / "copy") == {
-        name: data for name, data in expected.items() if name not in ("lock", "checkpoints/large")
+        name: expected[name]
+        for name in ("metrics.csv", "metrics.jsonl", "run.json", "tokenizer/tokenizer.json")
     }
 
 
 def test_a_file_that_grows_is_stored_once(run: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    store.commit(read_run_files(run, frozenset()), {}, step=1)
+    store.commit(read_run_files(run), {}, step=1)
     before = sum(p.stat().st_size for p in (tmp_path / "store/objects").rglob("*") if p.is_file())
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b"one more line\n")
-    store.commit(read_run_files(run, frozenset()), {}, step=2)
+    store.commit(read_run_files(run), {}, step=2)
     after = sum(p.stat().st_size for p in (tmp_path / "store/objects").rglob("*") if p.is_file())
     assert after - before < 1000
 
@@ -61,6 +62,7 @@ def test_a_file_that_grows_is_stored_once(run: Path, tmp_path: Path) -> None:
         "files/a",
         "files/a@5",
         "files/a\\b@000000000",
+        "files/final/model.bin@000000000",
         "files/@000000000",
     ],
 )
@@ -74,6 +76,6 @@ def test_a_hostile_name_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_a_gap_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    version = store.commit({"files/a@000000009": TensorBytes("U8", (1,), b"x")}, {}, step=1)
+    version = store.commit({"files/run.json@000000009": TensorBytes("U8", (1,), b"x")}, {}, step=1)
     with pytest.raises(CheckpointError, match="gap at byte 0"):
         restore_run_files(store, store.read(version), tmp_path / "copy")

@@ -91,7 +91,7 @@ def good_version() -> tuple[Files, Manifest]:
     made = Store(ROOT, files)
     extra = {
         "files/run.json@000000000": TensorBytes("U8", (2,), b"{}"),
-        "files/logs/a.log@000000000": TensorBytes("U8", (3,), b"abc"),
+        "files/logs/errors/errors.jsonl@000000000": TensorBytes("U8", (3,), b"abc"),
     }
     name = made.commit({**tensors_at(1), **extra}, {"step": 1, "position": [1, 2]}, step=1)
     return files.files, made.read(name)

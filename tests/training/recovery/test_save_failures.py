@@ -22,11 +22,11 @@ def refusing(directory: Path, is_refused: Callable[[int], bool], **settings: Any
     save, attempts = training.loop.save, []
     assert save is not None
 
-    def refuse(state: TrainingState) -> None:
+    def refuse(state: TrainingState, kind: str) -> None:
         attempts.append(state.step)
         if is_refused(len(attempts) - 1):
             raise StorageError("planted") from OSError(errno.ENOSPC, "No space left on device")
-        save(state)
+        save(state, kind)
 
     training.loop.save = refuse
     training.attempts = attempts  # type: ignore[attr-defined]
