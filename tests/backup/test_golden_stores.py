@@ -1,4 +1,4 @@
-"""G14: a store that a released temper wrote opens for ever; one of the future is refused clearly."""
+"""G14: a store that a released temper wrote opens for ever; one of the future is refused."""
 
 import json
 import shutil
