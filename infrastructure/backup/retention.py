@@ -34,17 +34,18 @@ class Retention:
 
 
 def versions_to_keep(store: Store, retention: Retention) -> set[str]:
-    """The newest `keep_last` healthy versions that verify, what is newer than the oldest of them
+    """The newest healthy versions of `keep_last` different steps that verify, what is newer than the oldest of them
     (evidence of damage or of a loss that was not finite), and what else the policy names.
 
     While fewer than `keep_last` verify, everything stays: nothing is removed on the strength of a
     version that might not load.
     """
     names = store.versions()
-    verified = 0
+    verified_steps: set[int] = set()  # going back, or being stopped, saves one step twice
     for number, name in enumerate(names, start=1):
-        verified += is_good(store, name)
-        if verified == retention.keep_last:
+        if is_good(store, name):
+            verified_steps.add(store.read(name).step)
+        if len(verified_steps) == retention.keep_last:
             readable = {older: found for older in names if (found := _read(store, older))}
             return {*names[:number], *_worth_keeping(store, retention, readable)}
     return set(names)

@@ -49,6 +49,7 @@ from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers import (
+    ErrorsObserver,
     MetricsObserver,
     ProgressObserver,
     ReportObserver,
@@ -286,6 +287,7 @@ class TrainingDeployment:
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(make_sinks(training.metrics_sinks, run.path))),
             ProgressObserver(lambda total, step: Progress(total, step, note=copies.short)),
+            ErrorsObserver(run.path),
             ReportObserver(run.path),
         ]
         return hooks

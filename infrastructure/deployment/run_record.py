@@ -96,6 +96,7 @@ def summarise(
         "tokens": state.num_tokens,
         "seconds": seconds,
         "loss": state.loss,
+        "recoveries": state.recoveries,
         "peak_memory_bytes": state.metrics.get("memory_bytes"),
         "before": before.table_row(),
         "after": None if after is None else after.table_row(),

@@ -376,6 +376,7 @@ class EnhancedTrainer:
         restore_snapshot(snapshot, state, participants)
         if accepted:
             apply_hyperparameters(loop.optimizer, loop.scheduler, groups)
+        state.checkpoint = checkpoint
         saved = self.checkpoints.checkpoints() if self.checkpoints is not None else []
         loop.start_is_saved = saved[-1:] == [checkpoint] and not accepted
         return agreed

@@ -46,6 +46,7 @@ class Recovering(Stepping):
         Raises:
             TrainingDivergedError: that is not allowed, or not possible, any more.
         """
+        self.boundary = None  # whatever happens from here on, this state is not saved as a good one
         reason = why_not_back(state, bad, self.config.recovery)
         was_searched = bad.step <= self.watch.until_step
         began = 0
@@ -84,7 +85,11 @@ class Recovering(Stepping):
             raise error
         message, step = str(error), state.step + 1
         let_go(error)
-        began = self._go_back(state)
+        try:
+            began = self._go_back(state)
+        except CheckpointError as failure:
+            error.add_note(str(failure))
+            raise error from None
         self._shrink(state, size // 2)
         action = f"went back to step {began}, micro-batches of {state.micro_batch_size} from there"
         note(state, OUT_OF_MEMORY, action, message, step=step)
@@ -103,13 +108,8 @@ class Recovering(Stepping):
         free_memory(self.adapter.device)
         forget_unscaling(self.scaler, self.adapter.device)
         skipped, recoveries = state.skipped, state.recoveries
-        size, boundary = state.micro_batch_size, self.boundary
-        self.boundary = None  # while it is under way, nothing can be saved
-        try:
-            state.checkpoint = self.go_back(state)
-        except CheckpointError:
-            self.boundary = boundary
-            raise
+        size = state.micro_batch_size
+        state.checkpoint = self.go_back(state)
         state.skipped, state.recoveries = skipped, recoveries
         state.micro_batch_size = min(size, state.micro_batch_size)
         state.metrics, state.output, state.batch = {}, None, None

@@ -22,6 +22,14 @@ def test_the_newest_stay(tmp_path: Path) -> None:
     assert kept_steps(tmp_path, Retention(2), [{}] * 5) == [4, 5]
 
 
+def test_of_one_step_that_was_saved_twice_an_older_step_stays(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for step in (1, 2, 3, 3, 3):
+        store.commit(tensors_at(step), {}, step=step)
+    store.remove_all_but(versions_to_keep(store, Retention(2)))
+    assert sorted(store.read(name).step for name in store.versions()) == [2, 3, 3, 3]
+
+
 def test_the_best_stays(tmp_path: Path) -> None:
     scores: list[dict[str, Any]] = [{"score": s} for s in (3.0, 1.0, 2.0, 2.5, 4.0)]
     assert kept_steps(tmp_path / "a", Retention(2, keep_best=1), scores) == [2, 4, 5]

@@ -372,7 +372,7 @@ def main() -> None:
     torch.set_num_threads(1)
     memory = short_of_memory(range(NUM_STEPS))
     real = transformer(range(8))
-    found = {log: poisoned(range(20), log) for log in (1, 3)}
+    found = {1: poisoned(range(0, 20, 2), 1), 3: poisoned(range(1, 20, 4), 3)}
     once = poisoned(range(8), 1, once=True)
     result = {
         "points": memory.points,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.core.errors import StorageError, TrainingDivergedError
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint, step_of
 from infrastructure.training.extensions.extension_hooks import Event, Observer
@@ -233,6 +233,27 @@ def test_a_loss_spike_is_gone_back_from(tmp_path: Path, log_frequency: int) -> N
     assert (skipped.kind, skipped.step) == ("loss_spike", 24 + number + 1)
     assert skipped.rows == (f"example {6 * number + batch.index(POISON)} of epoch 6",)
     assert training.state.step == 32
+
+
+@pytest.mark.parametrize("failure", [StorageError("refused"), KeyboardInterrupt()])
+def test_a_bad_state_is_not_rescued_when_going_back_fails(
+    tmp_path: Path, failure: BaseException
+) -> None:
+    """The save that it waits for is refused once too often, or the user gives up just then."""
+    policy = {"loss_spike": "roll_back", "loss_spike_factor": 20.0, "max_failed_saves": 0}
+    training = spiking(tmp_path, POISON, recovery=policy)
+    collect = training.loop.collect
+
+    def fail(wait: bool) -> Any:
+        if wait and training.state.error is None:
+            raise failure
+        return collect(wait)
+
+    training.loop.collect = fail
+    with pytest.raises(type(failure)):
+        training.run()
+    assert training.state.step > 24  # the spike's
+    assert step_of(training.checkpoints.newest()) < training.state.step
 
 
 def test_a_loss_spike_is_only_noted_by_default(tmp_path: Path) -> None:
