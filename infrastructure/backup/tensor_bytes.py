@@ -40,7 +40,7 @@ def to_bytes(tensor: torch.Tensor) -> TensorBytes:
     if tensor.dtype not in NAMES:
         raise ValueError(f"tensors of type {tensor.dtype} cannot be stored")
     own = tensor.detach()
-    if own.device.type != "cpu" or not own.is_contiguous():
+    if not (own.is_cpu and own.is_contiguous()):
         own = own.cpu().contiguous()
     if own.dtype in NOT_IN_NUMPY:
         own = own.view(NOT_IN_NUMPY[own.dtype])

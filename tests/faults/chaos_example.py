@@ -1,8 +1,8 @@
 """G16: a training script for `ckpt-chaos` (PyPI, MIT), which kills it at every file operation.
 
     ckpt-chaos run --max-points 400 --checkpoint-glob '{out}/committed/*' \
-        --step-regex 'resumed from step (\\d+)' \
-        --result-file '{out}/final.json' --fail-on HARD_FAIL,SILENT_DIVERGENCE,LOST_WORK \
+        --step-regex 'resumed from step ([0-9]+)' --result-file '{out}/final.json' \
+        --fail-on HARD_FAIL,SILENT_DIVERGENCE,LOST_WORK \
         -- python -m tests.faults.chaos_example {out}
 
 The same command goes on with what it finds. `committed/` gets a file for each step whose checkpoint

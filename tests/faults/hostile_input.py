@@ -10,13 +10,15 @@ import random
 import sys
 import tempfile
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup import run_files, store
+from infrastructure.backup import objects, run_files, store
+from infrastructure.backup.codec import SUFFIX, compress, decompress
 from infrastructure.backup.hashing import hash_of
 from infrastructure.backup.manifest import Manifest, VersionName, parse_manifest
 from infrastructure.backup.packs import TensorBytes, decode
@@ -32,6 +34,7 @@ NASTY: list[Any] = [
     *("../../../../tmp/out", "/etc/passwd", "a\0b", "..", "files/../../out@000000000", RUN_CODE),
     *("F64", "\ud800", "x" * 5000, [2**31, 2**31], [0, 2**62], {"__class__": "os"}, 9**99),
 ]
+CRC_END = 20  # of a compressed object: where its checksum ends, and what it covers begins
 SLACK_BYTES = 1024**2  # what the interpreter itself needs for a small file
 
 
@@ -92,6 +95,7 @@ def good_version() -> tuple[Files, Manifest]:
     extra = {
         "files/run.json@000000000": TensorBytes("U8", (2,), b"{}"),
         "files/logs/errors/errors.jsonl@000000000": TensorBytes("U8", (3,), b"abc"),
+        "large/zeros": TensorBytes("F32", (1000,), bytes(4000)),
     }
     name = made.commit({**tensors_at(1), **extra}, {"step": 1, "position": [1, 2]}, step=1)
     return files.files, made.read(name)
@@ -143,6 +147,8 @@ def mutated_version(good: Files, manifest: Manifest, draw: random.Random) -> tup
     kind = draw.random()
     if kind < 0.1:
         return renamed_file(draw)
+    if kind < 0.25:
+        return compressed_wrongly(files, manifest, draw)
     if kind < 0.6:
         pack = draw.choice(manifest.packs)
         path = next(path for path in good if path.name == pack.hash)
@@ -156,6 +162,22 @@ def mutated_version(good: Files, manifest: Manifest, draw: random.Random) -> tup
     name = str(VersionName(manifest.sequence, "blake3", hash_of("blake3", [text])))
     files = {p: data for p, data in files.items() if p.parent.name != "versions"}
     return {**files, ROOT / "versions" / f"{name}.json": text}, name
+
+
+def compressed_wrongly(files: Files, manifest: Manifest, draw: random.Random) -> tuple[Files, str]:
+    """A version with an object whose compressed form is mutated, but for its own checksum."""
+    pack = manifest.packs[manifest.tensors["large/zeros"].pack]
+    path = next(path for path in files if path.name == pack.hash)
+    packed = bytearray(compress(files.pop(path)))
+    for _ in range(draw.randint(0, 3)):
+        at = draw.randrange(CRC_END, len(packed))
+        packed[at] = draw.choice([0, 1, 127, 128, 255, packed[at] ^ 1])
+    if draw.random() < 0.2:
+        del packed[draw.randrange(CRC_END, len(packed)) :]
+    packed[CRC_END - 4 : CRC_END] = zlib.crc32(packed[CRC_END:]).to_bytes(4, "little")
+    files[path.with_name(path.name + SUFFIX)] = bytes(packed)
+    name = next(path.stem for path in files if path.parent.name == "versions")
+    return files, name
 
 
 def renamed_file(draw: random.Random) -> tuple[Files, str]:
@@ -254,6 +276,12 @@ def _believes_sizes(pack: Any) -> dict[str, TensorBytes]:
     return decode(pack)
 
 
+def _believes_segments(packed: Any, size_bytes: int) -> bytearray:
+    """A mutant that makes room for as much as a compressed object claims of its first segment."""
+    bytearray(min(int.from_bytes(packed[25:29], "little"), 8 * 1024**2))
+    return decompress(packed, size_bytes)
+
+
 def _evaluates(data: bytes, name: VersionName) -> Manifest:
     """A mutant that reads a manifest as Python."""
     with suppress(Exception):
@@ -280,6 +308,7 @@ def _raises_key_errors(pack: Any) -> dict[str, TensorBytes]:
 
 MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "believes sizes": (store, "decode", _believes_sizes),
+    "believes segments": (objects, "decompress", _believes_segments),
     "reads Python": (store, "parse_manifest", _evaluates),
     "any file name": (run_files, "_NAME", _AnyName),
     "any header": (store, "decode", _raises_key_errors),

@@ -26,7 +26,7 @@ def test_a_hostile_version_is_refused_and_does_nothing() -> None:
 def test_a_careless_reader_would_show(name: str) -> None:
     place, attribute, defect = MUTANTS[name]
     with replaced(place, attribute, defect):
-        assert fuzz(500, 1, WATCH).is_bad
+        assert fuzz(800, 1, WATCH).is_bad
 
 
 def test_a_run_leaves_no_secret_and_no_pickle_and_reads_none(tmp_path: Path) -> None:
