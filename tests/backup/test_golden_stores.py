@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""G14: a store that a released temper wrote opens for ever; one of the future is refused."""
-=======
 """G14: a store of a released format opens for ever; one of the future is refused clearly."""
->>>>>>> main
 
 import json
 import shutil
