@@ -9,26 +9,21 @@ the bytes are in memory that this process has too, and are written from here.
 import contextlib
 import json
 import logging
-import mmap
 import os
 import select
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from infrastructure.backup.packs import TensorBytes
+from infrastructure.backup.kept_copy import KeptCopy, Place, State
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.writer_process import LOCK_FILE, commit_message
 from infrastructure.core.errors import StorageError
 from infrastructure.core.lock import Lock
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-ALIGNMENT_BYTES = 64
-GROWTH_BYTES = 16 * 1024**2  # so that a slightly longer message needs no new mapping
 
 log = logging.getLogger(__name__)
 
@@ -45,30 +40,26 @@ class BackgroundWriter:
         self.root = root
         self.retention = retention
         self.compress = compress
-        self._file: BinaryIO | None = None
-        self._memory: mmap.mmap | None = None
+        self._copy = KeptCopy()
         self._helper: subprocess.Popen[bytes] | None = None
         self._lock: Lock | None = None
-        self._places: list[tuple[Any, ...]] = []
+        self._places: list[Place] | None = None
         self._spelled = b"[]"
         self._in_flight: tuple[int, int] | None = None  # where its message lies, and how long it is
 
-    def begin(
-        self, tensors: Mapping[str, TensorBytes], values: dict[str, Any], **facts: Any
-    ) -> None:
+    def begin(self, state: State, values: dict[str, Any], **facts: Any) -> None:
         """Take a copy and begin to write it; `facts` are `Store.commit`'s keywords.
 
         Call `collect(wait=True)` before: one version is in flight at a time.
+
+        Raises:
+            ValueError: a tensor has a type that cannot be stored.
+            StorageError: there is no memory for the copy.
         """
         assert self._in_flight is None, "a version is in flight"
-        places, size_bytes = _lay_out(tensors)
-        text = self._message(places, {"values": values, "facts": facts, "compress": self.compress})
-        self._reserve(size_bytes + len(text))
-        assert self._memory is not None
-        for (_, _, _, begin, length), tensor in zip(places, tensors.values(), strict=True):
-            self._memory[begin : begin + length] = tensor.data
-        self._memory[size_bytes : size_bytes + len(text)] = text
-        self._in_flight = (size_bytes, len(text))
+        self._copy.take(state)
+        text = self._message({"values": values, "facts": facts, "compress": self.compress})
+        self._in_flight = (self._copy.append(text), len(text))
         self._hand_over(b"%d %d\n" % self._in_flight)
 
     def collect(self, wait: bool = False) -> str | None:
@@ -83,8 +74,7 @@ class BackgroundWriter:
         answer = self._answer()
         if answer is None:
             log.warning("the helper that writes checkpoints is gone; this one is written here")
-            assert self._memory is not None
-            answer = commit_message(self.root, self.retention, self._memory, *place)
+            answer = commit_message(self.root, self.retention, self._copy.memory, *place)
         if "error" in answer:
             raise StorageError(answer["error"])
         return str(answer["name"])
@@ -101,25 +91,17 @@ class BackgroundWriter:
             if self._helper.stdout is not None:
                 self._helper.stdout.close()
         self._helper = None
-        if self._file is not None:
-            self._file.close()
+        self._copy.close()
         if self._lock is not None:
             self._lock.release()
-        self._file = self._memory = self._lock = None
+        self._lock = None
 
-    def _message(self, places: list[tuple[Any, ...]], rest: dict[str, Any]) -> bytes:
+    def _message(self, rest: dict[str, Any]) -> bytes:
         """What the helper needs to know. The places take long to spell, and seldom change."""
-        if places != self._places:
-            self._places, self._spelled = places, json.dumps(places).encode()
+        if self._places is not self._copy.places:
+            self._places = self._copy.places
+            self._spelled = json.dumps(self._places).encode()
         return b"[%b,%b]" % (self._spelled, json.dumps(rest, allow_nan=False).encode())
-
-    def _reserve(self, size_bytes: int) -> None:
-        """Kept from version to version: fresh memory would cost more than the copy."""
-        if self._file is None:
-            self._file = _anonymous_file()
-        if self._memory is None or len(self._memory) < size_bytes:
-            os.ftruncate(self._file.fileno(), -(-size_bytes // GROWTH_BYTES) * GROWTH_BYTES)
-            self._memory = mmap.mmap(self._file.fileno(), 0)
 
     def _hand_over(self, message: bytes) -> None:
         """Tell the helper where the version lies; so short a line never waits for it to be read."""
@@ -146,8 +128,7 @@ class BackgroundWriter:
         self._helper = None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        assert self._file is not None
-        descriptor = self._file.fileno()
+        descriptor = self._copy.descriptor
         if self._lock is None:
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.root / LOCK_FILE)
@@ -179,21 +160,3 @@ class BackgroundWriter:
             return None
         line = self._helper.stdout.readline()
         return dict(json.loads(line)) if line.endswith(b"\n") else None
-
-
-def _anonymous_file() -> BinaryIO:
-    """A file without a name, in memory where the system can do so."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("checkpoint"), "r+b", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
-
-
-def _lay_out(tensors: Mapping[str, TensorBytes]) -> tuple[list[tuple[Any, ...]], int]:
-    """Where each tensor goes: (name, type, shape, begin, length); and the size of all."""
-    places = []
-    end = 0
-    for name, tensor in tensors.items():
-        begin = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        end = begin + len(tensor.data)
-        places.append((name, tensor.dtype, tensor.shape, begin, len(tensor.data)))
-    return places, end

@@ -4,6 +4,7 @@ A file holds the bytes themselves; or it is called `<hash>.zst` and holds them c
 """
 
 import contextlib
+import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
@@ -19,7 +20,7 @@ from infrastructure.backup.file_operations import (
     Item,
     fetched_ahead,
 )
-from infrastructure.backup.hashing import hash_of
+from infrastructure.backup.hashing import HEX_HASH, hash_of
 from infrastructure.backup.manifest import MAX_MANIFEST_BYTES, Pack
 from infrastructure.backup.packs import size_of
 from infrastructure.core.errors import CheckpointError, StorageError
@@ -27,6 +28,7 @@ from infrastructure.core.errors import CheckpointError, StorageError
 # What to hash, piece by piece, and the memory in which it then lies as a whole (or nothing).
 Contents = tuple[Iterable[Buffer], Buffer]
 
+OBJECT_FOLDER = re.compile(r"[0-9a-f]{2}")
 SLACK_BYTES = 64 * 1024**2  # the disk is never filled to its last byte
 
 
@@ -153,15 +155,17 @@ class ObjectFiles:
         return hash_of(hash_name, self.operations.read(path)) != digest
 
     def remove_all_but(self, living: Collection[str]) -> None:
-        """Remove the objects that nothing names.
+        """Remove the objects that nothing names; what is no object is not touched.
 
         Raises:
             OSError: the disk refuses.
         """
-        for folder in self.operations.names(self.root / "objects"):
+        folders = self.operations.names(self.root / "objects")
+        for folder in filter(OBJECT_FOLDER.fullmatch, folders):
             for name in self.operations.names(self.root / "objects" / folder):
-                if name.removesuffix(SUFFIX) not in living:
-                    self._trusted.pop(name.removesuffix(SUFFIX), None)
+                digest = name.removesuffix(SUFFIX)
+                if digest not in living and HEX_HASH.fullmatch(digest):
+                    self._trusted.pop(digest, None)
                     self.operations.remove(self.root / "objects" / folder / name)
 
     def sweep(self) -> None:

@@ -31,21 +31,32 @@ NOT_IN_NUMPY = {
 }
 
 
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The name of a tensor's type in a store.
+
+    Raises:
+        ValueError: tensors of this type cannot be stored.
+    """
+    name = NAMES.get(tensor.dtype)
+    if name is None:
+        raise ValueError(f"tensors of type {tensor.dtype} cannot be stored")
+    return name
+
+
 def to_bytes(tensor: torch.Tensor) -> TensorBytes:
     """The bytes of a tensor; those of a contiguous one on the CPU are shared, not copied.
 
     Raises:
         ValueError: tensors of this type cannot be stored.
     """
-    if tensor.dtype not in NAMES:
-        raise ValueError(f"tensors of type {tensor.dtype} cannot be stored")
+    dtype = dtype_name(tensor)
     own = tensor.detach()
     if not (own.is_cpu and own.is_contiguous()):
         own = own.cpu().contiguous()
     if own.dtype in NOT_IN_NUMPY:
         own = own.view(NOT_IN_NUMPY[own.dtype])
     data = own.numpy().data.cast("B") if own.numel() else b""
-    return TensorBytes(NAMES[tensor.dtype], tuple(tensor.shape), data)
+    return TensorBytes(dtype, tuple(tensor.shape), data)
 
 
 def from_bytes(stored: TensorBytes) -> torch.Tensor:

@@ -164,3 +164,15 @@ def test_a_pack_that_is_mostly_dead_is_not_named_again(
         assert (first.packs[0] in latest.packs) == is_named
     found = {name: bytes(tensor.data) for name, tensor in store.load(latest)}
     assert found == {name: bytes(tensor.data) for name, tensor in tensors.items()}
+
+
+def test_what_somebody_else_put_into_a_store_stays_and_stops_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    names = commit(store, 1, 2)
+    folder = next((tmp_path / "objects").iterdir())
+    strangers = [tmp_path / "objects" / "optimizer.pt", folder / "notes.txt", tmp_path / "x"]
+    for path in strangers:
+        path.write_text("not ours")
+    assert store.remove_all_but(names[1:]) == names[:1]
+    assert all(path.exists() for path in strangers)
+    assert step_that_loads(FileOperations(), tmp_path) == 2

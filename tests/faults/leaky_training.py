@@ -42,8 +42,8 @@ class Talkative(Observer):
 def main() -> int:
     observers = TrainingDeployment._observers
 
-    def with_one_more(self: TrainingDeployment, *given: Any) -> list[Any]:
-        return [Talkative(), *observers(self, *given)]
+    def with_one_more(*arguments: Any) -> list[Any]:
+        return [Talkative(), *observers(*arguments)]
 
     TrainingDeployment._observers = with_one_more  # type: ignore[method-assign]
     return cli.main()

@@ -23,6 +23,7 @@ from tests.faults.pickle_scan import files_with_pickles
 
 PLANTED_PICKLES = ("training_args.bin", "pytorch_model.bin", "optimizer.pt", "rng_state.pth")
 PLANTED_PICKLES += ("adapter_model.bin", "model.pt", "data.pkl", "scheduler.pt")
+STORE_FOLDERS = ("objects", "versions", "tmp")
 
 
 def secret(prefix: str) -> str:
@@ -107,7 +108,8 @@ def run_with_secrets(folder: Path, model: Path, *flags: str) -> Ran:
     train = ["train", str(folder / "rows.jsonl"), f"--config={folder / 'settings.yaml'}"]
     _run(ran, *flags, *train, f"--model={model}", "--log-level=DEBUG")
     for run in [path for path in (folder / "runs").iterdir() if path.is_dir()]:
-        for place in (run, run / "checkpoints", run / "checkpoints" / "objects", run / "tokenizer"):
+        # not in the run's own folder: what lies there is carried in its checkpoints, as it is
+        for place in (run / "checkpoints", *(run / "checkpoints" / n for n in STORE_FOLDERS)):
             plant_pickles(place, folder / "mark")
     _run(ran, *flags, "train-resume", f"--output-dir={folder / 'runs'}", "--log-level=DEBUG")
     for name in PLANTED_PICKLES:

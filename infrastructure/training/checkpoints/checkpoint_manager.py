@@ -10,7 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from infrastructure.backup.background_writer import BackgroundWriter
+from infrastructure.backup.kept_copy import State, size_of_state
 from infrastructure.backup.manifest import VersionName
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import Retention, versions_to_keep
@@ -63,7 +66,8 @@ class CheckpointManager:
             StorageError: the disk refuses; what was saved before is untouched.
         """
         self._take_in(wait=True)
-        return self._save(self._tensors(snapshot), snapshot, facts)
+        state = self._state(snapshot)
+        return self._save(as_bytes(state), snapshot, facts)
 
     def _save(
         self, tensors: Mapping[str, TensorBytes], snapshot: Snapshot, facts: Mapping[str, Any]
@@ -83,20 +87,21 @@ class CheckpointManager:
             StorageError: as `save`, or the one before this could not be written.
         """
         self._take_in(wait=True)
-        tensors = self._tensors(snapshot)
-        if sum(len(tensor.data) for tensor in tensors.values()) < BACKGROUND_BYTES:
-            self._committed.append(self._save(tensors, snapshot, facts).stem)
+        state = self._state(snapshot)
+        if size_of_state(state) < BACKGROUND_BYTES:
+            self._committed.append(self._save(as_bytes(state), snapshot, facts).stem)
             return
         if self._writer is None:
             self._writer = BackgroundWriter(self.store.root, self.retention, compress=self.compress)
-        self._writer.begin(tensors, snapshot.values, step=snapshot.values["step"], **facts)
+        self._writer.begin(state, snapshot.values, step=snapshot.values["step"], **facts)
 
-    def _tensors(self, snapshot: Snapshot) -> dict[str, TensorBytes]:
+    def _state(self, snapshot: Snapshot) -> State:
+        state: dict[str, torch.Tensor | TensorBytes] = {**by_full_name(snapshot)}
         try:
-            return {**tensors_of(snapshot), **self.run_files()}
+            state |= self.run_files()
         except OSError as error:  # they are not what a training goes on from
             log.warning("the run's files are not in this checkpoint: %s", error)
-            return tensors_of(snapshot)
+        return state
 
     def collect(self, wait: bool = False) -> list[Path]:
         """The checkpoints begun that have been committed since the last call.
@@ -167,12 +172,20 @@ class CheckpointManager:
         )
 
 
-def tensors_of(snapshot: Snapshot) -> dict[str, TensorBytes]:
-    """A snapshot's tensors by full name, in memory that they share where they are on the CPU."""
+def by_full_name(snapshot: Snapshot) -> dict[str, torch.Tensor]:
+    """A snapshot's tensors by their full names."""
     return {
-        f"{group}/{name}": to_bytes(tensor)
+        f"{group}/{name}": tensor
         for group, members in snapshot.tensors.items()
         for name, tensor in members.items()
+    }
+
+
+def as_bytes(state: State) -> dict[str, TensorBytes]:
+    """`state` in memory that it shares where it is on the CPU."""
+    return {
+        name: tensor if isinstance(tensor, TensorBytes) else to_bytes(tensor)
+        for name, tensor in state.items()
     }
 
 
