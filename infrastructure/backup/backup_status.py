@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from infrastructure.core.files import write_json
 
 UNKNOWN, OFF = "unknown", "off"
+FINISHED = "finished"
 STATES = {
     UNKNOWN: "nothing is known of it",
     OFF: "there is no place: versions lie on this machine only",
@@ -24,7 +25,7 @@ STATES = {
     "doubtful": "the place has confirmed nothing for long; copying goes on, nothing is removed",
     "retrying": "the place did not answer as it should",
     "fenced": "another machine goes on with this run; copying has stopped",
-    "finished": "the training ended, and its last version is confirmed",
+    FINISHED: "the training ended, and its last version is confirmed",
     "left": "the training ended, and its last version is not confirmed",
 }
 LATE_SECONDS = 60.0  # a version that took longer to arrive is told with both times
@@ -77,7 +78,8 @@ class BackupStatus:
         return self.newest_name is not None and self.confirmed_name == self.newest_name
 
     def possible_loss(self, now: float) -> PossibleLoss:
-        """The age of the last confirmed version at the time `now`, as a number and as a sentence:
+        """The age of the last confirmed version at the time `now`, as a number (0 when the training
+        has ended, and all of it is safe) and as a sentence:
         `backup: step 120 confirmed 45 s ago at drive:MyDrive/temper (step 140 on its way, 63 %)`.
         """
         if self.state in (UNKNOWN, OFF):
@@ -88,6 +90,8 @@ class BackupStatus:
             what += f"; {self.error}{times}" + (f" ({self.advice})" if self.advice else "")
         elif self.state in ("doubtful", "fenced", "left"):
             what += f"; {STATES[self.state]}"
+        if self.state == FINISHED:
+            return PossibleLoss(0.0, f"backup: {what}")
         seconds = None if self.saved_at is None else max(0.0, now - self.saved_at)
         return PossibleLoss(seconds, f"backup: {what}")
 

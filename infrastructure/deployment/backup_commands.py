@@ -177,7 +177,9 @@ def status(told: Told) -> int:
     loss = found.possible_loss(time.time())
     facts = {"run": run.run_id, **asdict(found), "possible_loss_seconds": loss.seconds}
     lines = [loss.text]
-    if loss.seconds is not None:
+    if loss.seconds == 0.0:
+        lines.append("The training has ended: if this machine died now, nothing would be lost")
+    elif loss.seconds is not None:
         lines.append(f"If this machine died now, {age_words(loss.seconds)} of work would be lost")
     told.show({**facts, "text": loss.text}, *lines)
     return DONE

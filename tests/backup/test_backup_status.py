@@ -97,3 +97,9 @@ def test_a_missing_status_is_unknown_and_a_newer_one_is_read_as_far_as_it_is_kno
     path = tmp_path / "backup.json"
     path.write_text(json.dumps({"state": "idle", "place": "p", "of_tomorrow": 1}))
     assert read_status(path) == BackupStatus(state="idle", place="p")
+
+
+def test_when_the_training_has_ended_nothing_can_be_lost() -> None:
+    ended = replace(CONFIRMED, state="finished")
+    assert ended.possible_loss(9e9).seconds == 0.0
+    assert "confirmed" in ended.possible_loss(9e9).text
