@@ -37,6 +37,7 @@ class TrainingLoop(Recovering):
             DeviceFailedError: the GPU failed.
             BaseException: whatever went wrong, after the ERROR and TRAIN_END events.
         """
+        self.is_ending = False
         self.schedule.start(state.step)
         try:
             self.first_states = FirstStates(self.hooks)

@@ -136,6 +136,7 @@ class Recovering(Stepping):
 
         Not after the GPU failed (it cannot be read any more) nor after divergence.
         """
+        self.is_ending = True
         boundary = self.boundary
         if boundary is None or isinstance(error, DeviceFailedError):
             return
@@ -156,7 +157,7 @@ class Recovering(Stepping):
     @property
     def may_break_off(self) -> bool:
         """Whether an exception now costs no more than the step that is being done."""
-        return self.boundary is not None and not self.is_saving
+        return self.boundary is not None and not (self.is_saving or self.is_ending)
 
     def poll(self, state: TrainingState) -> None:
         """For what takes long between two steps: save if that is due, end if that is asked for.
@@ -205,6 +206,7 @@ class Recovering(Stepping):
 
     def _finish_saving(self, state: TrainingState) -> None:
         """Wait for the last checkpoint; one that was refused is tried once more."""
+        self.is_ending = True
         self._tell_saved(state, wait=True)
         if self.save is not None and self.failures.count:
             self._save(state, "scheduled")

@@ -83,6 +83,7 @@ class Stepping:
     batch_at: Position | None = None
     last_step: LogWindow | None = None
     is_saving: bool = False
+    is_ending: bool = False
 
     def __post_init__(self) -> None:
         recovery = self.config.recovery

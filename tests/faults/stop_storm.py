@@ -88,9 +88,9 @@ def train(directory: Path) -> int:
     training.checkpoints.retention = Retention(2)
     training.loop.evaluate = lambda: evaluate(training)
     signals.PATIENCE_SECONDS = PATIENCE_SECONDS
-    (directory / "ready").touch()
     try:
         with stop_on_signals(training.state, lambda: training.loop.may_break_off):
+            (directory / "ready").touch()
             go_on(training)
     except KeyboardInterrupt:
         return STOPPED

@@ -165,3 +165,23 @@ def test_a_long_evaluation_saves_the_steps_before_it(tmp_path: Path) -> None:
     resumed.loop.evaluate = lambda: (torch.rand(15), {"eval_loss": 1.0})[1]
     resumed.resume(during)
     assert torch.equal(resumed.weights, undisturbed.weights)
+
+
+def test_the_last_save_is_not_broken_off(tmp_path: Path) -> None:
+    """A save may take longer than the patience of whoever stops the training."""
+    training = Training(tmp_path, **QUIET)
+    save, allowed = training.loop.save, []
+    assert save is not None
+
+    def slow_save(state: TrainingState, kind: str) -> None:
+        allowed.append((state.step, kind, training.loop.may_break_off))
+        save(state, kind)
+
+    training.loop.save = slow_save
+    training.loop.evaluate = lambda: (
+        training.state.interrupt("SIGTERM received") or (training.loop.poll(training.state) or {})
+    )
+    with pytest.raises(KeyboardInterrupt):
+        training.run()
+    assert allowed == [(0, "scheduled", False), (2, "stopped", False)]
+    assert not training.loop.may_break_off
