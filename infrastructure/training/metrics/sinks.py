@@ -26,6 +26,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from infrastructure.core.line_file import LineFile
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import require
 from infrastructure.monitoring.formatting import (
@@ -41,7 +42,6 @@ from infrastructure.monitoring.metrics_file import (
     encode_record,
     spell_numbers,
 )
-from infrastructure.training.metrics.line_file import LineFile
 
 CSV_COLUMNS = ["step", "kind", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm"]
 CSV_COLUMNS += ["tokens", "tokens_per_second", "seconds", "memory_bytes"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.training.metrics.line_file import LineFile
+from infrastructure.core.line_file import LineFile
 
 
 @contextmanager
