@@ -46,6 +46,13 @@ class AlertRule:
         margin = CLEAR_SHARE * abs(self.limit)
         return value >= self.limit + margin if self.is_lower else value <= self.limit - margin
 
+    def text(self, value: float, subject: str, state: State) -> str:
+        """What an alert says to a person."""
+        if state == "ended":
+            about = f"{subject}: " if subject else ""
+            return f"{about}{self.name} is within its limit again ({value:.4g}, {self.limit:.4g})"
+        return self.message.format(subject=subject, value=value, limit=self.limit)
+
 
 @dataclass(frozen=True)
 class Alert:
@@ -135,5 +142,5 @@ class AlertWatch:
             if not incident.is_open or not rule.is_clear(value):
                 return None
             incident.is_open, state = False, "ended"
-        text = rule.message.format(subject=subject, value=value, limit=rule.limit)
+        text = rule.text(value, subject, state)
         return Alert(now, step, rule.name, subject, state, rule.severity, value, rule.limit, text)

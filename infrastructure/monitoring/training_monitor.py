@@ -37,6 +37,7 @@ ALERTS_FILE = Path("logs") / "system" / "alerts.jsonl"
 PERFORMANCE_FILE = Path("logs") / "performance" / "performance.jsonl"
 INTERVAL_SECONDS = 2.0
 COOLDOWN_SECONDS = 300.0
+FIRST_SECONDS = 0.5  # before the first sample: rates need some time to be of
 HISTORY = 1024  # newest samples and newest metrics that are kept in memory
 MAX_WAITING_ALERTS = 1000
 JOIN_SECONDS = 10.0
@@ -242,7 +243,8 @@ class TrainingMonitor:
 
     def _watch(self) -> None:
         """The thread: a sample at every interval, alerts as soon as they are there."""
-        due = time.monotonic()
+        self._attempt("reading the machine", self._read_machine)  # rates begin here
+        due = time.monotonic() + min(self.interval_seconds, FIRST_SECONDS)
         while not self._is_stopping:
             if time.monotonic() >= due:
                 due = time.monotonic() + self.interval_seconds

@@ -267,10 +267,11 @@ class TensorBoardSink(Sink):
 
 
 def tensorboard_tag(key: str, record: Record) -> str:
-    """train/loss, train/grad_norm, …; evaluation/loss, … for the numbers of an evaluation."""
+    """train/loss, train/grad_norm, …; evaluation/loss, … for the numbers of an evaluation, and
+    machine/… for a sample of the machine."""
     if record.get("kind") == EVALUATION:
         return f"evaluation/{key.removeprefix('eval_')}"
-    return f"train/{key}"
+    return f"{record.get('kind', 'train')}/{key}"
 
 
 SINKS: dict[str, Callable[[Path], Sink]] = {
