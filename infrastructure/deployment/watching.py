@@ -17,10 +17,10 @@ from infrastructure.training.data.token_cache import TokenCache
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.metrics.sinks import TensorBoardSink
-from infrastructure.training.monitor_observer import MonitorObserver
+from infrastructure.training.monitor_observer import MonitorObserver, RunLogObserver
 from infrastructure.training.profiling import ProfileObserver
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CACHE_SECONDS = 60.0  # the cache's size is that of many files, and changes seldom
 
@@ -46,9 +46,10 @@ def watching_hooks(
     sinks = make_alert_sinks(config.monitor.alert_sinks, say, run_directory.name)
     watching = Watching(config, run_directory, sinks, probes)
     hooks: list[Hook] = [
+        RunLogObserver(watching.log.write),  # before the one that closes the log at the end
         MonitorObserver(
             watching.monitor, trainer.adapter, trainer.precision, watching.start, watching.stop
-        )
+        ),
     ]
     if config.monitor.profile_steps:
         hooks.append(ProfileObserver(run_directory, config.monitor.profile_steps))
@@ -66,7 +67,7 @@ class Watching:
         probes: dict[str, Probe],
     ) -> None:
         self.config, self.run_directory = config, run_directory
-        self._log = RunLog(run_directory)
+        self.log = RunLog(run_directory)
         self._endpoint: PrometheusEndpoint | None = None
         self._tensorboard = self._make_tensorboard()
         monitor = config.monitor
@@ -82,14 +83,14 @@ class Watching:
 
     def start(self) -> None:
         """Begin the run's log and answer Prometheus; an address that is taken is only told."""
-        self._log.start()
+        self.log.start()
         address = self.config.monitor.prometheus
         if address is not None:
             try:
                 name = self.run_directory.name
                 self._endpoint = PrometheusEndpoint(self.monitor, name, address)
             except OSError as error:
-                log.warning("no numbers for Prometheus at %s: %s", address, error)
+                logger.warning("no numbers for Prometheus at %s: %s", address, error)
 
     def stop(self) -> None:
         """End what `start` began."""
@@ -97,7 +98,7 @@ class Watching:
             self._endpoint.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
-        self._log.stop()
+        self.log.stop()
 
     def _cache_bytes(self) -> float:
         return TokenCache(self.config.cache).size_bytes()

@@ -13,6 +13,7 @@ from infrastructure.monitoring.formatting import (
     format_bytes,
     format_duration,
     format_number,
+    format_share,
 )
 from infrastructure.monitoring.markup import Markup, element, raw_markup, readable_key, table
 from infrastructure.monitoring.metrics_file import Record, parse_metrics
@@ -126,6 +127,8 @@ def _with_unit(key: str, value: float) -> str:
         return f"{format_bytes(value)}/s"
     if key.endswith("_bytes"):
         return format_bytes(value)
+    if key == "model_flops_utilization":
+        return format_share(value)
     if key.endswith("_seconds") and value >= 1:
         return format_duration(value)
     units = {"_percent": " %", "_celsius": " °C", "_watts": " W", "_seconds": " s"}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from infrastructure.config.resource_config import AlertThresholds
+from infrastructure.core.files import write_json
 from infrastructure.core.gpu_readings import GpuReadings
 from infrastructure.core.line_file import RotatingLineFile
 from infrastructure.core.machine_readings import MachineReadings
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 SYSTEM_FILE = Path("logs") / "system" / "system.jsonl"
 ALERTS_FILE = Path("logs") / "system" / "alerts.jsonl"
 PERFORMANCE_FILE = Path("logs") / "performance" / "performance.jsonl"
+SUMMARY_FILE = Path("logs") / "performance" / "summary.json"
 INTERVAL_SECONDS = 2.0
 COOLDOWN_SECONDS = 300.0
 FIRST_SECONDS = 0.5  # before the first sample: rates need some time to be of
@@ -57,7 +59,6 @@ class TrainingMetrics:
         seconds_per_step: with the wait for data, without evaluating and saving.
         model_flops_utilization: share of the arithmetic that the device can do, from 0 to 1.
         data_wait_percent: share of a step that is waiting for data.
-        inference_latency_seconds: one forward pass over one example.
         memory_bytes: peak memory of the process or the device.
     """
 
@@ -73,7 +74,6 @@ class TrainingMetrics:
     tokens_per_second: float | None = None
     model_flops_utilization: float | None = None
     data_wait_percent: float | None = None
-    inference_latency_seconds: float | None = None
     memory_bytes: float | None = None
 
     def values(self) -> dict[str, float]:
@@ -157,7 +157,7 @@ class TrainingMonitor:
         self._thread.start()
 
     def stop_monitoring(self) -> None:
-        """Take a last sample, tell what there is to tell and let everything go."""
+        """Take a last sample, write the summary, tell what there is to tell, let everything go."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._is_stopping = True
@@ -167,6 +167,9 @@ class TrainingMonitor:
             logger.warning("the monitor does not answer; its last sample is missing")
             return
         self.sample()
+        if self.directory is not None:
+            path, summary = self.directory / SUMMARY_FILE, self.get_performance_summary()
+            self._attempt(f"writing {path.name}", lambda: write_json(path, summary))
         for sink in self.sinks:
             self._attempt(f"the alert sink {sink.name}", sink.close)
         for file in self._files.values():

@@ -1,4 +1,4 @@
-"""What the monitor is told of a training: speed, waiting, latency, the age of its checkpoints.
+"""What the monitor and the log are told of a training: speed, waiting, latency, age of its saves.
 
 Numbers are handed over when the loop has read them from the device (`log_frequency`); between two
 records a step costs a few additions. Whatever fails here is told once and switched off.
@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -45,7 +46,8 @@ class MonitorObserver(Observer):
     """Tells `monitor` of each logged step; starts it with the training and stops it at the end.
 
     Args:
-        monitor: gets a probe, `checkpoint_age_seconds`, besides its own.
+        monitor: gets the probes `checkpoint_age_seconds` and `inference_latency_seconds` (of one
+            forward pass over one example) besides its own.
         adapter, precision: of the training, to measure one forward pass and the device.
         start, stop: further things that begin and end with the monitor, in this order.
     """
@@ -71,6 +73,7 @@ class MonitorObserver(Observer):
         self._most_per_second: float | None = None
         self._is_off = False
         monitor.probes["checkpoint_age_seconds"] = self._checkpoint_age
+        monitor.probes["inference_latency_seconds"] = lambda: self._latency
 
     def train_start(self, state: TrainingState) -> None:
         self.monitor.step = state.step
@@ -143,7 +146,6 @@ class MonitorObserver(Observer):
                 tokens_per_second=seconds and window.num_tokens / seconds,
                 model_flops_utilization=seconds and self._utilization(window),
                 data_wait_percent=seconds and 100 * window.waited / seconds,
-                inference_latency_seconds=self._latency,
                 memory_bytes=state.metrics.get("memory_bytes"),
             )
         )
@@ -196,3 +198,36 @@ class MonitorObserver(Observer):
             if not self._is_off:
                 logger.warning("the monitor is off, the training goes on: %r", error)
             self._is_off = True
+
+
+class RunLogObserver(Observer):
+    """Writes what happens in a training to its log: a record for each beginning, evaluation,
+    checkpoint and end.
+
+    Args:
+        write: takes a record of plain values; secrets in it are masked there.
+    """
+
+    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+        self.write = write
+
+    def train_start(self, state: TrainingState) -> None:
+        self._tell("the training begins", state, total_steps=state.total_steps)
+
+    def phase_start(self, state: TrainingState) -> None:
+        self._tell("a phase begins", state, phase=state.phase.name)
+
+    def eval_end(self, state: TrainingState) -> None:
+        self._tell("evaluated", state, **state.evaluation)
+
+    def checkpoint_saved(self, state: TrainingState) -> None:
+        self._tell("a checkpoint is safe", state, checkpoint=str(state.checkpoint))
+
+    def error(self, state: TrainingState) -> None:
+        self._tell("an error ends the training", state, error=repr(state.error))
+
+    def train_end(self, state: TrainingState) -> None:
+        self._tell("the training has ended", state, loss=state.loss, reason=state.stop_reason)
+
+    def _tell(self, what: str, state: TrainingState, **more: Any) -> None:
+        self.write({"message": what, "step": state.step, "epoch": state.position.epoch, **more})
