@@ -36,6 +36,7 @@ from infrastructure.deployment.run_record import (
     summarise,
 )
 from infrastructure.deployment.signals import stop_on_signals
+from infrastructure.deployment.watching import watching_hooks
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report import write_report
 from infrastructure.training.checkpoints.checkpoint_manager import (
@@ -210,7 +211,9 @@ class TrainingDeployment:
     ) -> dict[str, Any]:
         copies = RunCopies(run, self.config, self.say)
         trainer.save_checkpoints_to(run.checkpoints, lambda: read_run_files(run.path))
-        trainer.add_hooks([*self._observers(run, copies), *copies.observers()])
+        probes = {"backup_age_seconds": copies.age_seconds} if copies.has_place else {}
+        watching = watching_hooks(self.config, run.path, trainer, self.say, probes)
+        trainer.add_hooks([*watching, *self._observers(run, copies), *copies.observers()])
         loop = trainer.prepare()
         assert trainer.state is not None
         if checkpoint is not None:
