@@ -221,7 +221,8 @@ class TrainingDeployment:
         copies.tell_room(size_bytes, loop.total_steps)
         self.say(f"Training for {trainer.state.total_steps} steps; Ctrl-C saves and stops")
         ending = Ending(run, trainer, before, copies)
-        write_json(run.summary_file, {"status": "running"})
+        total_steps = trainer.state.total_steps
+        write_json(run.summary_file, {"status": "running", "total_steps": total_steps})
         try:
             with stop_on_signals(trainer.state, lambda: loop.may_break_off):
                 state = trainer.train()

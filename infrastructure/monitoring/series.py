@@ -13,6 +13,8 @@ from infrastructure.monitoring.formatting import not_finite_name
 Points = list[tuple[float, float]]
 
 NUM_BUCKETS = 360
+MAX_KEPT_POINTS = 4000
+THINNED_TOGETHER = 6
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,40 @@ class Curve:
     @property
     def buckets(self) -> list[Bucket]:
         return [bucket for piece in self.pieces for bucket in piece]
+
+
+class BoundedPoints:
+    """The points of a growing curve in bounded memory, however many come.
+
+    When they are too many, neighbours are thinned to their lowest, their highest and the first
+    that is not finite; so no spike and no gap disappears.
+
+    Attributes:
+        num_added: how many there were.
+    """
+
+    def __init__(self, max_kept: int = MAX_KEPT_POINTS) -> None:
+        self.max_kept = max_kept
+        self.num_added = 0
+        self.kept: Points = []
+
+    def add(self, position: float, value: float) -> None:
+        self.num_added += 1
+        self.kept.append((position, value))
+        if len(self.kept) > self.max_kept:
+            every = THINNED_TOGETHER
+            pieces = (self.kept[i : i + every] for i in range(0, len(self.kept), every))
+            self.kept = [point for piece in pieces for point in _extremes(piece)]
+
+
+def _extremes(points: Points) -> Points:
+    """The lowest, the highest and the first point that is not finite, in their order."""
+    finite = [index for index, (_, value) in enumerate(points) if math.isfinite(value)]
+    odd = [index for index, (_, value) in enumerate(points) if not math.isfinite(value)]
+    chosen = set(odd[:1])
+    if finite:
+        chosen |= {pick(finite, key=lambda index: points[index][1]) for pick in (min, max)}
+    return [points[index] for index in sorted(chosen)]
 
 
 def find_gaps(points: Points) -> list[Gap]:
