@@ -90,6 +90,7 @@ class Dashboard:
         if self._is_serving:
             self._server.shutdown()
         self._server.server_close()
+        self.looks.close()
 
     def admits(self, host_header: str, token: str) -> bool:
         """Whether a request may see anything."""

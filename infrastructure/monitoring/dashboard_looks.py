@@ -66,6 +66,13 @@ class Looks:
                 self._looks[path] = made
             return made[1]
 
+    def close(self) -> None:
+        """Let the files of the runs go."""
+        with self._lock:
+            for run in self._open.values():
+                run.close()
+            self._open.clear()
+
     def _path_of(self, name: str | None) -> Path | None:
         """Only names that are listed lead to files."""
         if name is None and self.run is not None:
@@ -104,12 +111,12 @@ class Looks:
 
     def _opened(self, path: Path) -> LiveRun:
         """The run, read up to now; those that nobody asked for lately are let go."""
-        run = self._open.pop(path, None)
+        run = self._open.get(path)
         if run is None:
-            run = LiveRun(path)
+            run = self._open[path] = LiveRun(path)
         else:
             run.refresh()
-        self._open[path] = run
+        self._open.move_to_end(path)
         while len(self._open) > MAX_OPEN_RUNS:
             self._open.popitem(last=False)[1].close()
         return run

@@ -71,7 +71,11 @@ class LiveRun:
         self._num_starts = 0
         self._metrics_changed_at: float | None = None
         self._forget()
-        self.refresh()
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
 
     def refresh(self) -> bool:
         """Read what is new; whether there was anything.
