@@ -48,6 +48,7 @@ class Looks:
         self._rows = RunRows(output_dir if run is None else run.parent)
         self._lock = threading.Lock()
         self._open: OrderedDict[Path, LiveRun] = OrderedDict()
+        self._is_closed = False
         self._told: set[Path] = set()
         self._looks: dict[Path | None, tuple[float, Look]] = {}
 
@@ -56,8 +57,11 @@ class Looks:
 
         Raises:
             ValueError: there is no such run.
+            ConnectionAbortedError: `close` was called.
         """
         with self._lock:
+            if self._is_closed:
+                raise ConnectionAbortedError("the dashboard was closed")
             path = self._path_of(name)
             made = self._looks.get(path)
             if made is None or self.clock() >= made[0]:
@@ -67,8 +71,9 @@ class Looks:
             return made[1]
 
     def close(self) -> None:
-        """Let the files of the runs go."""
+        """Let the files of the runs go; a viewer that still asks is broken off."""
         with self._lock:
+            self._is_closed = True
             for run in self._open.values():
                 run.close()
             self._open.clear()
