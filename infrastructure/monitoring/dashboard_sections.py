@@ -12,7 +12,6 @@ from typing import Any
 
 from infrastructure.monitoring.charts import render_chart
 from infrastructure.monitoring.formatting import (
-    clip,
     format_bytes,
     format_duration,
     format_number,
@@ -205,7 +204,9 @@ def alerts(run: LiveRun) -> Markup:
     for alert in newest:
         at = alert.get("time")
         shown = moment(at) if isinstance(at, int | float) else ""
-        rows.append((element("span", shown, css_class="soft"), clip(alert_words(alert), 300)))
+        style = "soft" if "ended_at" in alert else str(alert.get("severity", ""))
+        what = element("span", alert_words(alert), css_class=style)
+        rows.append((element("span", shown, css_class="soft"), what))
     more = (
         f" (the newest {MAX_ALERTS} of {len(run.alerts)})" if len(run.alerts) > MAX_ALERTS else ""
     )

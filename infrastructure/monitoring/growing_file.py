@@ -4,7 +4,8 @@ import os
 from io import FileIO
 from pathlib import Path
 
-from infrastructure.monitoring.metrics_file import Record, decode_record
+from infrastructure.core.line_file import rotated_files
+from infrastructure.monitoring.metrics_file import Record, decode_record, parse_metrics
 
 MAX_READ_BYTES = 1 << 22
 
@@ -12,8 +13,8 @@ MAX_READ_BYTES = 1 << 22
 class GrowingFile:
     """The new records of a JSON lines file, look by look.
 
-    A file that was replaced (a training that goes on from an earlier step cuts its metrics, a log
-    is rotated) is read from its beginning; `num_starts` counts how often that happened.
+    A file that was replaced (a training that goes on from an earlier step cuts its metrics) is read
+    from its beginning; `num_starts` counts how often that happened.
 
     Attributes:
         num_unreadable: whole lines that are no JSON object; they are left out.
@@ -34,9 +35,18 @@ class GrowingFile:
         """
         if not self._open():
             return []
-        assert self._file is not None
+        return self._read_on()
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _read_on(self) -> list[Record]:
+        """The whole lines that are not read yet, of the file that is open."""
         records: list[Record] = []
-        while data := self._file.read(MAX_READ_BYTES):
+        while self._file is not None and (data := self._file.read(MAX_READ_BYTES)):
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 try:
@@ -44,11 +54,6 @@ class GrowingFile:
                 except ValueError:
                     self.num_unreadable += 1
         return records
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     def _open(self) -> bool:
         """Open the file that has the name now; the old one is held open until then, so that its
@@ -68,3 +73,34 @@ class GrowingFile:
         self.num_starts += 1
         self.num_unreadable = 0
         return True
+
+
+class GrowingLog(GrowingFile):
+    """A log that is rotated: its older files count too, and a rotation loses no line."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._is_first = True
+
+    def read_new(self) -> list[Record]:
+        """The records that were added, in their order; at the first look those of all files.
+
+        Raises:
+            OSError: a file is there and cannot be read.
+        """
+        if self._is_first:
+            self._is_first = False
+            older = [record for path in self._older() for record in _records_of(path)]
+        else:
+            older = self._read_on()  # what came before the file was put aside
+        return older + super().read_new()
+
+    def _older(self) -> list[Path]:
+        return [path for path in rotated_files(self.path) if path != self.path]
+
+
+def _records_of(path: Path) -> list[Record]:
+    try:
+        return parse_metrics(path).records
+    except FileNotFoundError:  # the oldest is removed when there are too many
+        return []

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infrastructure.monitoring.growing_file import GrowingFile
-from infrastructure.monitoring.machine_history import ALERTS_FILE, SYSTEM_FILE, MachineHistory
+from infrastructure.monitoring.growing_file import GrowingFile, GrowingLog
+from infrastructure.monitoring.machine_history import MachineHistory
 from infrastructure.monitoring.metrics_file import Record
 from infrastructure.monitoring.report_curves import EVALUATION, PointsByKey
 from infrastructure.monitoring.run_facts import (
@@ -25,6 +25,7 @@ from infrastructure.monitoring.run_facts import (
 )
 from infrastructure.monitoring.series import BoundedPoints
 from infrastructure.monitoring.trainer_process import TrainerProcess, read_trainer
+from infrastructure.monitoring.training_monitor import ALERTS_FILE, PERFORMANCE_FILE, SYSTEM_FILE
 
 MAX_RECENT_RECORDS = 400
 MAX_ALERTS = 200
@@ -49,7 +50,7 @@ class LiveRun:
         points: key → the curve so far.
         evaluated: the keys that evaluations gave.
         machine: the monitor's samples; empty where it is switched off.
-        alerts: the newest alerts, the oldest first.
+        alerts: the newest alerts, the oldest first; those that are over have `ended_at`.
         trainer: who trains it, or did so last.
         seconds_trained: of all logged steps.
         changed_at: unix time of the newest numbers; None before there are any.
@@ -63,8 +64,9 @@ class LiveRun:
         self.facts: RunFacts = RunFacts(directory)
         self.trainer: TrainerProcess | None = None
         self._metrics = GrowingFile(directory / METRICS_FILE)
-        self._samples = GrowingFile(directory / SYSTEM_FILE)
-        self._alerts = GrowingFile(directory / ALERTS_FILE)
+        self._samples = GrowingLog(directory / SYSTEM_FILE)
+        self._performance = GrowingLog(directory / PERFORMANCE_FILE)
+        self._alerts = GrowingLog(directory / ALERTS_FILE)
         self.machine = MachineHistory()
         self.alerts: deque[Record] = deque(maxlen=MAX_ALERTS)
         self._signature: tuple[Any, ...] = ()
@@ -85,18 +87,15 @@ class LiveRun:
         """
         is_new = self._read_small()
         is_new |= self._read_metrics()
-        if samples := self._samples.read_new():
-            self.machine.add(samples)
-        if alerts := self._alerts.read_new():
-            self.alerts.extend(alerts)
+        is_new |= self._read_logs()
         trainer = read_trainer(self.directory)
         is_new |= trainer != self.trainer
         self.trainer = trainer
-        return bool(is_new or samples or alerts)
+        return is_new
 
     def close(self) -> None:
         """Let the files go."""
-        for file in (self._metrics, self._samples, self._alerts):
+        for file in (self._metrics, self._samples, self._performance, self._alerts):
             file.close()
 
     @property
@@ -189,6 +188,26 @@ class LiveRun:
             del self.facts.records[:-MAX_RECENT_RECORDS]
             self._metrics_changed_at = _changed_at(self.directory / METRICS_FILE)
         return bool(records) or is_restarted
+
+    def _read_logs(self) -> bool:
+        samples, performance = self._samples.read_new(), self._performance.read_new()
+        alerts = self._alerts.read_new()
+        self.machine.add(samples)
+        self.machine.add_performance(performance)
+        for alert in alerts:
+            self._note(alert)
+        return bool(samples or performance or alerts)
+
+    def _note(self, alert: Record) -> None:
+        """An incident that has ended stays among the alerts, with the moment of its end."""
+        kind = (alert.get("rule"), alert.get("subject"))
+        if alert.get("state") != "ended":
+            self.alerts.append(alert)
+            return
+        for earlier in reversed(self.alerts):
+            if (earlier.get("rule"), earlier.get("subject")) == kind:
+                earlier["ended_at"] = alert.get("time")
+                return
 
     def _forget(self) -> None:
         self.points: dict[str, BoundedPoints] = {}

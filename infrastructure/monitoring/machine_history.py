@@ -1,16 +1,14 @@
 """The samples of the machine that a run wrote, as curves over time in bounded memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from infrastructure.monitoring.charts import Chart
 from infrastructure.monitoring.formatting import format_bytes, format_number
 from infrastructure.monitoring.metrics_file import Record
 from infrastructure.monitoring.series import NUM_BUCKETS, BoundedPoints, Points, make_curve
 
-SYSTEM_FILE = "logs/system/system.jsonl"
-ALERTS_FILE = "logs/system/alerts.jsonl"
 BYTE_UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 TIME_UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 
@@ -39,7 +37,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class MachineQuantity:
-    """One curve of the machine; `per_second` and bytes by the name of the key."""
+    """One curve of the machine; its unit stands in its key."""
 
     key: str
     title: str
@@ -53,6 +51,8 @@ QUANTITIES = (
     MachineQuantity("gpu_power_watts", "GPU power"),
     MachineQuantity("cpu_percent", "Processor load", is_percent=True),
     MachineQuantity("process_memory_bytes", "Memory of the training"),
+    MachineQuantity("data_wait_percent", "Waiting for data", is_percent=True),
+    MachineQuantity("model_flops_percent", "Model FLOPs utilization", is_percent=True),
     MachineQuantity("disk_read_bytes_per_second", "Disk, read"),
     MachineQuantity("disk_write_bytes_per_second", "Disk, written"),
     MachineQuantity("network_received_bytes_per_second", "Network, received"),
@@ -73,13 +73,24 @@ class MachineHistory:
     points: dict[str, BoundedPoints] = field(default_factory=dict)
 
     def add(self, samples: Iterable[Record]) -> None:
+        """Take samples of the machine, in the order of time."""
         for sample in samples:
-            moment = sample.get("time")
-            if not isinstance(moment, int | float):
-                continue
-            self.last = sample
-            for key, value in _flat(sample).items():
-                self.points.setdefault(key, BoundedPoints()).add(moment, value)
+            if _is_number(sample.get("time")):
+                self.last = sample
+                self._add(sample["time"], _flat(sample))
+
+    def add_performance(self, records: Iterable[Record]) -> None:
+        """Take what was measured of the steps: how well they use the machine."""
+        for record in records:
+            use = {"data_wait_percent": record.get("data_wait_percent")}
+            if _is_number(share := record.get("model_flops_utilization")):
+                use["model_flops_percent"] = 100 * share
+            if _is_number(record.get("time")):
+                self._add(record["time"], {k: v for k, v in use.items() if _is_number(v)})
+
+    def _add(self, moment: float, values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            self.points.setdefault(key, BoundedPoints()).add(moment, value)
 
     def meters(self) -> list[Meter]:
         """What has a most, and how near it is."""
@@ -125,7 +136,7 @@ def _flat(sample: Record) -> dict[str, float]:
     return numbers
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

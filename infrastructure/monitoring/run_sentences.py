@@ -35,7 +35,8 @@ def error_words(record: Record) -> str:
 
 
 def alert_words(record: Record) -> str:
-    """An alert of the monitor: `step 12: gpu_temperature: 91 °C is above 85 °C`."""
-    parts = [f"step {record['step']}"] if record.get("step") is not None else []
-    parts += [str(record[key]) for key in ("rule", "message") if record.get(key)]
-    return clip(": ".join(parts), MAX_CHARACTERS)
+    """An alert of the monitor: `step 12: GPU 0: 91 °C, more than 85 °C (over)`."""
+    told = str(record.get("message") or record.get("rule") or "an alert")
+    if record.get("step") is not None:
+        told = f"step {record['step']}: {told}"
+    return clip(told, MAX_CHARACTERS) + (" (over)" if record.get("ended_at") else "")

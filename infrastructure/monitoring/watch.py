@@ -44,6 +44,7 @@ STATE_STYLES = {
     "failed": "bold red",
 }
 LEVEL_STYLES = {"fine": "green", "high": "yellow", "full": "red"}
+SEVERITY_STYLES = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
 FROM_ZERO = {"tokens_per_second", "memory_bytes"}
 ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", format_number),
@@ -267,9 +268,15 @@ def messages(run: LiveRun) -> list[tuple[str, str]]:
     elif reason := run.facts.summary.get("reason"):
         told.append((str(reason), "yellow"))
     recent: list[Record] = list(run.alerts)[-MAX_MESSAGES:]
-    told += [(alert_words(alert), "yellow") for alert in recent]
+    told += [(alert_words(alert), _style_of(alert)) for alert in recent]
     told += [(error_words(error), "yellow") for error in run.facts.errors[-MAX_MESSAGES:]]
     return told
+
+
+def _style_of(alert: Record) -> str:
+    if "ended_at" in alert:
+        return "dim"
+    return SEVERITY_STYLES.get(str(alert.get("severity")), "yellow")
 
 
 def _is_number(value: Any) -> bool:

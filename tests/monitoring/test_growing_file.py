@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from infrastructure.core.files import write_text
-from infrastructure.monitoring.growing_file import GrowingFile
+from infrastructure.core.line_file import RotatingLineFile
+from infrastructure.monitoring.growing_file import GrowingFile, GrowingLog
 
 
 def lines(first: int, last: int) -> str:
@@ -84,3 +85,21 @@ def test_a_file_that_has_gone_gives_nothing_more(path: Path) -> None:
     append(path, lines(5, 5))
     assert steps(file) == [5]
     file.close()
+
+
+def test_a_log_that_is_rotated_loses_no_line_and_gives_none_twice(tmp_path: Path) -> None:
+    log = RotatingLineFile(tmp_path / "system.jsonl", max_bytes=200)
+
+    def write(first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            log.append(b'{"step": %d}\n' % step)
+
+    write(1, 40)
+    follower = GrowingLog(tmp_path / "system.jsonl")
+    seen = steps(follower)
+    for first in range(41, 100, 7):
+        write(first, first + 6)
+        seen += steps(follower)
+    assert seen == list(range(1, 104))
+    follower.close()
+    log.close()

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from infrastructure.core.files import write_text
+from infrastructure.monitoring.alerts import AlertRule, AlertWatch
 from infrastructure.monitoring.live_run import LiveRun
 from infrastructure.monitoring.metrics_file import encode_record
+from infrastructure.monitoring.training_monitor import PERFORMANCE_FILE
 from tests.monitoring.written_run import (
     add,
     evaluation,
@@ -149,4 +151,30 @@ def test_memory_stays_bounded_and_no_spike_disappears(tmp_path: Path) -> None:
     assert len(values) <= 4000
     assert run.points["loss"].num_added == 100_000
     assert sizes[-1] < sizes[0] + 500_000
+    run.close()
+
+
+def test_an_alert_that_is_over_says_so(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    watch = AlertWatch([AlertRule("gpu_memory", "memory", 90.0, "{subject} is {value:.0f} % full")])
+    alerts = []
+    for moment, value in ((1.0, 95.0), (2.0, 50.0)):
+        alerts += watch.check({"memory": value}, moment, step=7, subject="GPU 0")
+    add(directory, alerts[0].record(), file=system_file("alerts"))
+    run = LiveRun(directory)
+    assert [(a["message"], "ended_at" in a) for a in run.alerts] == [("GPU 0 is 95 % full", False)]
+    add(directory, alerts[1].record(), file=system_file("alerts"))
+    assert run.refresh() is True
+    assert [(a["message"], a["ended_at"]) for a in run.alerts] == [("GPU 0 is 95 % full", 2.0)]
+    run.close()
+
+
+def test_how_well_the_steps_use_the_machine_is_among_its_curves(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    for second in range(3):
+        use = {"time": 1000.0 + second, "step": second, "data_wait_percent": 5.0 + second}
+        add(directory, {**use, "model_flops_utilization": 0.4}, file=str(PERFORMANCE_FILE))
+    run = LiveRun(directory)
+    titles = [chart.title for chart in run.machine.charts()]
+    assert titles == ["Waiting for data, %", "Model FLOPs utilization, %"]
     run.close()

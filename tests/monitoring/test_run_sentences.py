@@ -36,4 +36,6 @@ def test_a_run_that_has_ended_loses_nothing_more() -> None:
 def test_errors_and_alerts_are_one_sentence_each() -> None:
     error = {"step": 7, "kind": "spike", "action": "went back", "message": "loss 9"}
     assert error_words(error) == "step 7: spike; went back (loss 9)"
-    assert alert_words({"step": 7, "rule": "hot", "message": "91 °C"}) == "step 7: hot: 91 °C"
+    alert = {"step": 7, "rule": "hot", "message": "91 °C"}
+    assert alert_words(alert) == "step 7: 91 °C"
+    assert alert_words({**alert, "ended_at": 9.0}) == "step 7: 91 °C (over)"

@@ -59,7 +59,7 @@ def test_a_frame_tells_everything_that_matters_now(tmp_path: Path) -> None:
         "14.0 of 15.0 GiB",
         "97 % · 71 °C · 65 W",
         "backup: none",
-        "step 29: gpu_memory: 93 % is above 90 %",
+        "step 29: 93 % is above 90 %",
         "step 12: spike; went back to step 10 (loss 9)",
         "Ctrl-C leaves; the training goes on",
     ):
