@@ -114,7 +114,7 @@ def measure(num_viewers: int, rounds: int, seconds: float) -> dict[str, Any]:
             for process in beside:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
-                process.wait()
+                process.communicate()
             training.file.close()
 
 
@@ -130,8 +130,8 @@ def compare(
 
     before = [cpu_seconds(process) for process in beside]
     ratios, alone = [], []
-    for number in range(rounds):
-        first_is_on = number % 2 == 0
+    for _ in range(rounds):
+        first_is_on = random.random() < 0.5
         times = {is_on: turn(is_on) for is_on in (first_is_on, not first_is_on)}
         ratios.append(times[True] / times[False])
         alone.append(times[False])

@@ -15,7 +15,7 @@ from typing import Any
 from infrastructure.monitoring.growing_file import GrowingFile, GrowingLog
 from infrastructure.monitoring.machine_history import MachineHistory
 from infrastructure.monitoring.metrics_file import Record
-from infrastructure.monitoring.report_curves import EVALUATION, PointsByKey
+from infrastructure.monitoring.report_curves import EVALUATION, WIDE, PointsByKey
 from infrastructure.monitoring.run_facts import (
     ERRORS_FILE,
     METRICS_FILE,
@@ -29,6 +29,7 @@ from infrastructure.monitoring.training_monitor import ALERTS_FILE, PERFORMANCE_
 
 MAX_RECENT_RECORDS = 400
 MAX_ALERTS = 200
+MAX_POINTS, MAX_SMALL_POINTS = 2000, 800  # of the curve that is drawn wide, and of the others
 RATE_SECONDS = 60.0
 
 STATES = {
@@ -225,7 +226,11 @@ class LiveRun:
             self.evaluated |= set(record)
         for key, value in record.items():
             if isinstance(value, int | float):
-                self.points.setdefault(key, BoundedPoints()).add(step, value)
+                if key not in self.points:
+                    self.points[key] = BoundedPoints(
+                        MAX_POINTS if key == WIDE else MAX_SMALL_POINTS
+                    )
+                self.points[key].add(step, value)
         took = record.get("seconds")
         if isinstance(took, int | float) and took > 0:
             self.seconds_trained += took

@@ -9,6 +9,7 @@ from infrastructure.monitoring.formatting import format_bytes, format_number
 from infrastructure.monitoring.metrics_file import Record
 from infrastructure.monitoring.series import NUM_BUCKETS, BoundedPoints, Points, make_curve
 
+MAX_POINTS = 600  # these curves are drawn small
 BYTE_UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 TIME_UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 
@@ -90,7 +91,7 @@ class MachineHistory:
 
     def _add(self, moment: float, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
-            self.points.setdefault(key, BoundedPoints()).add(moment, value)
+            self.points.setdefault(key, BoundedPoints(MAX_POINTS)).add(moment, value)
 
     def meters(self) -> list[Meter]:
         """What has a most, and how near it is."""

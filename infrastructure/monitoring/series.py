@@ -13,7 +13,6 @@ from infrastructure.monitoring.formatting import not_finite_name
 Points = list[tuple[float, float]]
 
 NUM_BUCKETS = 360
-MAX_KEPT_POINTS = 4000
 THINNED_TOGETHER = 6
 
 
@@ -67,7 +66,7 @@ class BoundedPoints:
         num_added: how many there were.
     """
 
-    def __init__(self, max_kept: int = MAX_KEPT_POINTS) -> None:
+    def __init__(self, max_kept: int) -> None:
         self.max_kept = max_kept
         self.num_added = 0
         self.kept: Points = []
@@ -148,7 +147,8 @@ def make_curve(points: Points, num_buckets: int = NUM_BUCKETS, is_noisy: bool = 
     """
     points = sorted(points, key=lambda point: point[0])
     weight = smoothing_weight(len(points)) if is_noisy else 0.0
-    smoothed = smooth([value for _, value in points], weight)
+    values = [value for _, value in points]
+    smoothed = smooth(values, weight) if weight else values
     curve = Curve([], find_gaps(points), len(points) > num_buckets, weight > 0)
     width = max(points[-1][0] - points[0][0], 1e-9) / num_buckets if points else 1.0
     last_index, is_broken = -1, True

@@ -4,6 +4,7 @@ import random
 import pytest
 
 from infrastructure.monitoring.series import (
+    BoundedPoints,
     find_gaps,
     linear_ticks,
     log_ticks,
@@ -88,3 +89,25 @@ def test_log_ticks_are_inside_and_few() -> None:
         ticks = log_ticks(low, high)
         assert 2 <= len(ticks) <= 9
         assert all(low <= tick <= high for tick in ticks)
+
+
+def test_points_are_bounded_and_keep_every_extreme_and_every_gap() -> None:
+    points = BoundedPoints(100)
+    for step in range(10_000):
+        special = {3333: 50.0, 4444: -50.0, 5555: math.nan}
+        points.add(step, special.get(step, math.sin(step)))
+    assert points.num_added == 10_000
+    assert 16 <= len(points.kept) <= 100
+    steps = [step for step, _ in points.kept]
+    assert steps == sorted(steps)
+    assert {3333, 4444, 5555} <= set(steps)
+
+
+def test_a_curve_of_thinned_points_has_the_same_envelope() -> None:
+    points = BoundedPoints(400)
+    whole = [(float(step), math.sin(step / 50)) for step in range(5000)]
+    for point in whole:
+        points.add(*point)
+    for curve in (make_curve(whole, 50), make_curve(points.kept, 50)):
+        assert max(bucket.high for bucket in curve.buckets) == max(value for _, value in whole)
+        assert min(bucket.low for bucket in curve.buckets) == min(value for _, value in whole)
