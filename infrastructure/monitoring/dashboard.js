@@ -136,7 +136,7 @@
     draw(svg, "line", { class: "hover", x1: x, x2: x, y1: top, y2: bottom });
     draw(svg, "circle", { class: "hover", cx: x, cy: y, r: 3.5 });
     draw(svg, "text", {
-      class: "hover", x: x + (isLate ? -8 : 8), y: Math.max(top + 10, y - 8),
+      class: "hover", x: x + (isLate ? -8 : 8), y: top + 10,
       "text-anchor": isLate ? "end" : "start",
     }, `${valueAt(svg.dataset, y)} · ${where}`);
   };

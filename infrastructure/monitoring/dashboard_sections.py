@@ -162,7 +162,7 @@ def _whole(value: float) -> str:
 
 def _newest(run: LiveRun, key: str) -> float | None:
     points = run.points.get(key)
-    return points.kept[-1][1] if points else None
+    return points.last if points else None
 
 
 def _told(value: Any, format_value: Any) -> str | None:

@@ -237,9 +237,9 @@ def _numbers(run: LiveRun, width: int) -> RenderableType | None:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True, style="cyan")
     for key, name, format_value in rows:
-        points = run.points[key].kept
-        line = sparkline(points, max(8, width - 40), key in FROM_ZERO)
-        table.add_row(printable(name), format_value(points[-1][1]), line)
+        points = run.points[key]
+        line = sparkline(points.kept, max(8, width - 40), key in FROM_ZERO)
+        table.add_row(printable(name), format_value(points.last), line)
     return Group(table, Text())
 
 
