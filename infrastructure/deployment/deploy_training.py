@@ -211,7 +211,9 @@ class TrainingDeployment:
     ) -> dict[str, Any]:
         copies = RunCopies(run, self.config, self.say)
         trainer.save_checkpoints_to(run.checkpoints, lambda: read_run_files(run.path))
-        trainer.add_hooks([*self._observers(run, trainer, copies), *copies.observers()])
+        probes = {"backup_age_seconds": copies.age_seconds} if copies.has_place else {}
+        watching = watching_hooks(self.config, run.path, trainer, self.say, probes)
+        trainer.add_hooks([*watching, *self._observers(run, copies), *copies.observers()])
         loop = trainer.prepare()
         assert trainer.state is not None
         if checkpoint is not None:
@@ -287,9 +289,7 @@ class TrainingDeployment:
             log.warning("report.html was not written: %r", failure)
         return summary
 
-    def _observers(
-        self, run: RunDirectory, trainer: EnhancedTrainer, copies: RunCopies
-    ) -> list[Hook]:
+    def _observers(self, run: RunDirectory, copies: RunCopies) -> list[Hook]:
         training = self.config.training
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(make_sinks(training.metrics_sinks, run.path))),
@@ -297,9 +297,7 @@ class TrainingDeployment:
             ErrorsObserver(run.path),
             ReportObserver(run.path),
         ]
-        probes = {"backup_age_seconds": copies.age_seconds} if copies.has_place else {}
-        watching = watching_hooks(self.config, run.path, trainer, self.say, probes)
-        return [*watching, *hooks]
+        return hooks
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-SIZE = {"cpu": 1024, "cuda": 4096}  # of the square matrices
+SIZE = {"cpu": 512, "cuda": 4096}  # of the square matrices
 NUM_PRODUCTS = 5
 
 
@@ -76,7 +76,7 @@ def _size(config: Any, name: str) -> int:
 def measure_operations_per_second(device: torch.device, dtype: torch.dtype) -> float:
     """What a large matrix product reaches here: median of five, after one of warm-up.
 
-    Takes a fifth of a second on a slow processor. Uses random numbers of its own.
+    Takes a tenth of a second on a slow processor. Uses random numbers of its own.
     """
     size = SIZE.get(device.type, SIZE["cpu"])
     random = torch.Generator().manual_seed(0)
