@@ -226,7 +226,8 @@ class TrainingDeployment:
         self.say(f"Training for {trainer.state.total_steps} steps; Ctrl-C saves and stops")
         trainer.schedule.reserve = copies.seconds_to_confirm
         ending = Ending(run, trainer, before, copies)
-        write_json(run.summary_file, {"status": "running"})
+        total_steps = trainer.state.total_steps
+        write_json(run.summary_file, {"status": "running", "total_steps": total_steps})
         try:
             with stop_on_signals(trainer.state, lambda: loop.may_break_off):
                 state = trainer.train()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infrastructure.core.files import write_text
 from infrastructure.monitoring.markup import Markup, element, raw_markup
-from infrastructure.monitoring.report_curves import holes
+from infrastructure.monitoring.report_curves import holes, points_by_key
 from infrastructure.monitoring.report_machine import machine_use
 from infrastructure.monitoring.report_sections import (
     before_after,
@@ -54,7 +54,7 @@ def render_report(run: RunFacts) -> str:
         "main",
         header(run),
         tiles(run),
-        notices(run, holes(run.records)),
+        notices(run, holes(points_by_key(run.records))),
         errors(run),
         before_after(run),
         example(run),
