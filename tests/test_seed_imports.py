@@ -16,6 +16,7 @@ THERE = [
     "from infrastructure.deployment.deploy_training import TrainingDeployment, DeploymentConfig",
     "from infrastructure.training import TrainingConfig",
     "from infrastructure.backup.backup_system import create_backup_system",
+    "from infrastructure.testing.test_pipeline import create_test_pipeline",
     # used there without an import
     "from infrastructure.training import ProgressiveConfig, UnslothTrainer, DataPipeline",
     "from infrastructure.training import ModelManager, TrainingContext, initialize_training",
@@ -39,9 +40,6 @@ LATER = {
     ),
     "from infrastructure.optimization.memory_optimizer import create_memory_optimizer": (
         "create_memory_optimizer comes with part C"
-    ),
-    "from infrastructure.testing.test_pipeline import create_test_pipeline": (
-        "create_test_pipeline comes with part C"
     ),
 }
 
