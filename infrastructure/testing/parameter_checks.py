@@ -26,6 +26,16 @@ NUM_LEARNING_STEPS = 4
 NO_CHANGE = 1e-6
 
 
+def check_weights(subject: Subject) -> CheckResult:
+    """Every weight is a finite number, those that the first examples do not reach too."""
+    named = [(n, p) for n, p in subject.model.named_parameters() if p.is_floating_point()]
+    wrong = sorted(name for name, p in named if not bool(p.detach().isfinite().all()))
+    if wrong:
+        remedy = "load the model from a good copy; see temper checkpoints verify"
+        return CheckResult("weights", "fail", f"{_some(wrong)} holds NaN or infinity", remedy)
+    return CheckResult("weights", "pass", f"all {len(named)} tensors are finite")
+
+
 def check_trainable(subject: Subject) -> CheckResult:
     """What may train is what the configuration asks for: LoRA and nothing of its base, or all."""
     named = dict(subject.model.named_parameters())

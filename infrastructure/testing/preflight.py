@@ -27,6 +27,7 @@ from infrastructure.testing.parameter_checks import (
     check_start,
     check_steps,
     check_trainable,
+    check_weights,
 )
 from infrastructure.testing.results import CheckResult, Group, has_failed
 from infrastructure.testing.resume_checks import check_resume, check_saved_model
@@ -37,6 +38,7 @@ from infrastructure.training.error_handlers import free_memory, is_out_of_memory
 Check = Callable[[Subject], CheckResult]
 
 UNIT: tuple[Check, ...] = (
+    check_weights,
     check_labels,
     check_ends,
     check_template,

@@ -57,7 +57,8 @@ def verdict(results: Sequence[CheckResult]) -> str:
     parts = [f"{found['pass']} passed"]
     parts += [f"{found[status]} {word}" for status, word in _OTHERS if found[status]]
     seconds = sum(result.seconds for result in results)
-    return f"{len(results)} checks in {seconds:.1f} s: {', '.join(parts)}."
+    checks = "1 check" if len(results) == 1 else f"{len(results)} checks"
+    return f"{checks} in {seconds:.1f} s: {', '.join(parts)}."
 
 
 _OTHERS: tuple[tuple[Status, str], ...] = (
