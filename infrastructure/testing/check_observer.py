@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from infrastructure.testing.parameter_checks import check_learning, check_steps
 from infrastructure.testing.preflight import UNIT, run_checks
-from infrastructure.testing.results import CheckResult, lines_of
+from infrastructure.testing.results import CheckResult, sentence
 from infrastructure.testing.subject import Subject
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -52,8 +52,7 @@ class CheckObserver(Observer):
             return
         unit = run_checks(UNIT, self._subject)
         results = [*unit, *run_checks(REAL_STEPS, self._subject, "integration")]
-        bad = [result for result in results if result.status == "fail"]
-        if bad:
-            log.warning("checks at step %d: %s", state.step, "; ".join(lines_of(bad)[1:]))
+        if failed := [result for result in results if result.status == "fail"]:
+            log.warning("checks at step %d: %s", state.step, sentence(failed))
         self._take(state.step, results)
         self._due_at = self._clock() + self._interval_seconds

@@ -1,7 +1,7 @@
 """Is what the model learns what it is meant to learn? Looks at tokens, runs no model."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ def check_ends(subject: Subject) -> CheckResult:
         return CheckResult("end of answers", "skipped", NO_TEXT)
     examples: list[TokenizedExample] = subject.candidates
     stops = _stop_tokens(subject)
-    ended = [e for e in examples if e.supervised.any() and _last_learnt(e) in stops]
+    ended = [e for e in examples if _learns_to_end(subject, e, stops)]
     numbers = {"ended_share": len(ended) / max(1, len(examples))}
     names = ", ".join(repr(name) for name in sorted(stops.values())[:3])
     if not ended:
@@ -108,8 +108,11 @@ def check_ends(subject: Subject) -> CheckResult:
     return CheckResult("end of answers", "pass", text, numbers=numbers)
 
 
-def _last_learnt(example: TokenizedExample) -> int:
-    return int(example.input_ids[np.flatnonzero(example.supervised)[-1]])
+def _learns_to_end(subject: Subject, example: TokenizedExample, stops: Collection[int]) -> bool:
+    """Whether a stop token is the last that is learnt; where all are, templates may go on a bit."""
+    last = 1 if subject.adapter.data_config.train_on == "answers" else ROOM_FOR_END
+    learnt = example.input_ids[example.supervised][-last:]
+    return any(int(token) in stops for token in learnt)
 
 
 def _stop_tokens(subject: Subject) -> dict[int, str]:

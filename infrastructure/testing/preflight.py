@@ -29,7 +29,7 @@ from infrastructure.testing.parameter_checks import (
     check_trainable,
     check_weights,
 )
-from infrastructure.testing.results import CheckResult, Group, has_failed
+from infrastructure.testing.results import CheckResult, Group, sentence
 from infrastructure.testing.resume_checks import check_resume, check_saved_model
 from infrastructure.testing.subject import Subject
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -91,11 +91,9 @@ def preflight(trainer: EnhancedTrainer, output_dir: Path) -> list[CheckResult]:
         PreflightError: a check failed; the text names each, and what to do.
     """
     results = [machine_check(output_dir), *run_checks(UNIT, Subject(trainer))]
-    if has_failed(results):
-        failed = [result for result in results if result.status == "fail"]
-        told = [f"{r.name}: {r.text}" + (f" ({r.remedy})" if r.remedy else "") for r in failed]
+    if failed := [result for result in results if result.status == "fail"]:
         raise PreflightError(
-            f"this run would not succeed: {'; '.join(told)}; temper check says more,"
+            f"this run would not succeed: {sentence(failed)}; temper check says more,"
             " --no-testing starts it all the same"
         )
     return results

@@ -68,6 +68,12 @@ _OTHERS: tuple[tuple[Status, str], ...] = (
 )
 
 
+def sentence(results: Iterable[CheckResult]) -> str:
+    """All of them in one line, each with what to do about it."""
+    told = (f"{r.name}: {r.text}" + (f" ({r.remedy})" if r.remedy else "") for r in results)
+    return redact("; ".join(told))
+
+
 def lines_of(results: Sequence[CheckResult]) -> list[str]:
     """A line for each check, its remedy below it, the groups apart, and the verdict at the end."""
     lines = []
