@@ -45,6 +45,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     step_of,
     verify,
 )
+from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
@@ -226,6 +227,7 @@ class TrainingDeployment:
         size_bytes = bytes_of_version(trainer.state.model, self.config.training)
         copies.tell_room(size_bytes, loop.total_steps)
         self.say(f"Training for {trainer.state.total_steps} steps; Ctrl-C saves and stops")
+        trainer.schedule.reserve = copies.seconds_to_confirm
         ending = Ending(run, trainer, before, copies)
         write_json(run.summary_file, {"status": "running"})
         try:
@@ -258,13 +260,21 @@ class TrainingDeployment:
     def _stopped(self, ending: "Ending", error: BaseException | None = None) -> dict[str, Any]:
         summary = self._close(ending, error=error)
         if ending.copies.has_place:
-            ending.copies.wait(self.config.backup.emergency_seconds)
+            ending.copies.wait(self._seconds_to_copy(ending.trainer))
             summary = self._close(ending, error=error)
         self.say(
-            f"Stopped at step {summary['steps']}; go on with: temper train-resume"
-            f" {ending.run.path}. {ending.copies.line()}"
+            f"Stopped at step {summary['steps']}: {summary['reason']}. Go on with:"
+            f" temper train-resume {ending.run.path}. {ending.copies.line()}"
         )
         return summary
+
+    def _seconds_to_copy(self, trainer: EnhancedTrainer) -> float:
+        """Whoever sends a signal may not wait long; before a deadline there is the time left."""
+        assert trainer.state is not None
+        seconds = self.config.backup.emergency_seconds
+        if trainer.state.stop_reason == DEADLINE_IS_NEAR:
+            return max(seconds, trainer.schedule.seconds_left)
+        return seconds
 
     def _close(
         self,
