@@ -77,7 +77,7 @@ def _card(group: str, members: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def _table(rows: Sequence[Sequence[Any]]) -> Markup:
-    return table(("check", "", "what was found", "measured", "took"), rows, "stack")
+    return table(("check", "", "what was found", "measured", "took"), rows, "stack checks")
 
 
 def _row(check: Mapping[str, Any]) -> list[Any]:
