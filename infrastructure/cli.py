@@ -58,6 +58,7 @@ def create_parser() -> OneSentenceParser:
     _add_train(commands)
     _add_resume(commands)
     _add_evaluate(commands)
+    _add_check(commands)
     settings = commands.add_parser("config", help="show every setting and where it came from")
     add_config_flags(settings)
     _add_checkpoints(commands)
@@ -170,6 +171,20 @@ def _add_evaluate(commands: Any) -> None:
     evaluate.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
     evaluate.add_argument("data", metavar="DATA", help="file, folder or hub data set")
     add_config_flags(evaluate)
+
+
+def _add_check(commands: Any) -> None:
+    check = commands.add_parser("check", help="try out model, data and machine; trains nothing")
+    check.add_argument(
+        "data", nargs="?", metavar="DATA", help="file, folder or hub data set (default: samples)"
+    )
+    check.add_argument("--quick", action="store_true", help="seconds: only what moves no weight")
+    check.add_argument("--strict", action="store_true", help="a warning is a failure")
+    check.add_argument(
+        "--rebaseline", action="store_true", help="forget earlier times of this work"
+    )
+    check.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_config_flags(check)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -296,6 +311,14 @@ def _evaluate(options: argparse.Namespace) -> int:
     return int(_deployment().evaluate(config))
 
 
+def _check(options: argparse.Namespace) -> int:
+    settings = {} if options.data is None else {"data.path": options.data}
+    config = _configure(options, **settings)
+    commands = _deployment("check_commands")
+    told = commands.Told(options.quick, options.json, options.strict, options.rebaseline)
+    return int(commands.check(config, told))
+
+
 def _checkpoints(options: argparse.Namespace) -> int:
     output_dir = _configure(options).output_dir
     act = {"list": "list_checkpoints", "verify": "verify_checkpoints"}[options.action]
@@ -349,6 +372,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": _train,
     "train-resume": _resume,
     "train-eval": _evaluate,
+    "check": _check,
     "backup": _backup,
     "checkpoints": _checkpoints,
     "export": _export,

@@ -17,6 +17,7 @@ THERE = [
     "from infrastructure.training import TrainingConfig",
     "from infrastructure.backup.backup_system import create_backup_system",
     "from infrastructure.monitoring.training_monitor import TrainingMonitor",
+    "from infrastructure.testing.test_pipeline import create_test_pipeline",
     # used there without an import
     "from infrastructure.monitoring.training_monitor import TrainingMetrics",
     "from infrastructure.training import ProgressiveConfig, UnslothTrainer, DataPipeline",
@@ -35,9 +36,6 @@ LATER = {
     ),
     "from infrastructure.optimization.memory_optimizer import create_memory_optimizer": (
         "create_memory_optimizer comes with part C"
-    ),
-    "from infrastructure.testing.test_pipeline import create_test_pipeline": (
-        "create_test_pipeline comes with part C"
     ),
 }
 

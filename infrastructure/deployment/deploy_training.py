@@ -25,6 +25,7 @@ from infrastructure.deployment.going_on import (
     record_accepted,
     what_differs,
 )
+from infrastructure.deployment.run_checks import checked_before, checking_hooks, keep_round
 from infrastructure.deployment.run_copies import RunCopies, bytes_of_version, place_options
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
 from infrastructure.deployment.run_lock import only_trainer_of
@@ -39,6 +40,7 @@ from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.deployment.watching import watching_hooks
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report import write_report
+from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     step_of,
@@ -84,6 +86,7 @@ class TrainingDeployment:
         self.config = config
         self.say = lambda line: say(redact(line))
         self.accepted = frozenset(map(canonical_name, accept))
+        self.checks: list[CheckResult] = []
 
     def run(self) -> dict[str, Any]:
         """Train to the end: go on with the newest run of this purpose if it is not finished, or
@@ -200,6 +203,7 @@ class TrainingDeployment:
         report = getattr(data, "report", None)
         for line in [*(report.lines() if report else []), *trainer.adapter.notes()]:
             self.say(line)
+        self.checks = checked_before(config, trainer, self.say)
         return trainer
 
     def _train(
@@ -214,6 +218,7 @@ class TrainingDeployment:
         probes = {"backup_age_seconds": copies.age_seconds} if copies.has_place else {}
         watching = watching_hooks(self.config, run.path, trainer, self.say, probes)
         trainer.add_hooks([*watching, *self._observers(run, copies), *copies.observers()])
+        trainer.add_hooks(checking_hooks(self.config, trainer, run.path))
         loop = trainer.prepare()
         assert trainer.state is not None
         if checkpoint is not None:
@@ -221,6 +226,7 @@ class TrainingDeployment:
             for line in what_differs(agreed):
                 self.say(line)
             record_accepted(run, agreed, trainer.state.step)
+        keep_round(run.path, trainer.state.step, self.checks)
         size_bytes = bytes_of_version(trainer.state.model, self.config.training)
         copies.tell_room(size_bytes, loop.total_steps)
         self.say(f"Training for {trainer.state.total_steps} steps; Ctrl-C saves and stops")

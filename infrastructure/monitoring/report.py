@@ -8,7 +8,8 @@ it stands in `run.json`: secrets are taken out before they are written there.
 from pathlib import Path
 
 from infrastructure.core.files import write_text
-from infrastructure.monitoring.markup import Markup, element, raw_markup
+from infrastructure.monitoring.check_section import checks
+from infrastructure.monitoring.page import page
 from infrastructure.monitoring.report_curves import holes, points_by_key
 from infrastructure.monitoring.report_machine import machine_use
 from infrastructure.monitoring.report_sections import (
@@ -26,11 +27,9 @@ from infrastructure.monitoring.report_sections import (
     safety,
     tiles,
 )
-from infrastructure.monitoring.report_style import STYLE
 from infrastructure.monitoring.run_facts import RunFacts, read_run_facts
 
 REPORT_FILE = "report.html"
-CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def write_report(run_directory: Path) -> Path:
@@ -50,8 +49,8 @@ def write_report(run_directory: Path) -> Path:
 
 def render_report(run: RunFacts) -> str:
     """The whole page as HTML."""
-    body = element(
-        "main",
+    return page(
+        f"{run.run_id} · Temper",
         header(run),
         tiles(run),
         notices(run, holes(points_by_key(run.records))),
@@ -60,26 +59,11 @@ def render_report(run: RunFacts) -> str:
         example(run),
         curve_section(run),
         machine_use(run.directory),
+        checks(run.directory),
         data(run),
         next_steps(run),
         safety(run),
         places(run),
         configuration(run),
         machine(run),
-        element("footer", "Written by Temper. This page needs nothing but itself."),
-    )
-    page = element("html", _head(run), element("body", body), lang="en")
-    return f"<!DOCTYPE html>\n{page}\n"
-
-
-def _head(run: RunFacts) -> Markup:
-    policy = {"http-equiv": "Content-Security-Policy", "content": CONTENT_POLICY}
-    viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
-    return element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", **policy),
-        element("meta", **viewport),
-        element("title", f"{run.run_id} · Temper"),
-        element("style", raw_markup(STYLE)),
     )

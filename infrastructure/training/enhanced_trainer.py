@@ -177,18 +177,21 @@ class EnhancedTrainer:
                 model,
                 micro_batch_size=self._memory_limit().at_most(int(self.training_config.batch_size)),
             )
-            self.state.optimizer = self._bind_strategy(model)
+            self.state.optimizer = self._create_optimizer(model)
             self.loop = self._build_loop(model, data, self.state.optimizer)
             self.state.total_steps = self.planned_steps = self.loop.total_steps
         return self.loop
 
-    def _bind_strategy(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+    def bind_strategy(self) -> TrainingStrategy:
+        """The strategy, with what it needs to do a step."""
         self.strategy.compute_loss = self.adapter.compute_loss
         self.strategy.precision = self.precision
-        learning_rate = learning_rate_for(
-            self.training_config, self.model_config, starts_from_scratch(self.model_config)
-        )
-        return self.strategy.create_optimizer(model, learning_rate)
+        return self.strategy
+
+    def _create_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        scratch = starts_from_scratch(self.model_config)
+        learning_rate = learning_rate_for(self.training_config, self.model_config, scratch)
+        return self.bind_strategy().create_optimizer(model, learning_rate)
 
     def _build_loop(
         self, model: torch.nn.Module, data: DataSource, optimizer: torch.optim.Optimizer
