@@ -28,6 +28,7 @@ from infrastructure.monitoring.report_sections import (
     tiles,
 )
 from infrastructure.monitoring.run_facts import RunFacts, read_run_facts
+from infrastructure.monitoring.stage_section import stages
 
 REPORT_FILE = "report.html"
 
@@ -66,4 +67,5 @@ def render_report(run: RunFacts) -> str:
         places(run),
         configuration(run),
         machine(run),
+        stages(run),
     )
