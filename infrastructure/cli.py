@@ -57,6 +57,7 @@ def create_parser() -> OneSentenceParser:
     _add_train(commands)
     _add_resume(commands)
     _add_evaluate(commands)
+    _add_tune(commands)
     settings = commands.add_parser("config", help="show every setting and where it came from")
     add_config_flags(settings)
     _add_checkpoints(commands)
@@ -152,6 +153,18 @@ def _add_evaluate(commands: Any) -> None:
     evaluate.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
     evaluate.add_argument("data", metavar="DATA", help="file, folder or hub data set")
     add_config_flags(evaluate)
+
+
+def _add_tune(commands: Any) -> None:
+    tune = commands.add_parser("tune", help="measure which settings are fastest on this machine")
+    tune.add_argument("data", nargs="?", metavar="DATA", help="as for temper train")
+    tune.add_argument(
+        "--learning-rate-test",
+        action="store_true",
+        help="find out how high the learning rate may be, too",
+    )
+    tune.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_config_flags(tune)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -254,6 +267,13 @@ def _train(options: argparse.Namespace) -> int:
     return int(_deployment().train(config, _accepted(options)))
 
 
+def _tune(options: argparse.Namespace) -> int:
+    settings = {} if options.data is None else {"data.path": options.data}
+    config = _configure(options, **settings)
+    commands = _deployment("tune_commands")
+    return int(commands.tune(config, options.learning_rate_test, options.json))
+
+
 def _accepted(options: argparse.Namespace) -> list[str]:
     return [name.strip() for name in options.accept.split(",") if name.strip()]
 
@@ -318,6 +338,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": _train,
     "train-resume": _resume,
     "train-eval": _evaluate,
+    "tune": _tune,
     "backup": _backup,
     "checkpoints": _checkpoints,
     "export": _export,

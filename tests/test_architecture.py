@@ -45,7 +45,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"enhanced_trainer"},
     {"unsloth_trainer"},
     {"trainer_factory"},
-    {"context"},
+    {"context", "tuning"},
 ]
 
 # Heavy packages are imported inside the functions that need them: `temper --help` answers in

@@ -10,6 +10,7 @@ from pathlib import Path
 from infrastructure.core.files import write_text
 from infrastructure.monitoring.markup import Markup, element, raw_markup
 from infrastructure.monitoring.report_curves import holes
+from infrastructure.monitoring.report_forecast import forecast
 from infrastructure.monitoring.report_sections import (
     before_after,
     configuration,
@@ -62,6 +63,7 @@ def render_report(run: RunFacts) -> str:
         next_steps(run),
         safety(run),
         places(run),
+        forecast(run),
         configuration(run),
         machine(run),
         element("footer", "Written by Temper. This page needs nothing but itself."),

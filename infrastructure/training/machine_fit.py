@@ -34,10 +34,13 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 SAMPLE_ROWS = 256
 # Usual rows that a speed is measured with, at least.
 SPEED_ROWS = 8
-# The two small micro-batches that the memory of a large one is predicted from.
-SHARES = (8, 4)
+# Parts of a micro-batch that its memory is predicted from; the last two that fit give the line.
+# With gradient checkpointing the smallest peak elsewhere in a step than a whole one does.
+SHARES = (8, 4, 2)
 # A training of fewer steps is over sooner than a measurement of a whole one is worth.
 STEPS_WORTH_A_WHOLE_ONE = 20
+# What saving beside the training takes besides the copy: measured by benchmarks/memory_prediction.
+SAVING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class MachineFit:
         """
         device = self.adapter.device
         before = self._fixed_bytes()
-        with self._probing(accumulates=True) as probe:
+        with self.probing(accumulates=True) as probe:
             speeds = SpeedTrials(probe, self.usual, accumulation_for)
             search = BatchSizeSearch(
                 peak_of=lambda size: self._worst_peak(probe, size),
@@ -144,18 +147,16 @@ class MachineFit:
         limit = self.budget.limit_bytes(self.adapter.device)
         self._refuse_if_fixed_exceeds(limit, has_optimizer)
         size = min(plan.batch_size, len(self.usual))
-        small = max(1, size // SHARES[-1])
         units = self._heaviest_units(plan.batch_size)
-        with self._probing(accumulates=plan.gradient_accumulation > 1) as probe:
+        with self.probing(accumulates=plan.gradient_accumulation > 1) as probe:
             update_seconds = self._warm_up(probe, has_optimizer)
             idle = PeakMemory(self.adapter.device).now()
-            points = [self._point(probe, max(1, size // share)) for share in SHARES]
-            line = fit_line([point for point, _ in points], idle)
             copy_bytes = self._copy_bytes(probe)
-            seconds = points[-1][1] * size / small
+            line, seconds = self._small_steps(probe, size, idle, limit - copy_bytes)
             fits = line.peak_bytes(units) + copy_bytes <= limit
             if fits and total_steps >= STEPS_WORTH_A_WHOLE_ONE and size > 1:
                 seconds = probe.micro_batch(self.usual[:size]).seconds
+            small = max(1, size // SHARES[0])
             evaluated = probe.evaluation(self.usual[:small])
         step_seconds = plan.gradient_accumulation * seconds * plan.batch_size / size
         return StepCosts(
@@ -186,18 +187,31 @@ class MachineFit:
             )
 
     @contextmanager
-    def _probing(self, accumulates: bool) -> Iterator[StepProbe]:
+    def probing(self, accumulates: bool) -> Iterator[StepProbe]:
+        """A probe with an optimizer of its own; the training is afterwards what it was."""
         with without_a_trace(self.model, self.adapter.device):
             optimizer = self.create_optimizer()
             yield StepProbe(self.model, self.adapter, self.strategy, optimizer, accumulates)
             optimizer.state.clear()
 
-    def _point(self, probe: StepProbe, count: int) -> tuple[MemoryPoint, float]:
-        """Memory and seconds of one micro-batch; the first time may compile or grow something."""
-        examples = self.usual[:count]
-        costs = [probe.micro_batch(examples) for _ in range(2)]
-        peak = max(cost.peak_bytes for cost in costs)
-        return MemoryPoint(self._units(examples), peak), min(cost.seconds for cost in costs)
+    def _small_steps(
+        self, probe: StepProbe, size: int, idle_bytes: int, limit_bytes: int
+    ) -> tuple[MemoryLine, float]:
+        """The memory line by parts of a micro-batch, each tried only if it is to fit; and the
+        seconds of a whole one, by the largest of them."""
+        points: list[MemoryPoint] = []
+        seconds = 0.0
+        for count in dict.fromkeys(max(1, size // share) for share in SHARES):
+            examples = self.usual[:count]
+            units = self._units(examples)
+            if points and fit_line(points[-2:], idle_bytes).peak_bytes(units) > limit_bytes:
+                break
+            if self.strategy.config.compile_mode is not None:
+                probe.micro_batch(examples)  # compiles
+            cost = probe.micro_batch(examples)
+            points.append(MemoryPoint(units, cost.peak_bytes))
+            seconds = cost.seconds * size / count
+        return fit_line(points[-2:], idle_bytes), seconds
 
     def _worst_peak(self, probe: StepProbe, size: int) -> int:
         """With the longest rows, a full optimizer, gradients of before, and evaluation."""
@@ -222,7 +236,7 @@ class MachineFit:
         tensors = [value for value in states if isinstance(value, torch.Tensor)]
         trained = [p for p in self.model.parameters() if p.requires_grad]
         size_bytes = sum(map(_size_bytes, [*tensors, *trained]))
-        return size_bytes if size_bytes >= BACKGROUND_BYTES else 0
+        return size_bytes + SAVING_BYTES if size_bytes >= BACKGROUND_BYTES else 0
 
     def _units(self, examples: Sequence[Any]) -> int:
         if getattr(self.adapter, "packs", False):
