@@ -24,6 +24,7 @@ LAYERS: list[set[str]] = [
     {"training"},
     {"evaluation", "testing"},
     {"deployment"},
+    {"command_line"},
     {"cli"},
     {"__main__"},
 ]
@@ -39,11 +40,13 @@ TRAINING_LAYERS: list[set[str]] = [
     {"stepping"},
     {"recovering"},
     {"loop", "observers", "monitor_observer", "profiling"},
-    {"choices", "accepted_changes"},
+    {"choices", "accepted_changes", "batch_plan", "step_probe"},
+    {"machine_fit"},
+    {"batch_planner"},
     {"enhanced_trainer"},
     {"unsloth_trainer"},
     {"trainer_factory"},
-    {"context"},
+    {"context", "tuning"},
 ]
 
 # Heavy packages are imported inside the functions that need them: `temper --help` answers in

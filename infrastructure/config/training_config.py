@@ -46,8 +46,9 @@ class TrainingConfig(StackwiseFields):
     max_steps: Count | None = Field(
         default=None, description="End after this many optimizer steps; none: after num_epochs."
     )
-    batch_size: Annotated[Count | Auto, Later("C", ("auto",))] = Field(
-        default=32, description="Examples in one forward pass."
+    batch_size: Count | Auto = Field(
+        default=32,
+        description="Examples in one forward pass; auto: the fastest number that fits, measured.",
     )
     gradient_accumulation: Count = Field(
         default=1, description="Forward passes whose gradients make one optimizer step."

@@ -17,6 +17,7 @@ from infrastructure.config.deployment_config import DeploymentConfig as Deployme
 from infrastructure.core.errors import StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.redact import redact
+from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.from_place import restore_run, run_at_place
 from infrastructure.deployment.going_on import (
     commit_of_base,
@@ -178,15 +179,19 @@ class TrainingDeployment:
             return self._begin_in(run, trainer)
 
     def _begin_in(self, run: RunDirectory, trainer: EnhancedTrainer) -> dict[str, Any]:
+        for line in trainer.batch_plan().lines():
+            self.say(line)
         record_run(run, self.config, trainer)
         self.say(f"Run {run.run_id}: measuring the model before the training")
+        started = time.monotonic()
         try:
             before = measure(trainer)
         except KeyboardInterrupt:
             shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
             raise
         write_json(run.before_file, before.to_dict())
-        return self._train(run, trainer, before)
+        seconds = time.monotonic() - started
+        return self._train(run, trainer, before, measure_seconds=seconds)
 
     def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now."""
@@ -212,26 +217,32 @@ class TrainingDeployment:
         trainer: EnhancedTrainer,
         before: HeldOut,
         checkpoint: Path | None = None,
+        measure_seconds: float | None = None,
     ) -> dict[str, Any]:
         copies = RunCopies(run, self.config, self.say)
+        forecast = RunForecast(run, self.config, self.say, measure_seconds)
         trainer.save_checkpoints_to(run.checkpoints, lambda: read_run_files(run.path))
         probes = {"backup_age_seconds": copies.age_seconds} if copies.has_place else {}
         watching = watching_hooks(self.config, run.path, trainer, self.say, probes)
-        trainer.add_hooks([*watching, *self._observers(run, copies), *copies.observers()])
-        trainer.add_hooks(checking_hooks(self.config, trainer, run.path))
-        loop = trainer.prepare()
-        assert trainer.state is not None
+        trainer.add_hooks(
+            [*watching, *self._observers(run, copies), *copies.observers(), forecast.peak]
+        )
+        trainer.add_hooks([*checking_hooks(self.config, trainer, run.path), forecast.peak])
         if checkpoint is not None:
             agreed = trainer.restore(checkpoint, self.accepted)
             for line in what_differs(agreed):
                 self.say(line)
+            assert trainer.state is not None
             record_accepted(run, agreed, trainer.state.step)
+        loop = trainer.prepare()
+        assert trainer.state is not None
         keep_round(run.path, trainer.state.step, self.checks)
         size_bytes = bytes_of_version(trainer.state.model, self.config.training)
         copies.tell_room(size_bytes, loop.total_steps)
+        forecast.tell(trainer)
         self.say(f"Training for {trainer.state.total_steps} steps; Ctrl-C saves and stops")
         trainer.schedule.reserve = copies.seconds_to_confirm
-        ending = Ending(run, trainer, before, copies)
+        ending = Ending(run, trainer, before, copies, forecast)
         total_steps = trainer.state.total_steps
         write_json(run.summary_file, {"status": "running", "total_steps": total_steps})
         try:
@@ -314,6 +325,7 @@ class Ending:
     trainer: EnhancedTrainer
     before: HeldOut
     copies: RunCopies
+    forecast: RunForecast
     started: float = field(default_factory=time.monotonic)
     _seconds: float | None = None
 
@@ -321,7 +333,8 @@ class Ending:
         """What summary.json holds; the training's time is what it was when this was asked first."""
         self._seconds = self._seconds or time.monotonic() - self.started
         summary = summarise(self.run, self.trainer, self._seconds, self.before, after, error)
-        return {**summary, "backup": self.copies.facts()}
+        compared = self.forecast.compared(self._seconds) if after is not None else []
+        return {**summary, "forecast": compared, "backup": self.copies.facts()}
 
 
 def measured_before(run: RunDirectory) -> HeldOut:

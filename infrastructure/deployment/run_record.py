@@ -27,6 +27,7 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
     """Write run.json, the tokenizer and the quarantined rows, before the first step."""
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
+    decided = trainer.batch_plan().decided()
     write_json(
         run.run_file,
         {
@@ -38,6 +39,7 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
                 key: {"value": _json_value(config.value(key)), "source": source.place}
                 for key, source in config.sources().items()
             },
+            "decided": decided,
             "versions": installed_versions(),
             "hardware": {**asdict(detect(run.path)), "device": str(trainer.device)},
             "precision": trainer.precision.name,

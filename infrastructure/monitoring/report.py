@@ -11,6 +11,7 @@ from infrastructure.core.files import write_text
 from infrastructure.monitoring.check_section import checks
 from infrastructure.monitoring.page import page
 from infrastructure.monitoring.report_curves import holes, points_by_key
+from infrastructure.monitoring.report_forecast import forecast
 from infrastructure.monitoring.report_machine import machine_use
 from infrastructure.monitoring.report_sections import (
     before_after,
@@ -65,6 +66,7 @@ def render_report(run: RunFacts) -> str:
         next_steps(run),
         safety(run),
         places(run),
+        forecast(run),
         configuration(run),
         machine(run),
         stages(run),

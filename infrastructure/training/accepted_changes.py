@@ -11,7 +11,8 @@ whatever the checkpoint remembers of the old one.
 - Another optimizer: it begins without a memory.
 """
 
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.backup.optimizer_state import split_optimizer
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from infrastructure.training.loop import phase_ends
+from infrastructure.training.loop import TrainingLoop, phase_ends
 from infrastructure.training.state import Phase
 
 MICRO_BATCH = frozenset({"batch_size", "gradient_accumulation"})
@@ -58,6 +59,22 @@ def steps_left(
         return 0
     in_this_epoch = -(-(num_examples - position["example"]) // batch_size)
     return int(in_this_epoch + epochs_after * -(-num_examples // batch_size))
+
+
+def length_to_go(
+    was: Mapping[str, Any], values: dict[str, Any], loop: TrainingLoop, planned_steps: int
+) -> int:
+    """Optimizer steps of the whole training that goes on: as many as they were, or where its parts
+    have changed, until the epochs that are left are done.
+
+    Args:
+        was: the identity in the checkpoint, whose other values are `values`.
+        planned_steps: of the training as it is now, from its start.
+    """
+    if was["planned_steps"] == planned_steps:
+        return int(was["total_steps"])
+    left = steps_left(values, loop.data.num_examples, loop.batch_size, loop.phases)
+    return min(values["step"] + left, loop.config.max_steps or sys.maxsize)
 
 
 def forget_optimizer(snapshot: Snapshot, optimizer: torch.optim.Optimizer) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,20 @@ from infrastructure.backup.retention import Retention
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import check_sections
 from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resolve import (
-    learning_rate_for,
-    num_epochs_for,
-)
+from infrastructure.config.resolve import learning_rate_for, num_epochs_for
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.accepted_changes import (
     MICRO_BATCH,
     apply_hyperparameters,
     forget_optimizer,
     hyperparameters,
+    length_to_go,
     move_position,
-    steps_left,
 )
+from infrastructure.training.batch_plan import BatchPlan
+from infrastructure.training.batch_planner import BatchPlanner
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -46,19 +47,14 @@ from infrastructure.training.choices import (
     seed_everything,
     starts_from_scratch,
 )
-from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import create_extensions
 from infrastructure.training.held_out_loss import HeldOutLoss
 from infrastructure.training.loop import TrainingLoop
+from infrastructure.training.machine_fit import MachineFit
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.precision import Precision, choose_device, choose_precision
-from infrastructure.training.recovery.memory_limits import (
-    MemoryLimits,
-    RememberedLimit,
-    describe_device,
-)
 from infrastructure.training.recovery.notes import note
 from infrastructure.training.resume_contract import Difference, Verdict, agree
 from infrastructure.training.state import TrainingState
@@ -77,6 +73,7 @@ class EnhancedTrainer:
         model_adapter, training_strategy: given, or made from the configuration.
         device: "auto", "cpu", "cuda" or "cuda:n".
         cache_config: where prepared data is kept, and how much of it.
+        memory_budget: what `batch_size: auto` may take.
         checkpoint_directory: where checkpoints go; None saves none.
         hooks: observers and extensions besides `training_config.enabled_extensions`.
     """
@@ -91,6 +88,7 @@ class EnhancedTrainer:
         *,
         device: str = "auto",
         cache_config: CacheConfig | None = None,
+        memory_budget: MemoryBudget | None = None,
         checkpoint_directory: Path | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
@@ -119,6 +117,13 @@ class EnhancedTrainer:
         self.state: TrainingState | None = None
         self.participants: Participants | None = None
         self.planned_steps = 0
+        self.memory_budget = memory_budget or MemoryBudget()
+        self.planner = BatchPlanner(
+            (model_config, training_config, data_config, self.cache_config),
+            self.adapter,
+            self.precision,
+            self.machine_fit,
+        )
         self._identity: dict[str, Any] | None = None
 
     def add_hooks(self, hooks: Iterable[Hook]) -> None:
@@ -169,13 +174,23 @@ class EnhancedTrainer:
                 raise ValueError(f"{self.data_config.path}: no example is left to train on")
         return self.data
 
+    def machine_fit(self) -> MachineFit:
+        """What measures this training's steps on this machine."""
+        model, data = self.initialize_model(), self.initialize_data()
+        optimizer = partial(self._create_optimizer, model)
+        return MachineFit(model, self.adapter, self.strategy, data, optimizer, self.memory_budget)
+
+    def batch_plan(self) -> BatchPlan:
+        """How a batch goes through the model; see `BatchPlanner.decide`."""
+        return self.planner.decide()
+
     def prepare(self) -> TrainingLoop:
         """Build what is missing: model, data, optimizer, schedule, loop. Trains nothing."""
         if self.loop is None:
             model, data = self.initialize_model(), self.initialize_data()
             self.state = TrainingState(
                 model,
-                micro_batch_size=self._memory_limit().at_most(int(self.training_config.batch_size)),
+                micro_batch_size=self.planner.memory_limit().at_most(self.batch_plan().batch_size),
             )
             self.state.optimizer = self._create_optimizer(model)
             self.loop = self._build_loop(model, data, self.state.optimizer)
@@ -189,15 +204,17 @@ class EnhancedTrainer:
         return self.strategy
 
     def _create_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        scratch = starts_from_scratch(self.model_config)
-        learning_rate = learning_rate_for(self.training_config, self.model_config, scratch)
-        return self.bind_strategy().create_optimizer(model, learning_rate)
+        return self.bind_strategy().create_optimizer(model, self._learning_rate())
+
+    def _learning_rate(self) -> float:
+        from_scratch = starts_from_scratch(self.model_config)
+        return learning_rate_for(self.training_config, self.model_config, from_scratch)
 
     def _build_loop(
         self, model: torch.nn.Module, data: DataSource, optimizer: torch.optim.Optimizer
     ) -> TrainingLoop:
         config = self.training_config
-        batch_size = int(config.batch_size) * config.gradient_accumulation
+        batch_size = self.batch_plan().examples_per_step
         steps_per_epoch = -(-data.num_examples // batch_size)
         from_scratch = starts_from_scratch(self.model_config)
         num_epochs = num_epochs_for(config, from_scratch, steps_per_epoch)
@@ -222,7 +239,7 @@ class EnhancedTrainer:
             schedule=self.schedule,
             go_back=self._go_back if self.checkpoints else None,
             keep_evidence=self._keep_evidence if self.checkpoints else None,
-            remember_limit=lambda size: self._memory_limit().remember(size),
+            remember_limit=lambda size: self.planner.memory_limit().remember(size),
         )
         self.participants = Participants(
             model=model,
@@ -257,7 +274,7 @@ class EnhancedTrainer:
             poll: is called between two batches, and may raise.
         """
         model, data = self.initialize_model(), self.initialize_data()
-        size = int(self.training_config.batch_size)
+        size = self.batch_plan().batch_size
         if self.state is not None:  # what has fitted so far
             size = min(size, self.state.micro_batch_size)
         measured = HeldOutLoss(
@@ -307,18 +324,6 @@ class EnhancedTrainer:
         if self.state is not None:
             note(self.state, "out_of_memory", f"evaluated {size} examples at a time", why)
 
-    def _memory_limit(self) -> RememberedLimit:
-        directory = Path(self.cache_config.directory or DEFAULT_DIRECTORY).expanduser()
-        key = {
-            **describe_device(self.device),
-            "model": self.model_config.name,
-            "max_length": self.data_config.max_length,
-            "precision": self.precision.name,
-            "lora": bool(self.adapter.describe().get("lora")),
-            "gradient_checkpointing": self.training_config.gradient_checkpointing,
-        }
-        return RememberedLimit(MemoryLimits(directory), key)
-
     def _snapshot(self, state: TrainingState) -> Snapshot:
         assert self.participants is not None
         snapshot = take_snapshot(state, self.participants)
@@ -333,10 +338,9 @@ class EnhancedTrainer:
             self._identity = {
                 "settings": settings_of(self.model_config, config, self.data_config),
                 "resolved": {
-                    "training.learning_rate": learning_rate_for(
-                        config, self.model_config, starts_from_scratch(self.model_config)
-                    ),
+                    "training.learning_rate": self._learning_rate(),
                     "training.num_epochs": sum(phase.num_epochs for phase in loop.phases),
+                    **self.batch_plan().resolved(),
                 },
                 "data": loop.data.fingerprint,
                 "num_examples": loop.data.num_examples,
@@ -361,17 +365,20 @@ class EnhancedTrainer:
             ValueError: `accept` holds an unknown name.
             CheckpointError: it is damaged, or something else that changes the result differs.
         """
+        snapshot = load_checkpoint(checkpoint)
+        was = snapshot.values.get("identity", {})
+        if self.loop is None:
+            self.planner.repeat(was.get("resolved", {}))
         loop, state, participants = self.prepare(), self.state, self.participants
         assert state is not None
         assert participants is not None
-        snapshot = load_checkpoint(checkpoint)
-        was, found = snapshot.values.get("identity", {}), self.identity()
+        found = self.identity()
         agreed = agree(was, found, accept)
         accepted = {d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT}
         groups = hyperparameters(loop.optimizer)
         if was:
             move_position(snapshot.values, accepted, loop.phases)
-            self._set_length(snapshot, was)
+            self._set_length(length_to_go(was, snapshot.values, loop, self.planned_steps))
         if "optimizer" in accepted:
             forget_optimizer(snapshot, loop.optimizer)
         if accepted & MICRO_BATCH:
@@ -384,16 +391,11 @@ class EnhancedTrainer:
         loop.start_is_saved = saved[-1:] == [checkpoint] and not accepted
         return agreed
 
-    def _set_length(self, snapshot: Snapshot, was: dict[str, Any]) -> None:
-        """As long as it was; where its parts have changed, until the epochs left are done."""
-        loop, total = self.prepare(), was["total_steps"]
-        if was["planned_steps"] != self.planned_steps:
-            left = steps_left(snapshot.values, loop.data.num_examples, loop.batch_size, loop.phases)
-            most = self.training_config.max_steps or sys.maxsize
-            total = min(snapshot.values["step"] + left, most)
-        if total != loop.total_steps:
-            assert self.state is not None
-            assert self.participants is not None
-            self.state.total_steps = loop.total_steps = total
-            scheduler = self.strategy.create_scheduler(loop.optimizer, total)
-            loop.scheduler = self.participants.scheduler = scheduler
+    def _set_length(self, total_steps: int) -> None:
+        loop, state, participants = self.prepare(), self.state, self.participants
+        if total_steps != loop.total_steps:
+            assert state is not None
+            assert participants is not None
+            state.total_steps = loop.total_steps = total_steps
+            scheduler = self.strategy.create_scheduler(loop.optimizer, total_steps)
+            loop.scheduler = participants.scheduler = scheduler

@@ -22,7 +22,14 @@ Facts = Mapping[str, Any]
 # What these make is compared itself: the examples in their order.
 COMPARED_BY_CONTENT = frozenset({"data.path", "data.chat_template", "data.format"})
 # `auto` here may mean the very number that is written now.
-RESOLVED = ("training.learning_rate", "training.num_epochs")
+RESOLVED = (
+    "training.learning_rate",
+    "training.num_epochs",
+    "training.batch_size",
+    "training.gradient_accumulation",
+)
+# Measured where the configuration leaves them open: equal settings may mean other numbers.
+MEASURED = RESOLVED[2:]
 # The tensors of a checkpoint have no place in a model or an optimizer of another shape.
 NEEDS_A_NEW_RUN = (
     "model.embedded.",
@@ -150,10 +157,10 @@ def shown_name(key: str) -> str:
 
 def _settings(was: Facts, found: Facts) -> Iterator[Difference]:
     before, now = was["settings"], found["settings"]
-    for key in differing_keys(before, now):
+    for key in dict.fromkeys([*differing_keys(before, now), *MEASURED]):
         values = before.get(key), now.get(key)
-        if key in RESOLVED:
-            values = was["resolved"][key], found["resolved"][key]
+        if key in RESOLVED:  # checkpoints of before have no measured numbers
+            values = tuple(f["resolved"].get(key, f["settings"].get(key)) for f in (was, found))
             if values[0] == values[1]:
                 continue
         yield Difference(shown_name(key), *values, _judged_setting(key, was, found))

@@ -12,6 +12,7 @@ from infrastructure.config.layers import Layer
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.data.samples import SAMPLE_HELDOUT, SAMPLE_TRAIN
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.registry import MODELS
@@ -42,6 +43,7 @@ class TrainerFactory:
             config.data,
             device=config.device,
             cache_config=config.cache,
+            memory_budget=MemoryBudget.of(config),
             **options,
         )
 

@@ -48,7 +48,6 @@ def test_a_switch_for_what_is_not_there_is_told_and_may_be_off(key: str) -> None
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("training.batch_size", "auto"),
         ("training.strategy", "progressive"),
         ("training.strategy", "end_to_end"),
         ("model.adapter", "dialogue"),

@@ -99,7 +99,6 @@ def test_every_unused_setting_is_tried() -> None:
 @pytest.mark.parametrize(
     "sections",
     [
-        {"training": {"batch_size": "auto"}},
         {"training": {"mode": "blockwise"}},
         {"training": {"enabled_extensions": ["quantum"]}},
         {"model": {"adapter": "dialogue"}},

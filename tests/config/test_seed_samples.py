@@ -102,7 +102,7 @@ YAML_SAMPLES: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
             "data.prefetch_factor": 2,
             "data.pin_memory": True,
         },
-        {"training.batch_size"},
+        set(),
         set(),
     ),
     "003_memory": (
@@ -134,7 +134,7 @@ YAML_SAMPLES: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
             "data.num_workers": "auto",
             "data.prefetch_factor": 2,
         },
-        {"training.batch_size"},
+        set(),
         set(),
     ),
 }

@@ -172,6 +172,12 @@ class DataPipeline:
         batches = _batches(examples, batch_size, prepared.entry)
         return prefetch(batches, self.config.prefetch_factor)
 
+    def lengths(self) -> Indices | None:
+        """Tokens of the training examples in the order of the first epoch; None of a stream and of
+        augmented data, which are not known before."""
+        source = self._ready().source
+        return source.lengths(0) if isinstance(source, StoredExamples) else None
+
     def places(self, epoch: int, start_example: int, num_examples: int) -> list[str]:
         """file:line of some examples of an epoch, in its order.
 

@@ -91,6 +91,10 @@ class StoredExamples:
         for row in self.order.of(epoch)[start:]:
             yield self.store.example(int(row))
 
+    def lengths(self, epoch: int) -> Indices:
+        """Tokens of each example of an epoch, in its order."""
+        return self.store.lengths()[self.order.of(epoch)]
+
     def places(self, epoch: int, start: int, count: int) -> list[str]:
         return self.place_of(self.order.part(epoch, start, count))
 

@@ -265,6 +265,10 @@ class TokenStore:
         with damage_told(self.folder):
             return self._open(name, in_memory=True).values
 
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each example, by its number."""
+        return np.diff(self._offsets).astype(np.int64)
+
     def lines(self, name: str) -> list[str]:
         """A text file of the entry, checked."""
         with damage_told(self.folder):

@@ -1,0 +1,277 @@
+"""What a run will take, told before its first step and compared with the truth at its end.
+
+Memory and time are measured with a few of the run's own micro-batches; disk and backup follow from
+what a checkpoint takes. A run that cannot fit into the memory does not start; one that fits only in
+smaller pieces is trained in smaller pieces, with the same result.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.files import write_json
+from infrastructure.core.hardware import disk_free_bytes
+from infrastructure.deployment.run_copies import bytes_of_version, place_options, versions_kept
+from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.monitoring.formatting import format_bytes, format_duration
+from infrastructure.optimization.batch_size import DoesNotFitError
+from infrastructure.optimization.peak_memory import PeakMemory
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.loop import TrainingLoop
+from infrastructure.training.machine_fit import StepCosts
+from infrastructure.training.recovery.notes import note
+from infrastructure.training.state import TrainingState
+
+log = logging.getLogger(__name__)
+
+FILE = "forecast.json"
+# The free Colab's sessions end after at most so long, whatever runs in them.
+COLAB_SECONDS = 12 * 3600.0
+USUAL_SAVE_SECONDS = 120.0  # between two checkpoints by the clock
+SMALL_FILES_BYTES = 2_000_000  # report, metrics, logs, tokenizer
+REMEDIES = (
+    "give data.max_length a smaller value, set training.gradient_checkpointing or"
+    " model.lora_config, or take a machine with more memory"
+)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the rest of a run will take.
+
+    Attributes:
+        num_steps: optimizer steps that are left.
+        seconds: until everything is done, the measurement of the trained model included.
+        peak_memory_bytes, memory_bytes: of the process (on a GPU: there); what it may take.
+        disk_bytes, disk_free_bytes: the run directory at its end; what is free for it now.
+        backup_bytes: what lies at the place at the end; None: no place.
+        session_seconds: after so long the session ends; None: nobody knows of an end.
+        measure_seconds: of the measurement before the training; the one after takes about as long.
+    """
+
+    num_steps: int
+    step_seconds: float
+    seconds: float
+    peak_memory_bytes: int
+    memory_bytes: int
+    disk_bytes: int
+    disk_free_bytes: int | None
+    backup_bytes: int | None
+    session_seconds: float | None
+    measure_seconds: float
+
+    def lines(self) -> list[str]:
+        """For people: what it takes, and whether that fits."""
+        memory, disk = format_bytes(self.peak_memory_bytes), format_bytes(self.disk_bytes)
+        backup = f", {format_bytes(self.backup_bytes)} of backup" if self.backup_bytes else ""
+        told = (
+            f"Forecast: about {format_duration(self.seconds)} for {self.num_steps:,} steps"
+            f" ({self.step_seconds:.2g} s each), peak memory {memory} of"
+            f" {format_bytes(self.memory_bytes)}, {disk} on disk{backup}"
+        )
+        problems = self.problems()
+        if problems:
+            return [told, f"It does not fit into this session: {'; '.join(problems)}"]
+        until = self.session_seconds
+        end = f", which ends in {format_duration(until)}" if until else " (it has no known end)"
+        return [told, f"It fits into this session{end}"]
+
+    def problems(self) -> list[str]:
+        """What does not fit, with what to do; empty where all does."""
+        problems = []
+        if self.session_seconds is not None and self.seconds > self.session_seconds:
+            problems.append(
+                f"it ends after {format_duration(self.session_seconds)}; the run is saved before,"
+                " and the same command goes on with it in the next session"
+            )
+        if self.peak_memory_bytes > self.memory_bytes:
+            problems.append(
+                "the memory is too small for a whole micro-batch, which is done in smaller pieces"
+            )
+        if self.disk_free_bytes is not None and self.disk_bytes > self.disk_free_bytes:
+            problems.append(
+                f"{format_bytes(self.disk_free_bytes)} are free on the disk; make room, or set"
+                " training.keep_checkpoints and training.keep_best lower"
+            )
+        return problems
+
+
+class RunForecast:
+    """The forecast of one run, from before its first step to the comparison in its report.
+
+    Args:
+        say: shows a line to a person.
+        measure_seconds: of the measurement before; None: as the run's last forecast knew it.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: DeploymentConfig,
+        say: Callable[[str], None],
+        measure_seconds: float | None = None,
+    ) -> None:
+        self.path = run.path / FILE
+        self.run, self.config, self.say = run, config, say
+        known = _read(self.path).get("measure_seconds", 0.0)
+        self.measure_seconds = known if measure_seconds is None else measure_seconds
+        self.forecast: Forecast | None = None
+        self.peak = PeakObserver()
+
+    def tell(self, trainer: EnhancedTrainer) -> None:
+        """Measure, and say what comes; then nothing of the training has changed but, where memory
+        asks for it, the size of its pieces.
+
+        Raises:
+            DoesNotFitError: not even one example fits into the memory.
+        """
+        try:
+            loop, plan = trainer.prepare(), trainer.batch_plan()
+            has_optimizer = bool(loop.optimizer.state)  # of a checkpoint that it goes on from
+            costs = trainer.machine_fit().costs(plan, loop.total_steps, has_optimizer)
+            self.forecast = self._made_of(trainer, costs)
+        except DoesNotFitError:
+            raise
+        except Exception as error:  # the training itself will meet it, and knows an answer
+            log.warning("there is no forecast: %r", error)
+            return
+        for line in self.forecast.lines():
+            self.say(line)
+        write_json(self.path, asdict(self.forecast))
+        if self.config.enable_memory_optimization and trainer.device.type == "cpu":
+            self._keep_within(trainer, costs)
+
+    def compared(self, seconds: float, backup_bytes: int | None = None) -> list[dict[str, Any]]:
+        """Rows of forecast and truth, for summary.json; none where nothing was foretold."""
+        if self.forecast is None:
+            return []
+        truth = {
+            "seconds": seconds,
+            "peak_memory_bytes": self.peak.highest_bytes,
+            "disk_bytes": _bytes_in(self.run.path),
+            "backup_bytes": backup_bytes,
+        }
+        foretold = asdict(self.forecast)
+        return [
+            {
+                "what": name,
+                "foretold": foretold[name],
+                "was": was,
+                "error": foretold[name] / was - 1,
+            }
+            for name, was in truth.items()
+            if was and foretold[name] is not None
+        ]
+
+    def _made_of(self, trainer: EnhancedTrainer, costs: StepCosts) -> Forecast:
+        loop, state = trainer.prepare(), trainer.state
+        assert state is not None
+        left = loop.total_steps - state.step
+        evaluations = evaluations_left(loop, state.step)
+        held_out = getattr(getattr(loop.data, "report", None), "num_evaluation", 0)
+        seconds = left * costs.step_seconds + self.measure_seconds
+        seconds += evaluations * held_out * costs.evaluation_seconds
+        version = bytes_of_version(state.model, self.config.training)
+        options = place_options(self.config)
+        final = sum(p.numel() * p.element_size() for p in _saved_parameters(trainer, state.model))
+        kept = min(versions_kept(self.config.training, loop.total_steps), saves_left(loop, seconds))
+        return Forecast(
+            num_steps=left,
+            step_seconds=costs.step_seconds,
+            seconds=seconds,
+            peak_memory_bytes=costs.peak_bytes,
+            memory_bytes=costs.limit_bytes,
+            disk_bytes=kept * version + final + SMALL_FILES_BYTES,
+            disk_free_bytes=disk_free_bytes(self.run.path),
+            backup_bytes=None if options.place is None else options.keep * version + final,
+            session_seconds=self._session_seconds(),
+            measure_seconds=self.measure_seconds,
+        )
+
+    def _session_seconds(self) -> float | None:
+        if self.config.training.deadline is not None:
+            return self.config.training.deadline
+        return COLAB_SECONDS if "COLAB_RELEASE_TAG" in os.environ else None
+
+    def _keep_within(self, trainer: EnhancedTrainer, costs: StepCosts) -> None:
+        """On a CPU a process that takes too much is killed; nobody could answer afterwards."""
+        state = trainer.state
+        assert state is not None
+        size = costs.largest_that_fits(state.micro_batch_size)
+        if size == 0:
+            needed, there = format_bytes(costs.peak_of(1)), format_bytes(costs.limit_bytes)
+            raise DoesNotFitError(
+                f"this training does not fit into the memory: one example takes {needed}, and there"
+                f" are {there}: {REMEDIES}"
+            )
+        if size < state.micro_batch_size:
+            state.micro_batch_size = size
+            why = f"{format_bytes(costs.peak_bytes)} of {format_bytes(costs.limit_bytes)}"
+            note(state, "out_of_memory", f"begins with micro-batches of {size}", why)
+            self.say(
+                f"Micro-batches of {size}, because more would take {why}; the result is the same"
+            )
+
+
+class PeakObserver(Observer):
+    """The highest memory from the training's start to its end."""
+
+    def __init__(self) -> None:
+        self.highest_bytes = 0
+        self._peak: PeakMemory | None = None
+
+    def train_start(self, state: TrainingState) -> None:
+        self._peak = PeakMemory(next(state.model.parameters()).device)
+        self._peak.start()
+
+    def train_end(self, state: TrainingState) -> None:
+        if self._peak is not None:
+            self.highest_bytes = self._peak.read()
+            self._peak.close()
+
+
+def evaluations_left(loop: TrainingLoop, step: int) -> int:
+    """How often the held-out loss is measured in the steps that are left."""
+    config, last = loop.config, loop.total_steps
+    per_epoch = max(1, -(-loop.data.num_examples // loop.batch_size))
+    interval = config.validation_interval
+    every = config.validation_frequency or (interval * per_epoch if interval else last)
+    done, all_of_them = step // every, last // every + (last % every > 0)
+    return all_of_them - done if loop.evaluate is not None else 0
+
+
+def saves_left(loop: TrainingLoop, seconds: float) -> int:
+    """About how many checkpoints will be saved: at the end, by their rhythm, and by the clock."""
+    config = loop.config
+    per_epoch = max(1, -(-loop.data.num_examples // loop.batch_size))
+    interval = config.checkpoint_interval
+    every = config.checkpoint_frequency or (interval * per_epoch if interval else None)
+    by_rhythm = loop.total_steps // every if every else 0
+    by_clock = int(seconds // USUAL_SAVE_SECONDS) if config.checkpoint_seconds else 0
+    return 1 + by_rhythm + by_clock
+
+
+def _saved_parameters(trainer: EnhancedTrainer, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Those of `final/`: a LoRA's own, or all."""
+    is_lora = bool(trainer.adapter.describe().get("lora"))
+    return [p for p in model.parameters() if p.requires_grad or not is_lora]
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

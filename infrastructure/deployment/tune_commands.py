@@ -1,0 +1,170 @@
+"""`temper tune`: measures which settings make this training fastest on this machine.
+
+What changes the numbers of a training (its precision, the size of its batch) is only ever proposed:
+the command prints the flags that ask for it.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.flags import flag_names
+from infrastructure.config.layers import Layer, Setting
+from infrastructure.config.words import plain
+from infrastructure.monitoring.formatting import format_bytes
+from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.optimization.pipeline_optimizer import PipelineOptimizer, Tried
+from infrastructure.training.batch_plan import ACCUMULATION, BATCH_SIZE
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.error_handlers import is_out_of_memory
+from infrastructure.training.trainer_factory import use_sample_data
+from infrastructure.training.tuning import TRIED, TuningTrials, worker_counts
+
+DONE = 0
+WORKERS_PAY = 1.1  # a process takes memory, so it must read clearly faster
+# Flags without a value.
+SWITCHES = ("training.gradient_checkpointing", "data.pin_memory")
+
+Say = Callable[[str], None]
+
+
+def tune(config: DeploymentConfig, with_learning_rate: bool, as_json: bool) -> int:
+    """Measure, tell each result, and print the flags of the fastest training.
+
+    Raises:
+        ValueError: the training cannot be started as it is configured.
+    """
+    use_sample_data(config)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    found: dict[str, Any] = {"settings": {}, "tried": []}
+    config = _with_batch(config, found, say)
+    trials = TuningTrials(config)
+    trainer = trials.trainer({})
+    settings = _with_pipeline(trials, trainer, found, say)
+    _with_workers(trials, found, say)
+    if with_learning_rate:
+        rates = TuningTrials(config.changed(_as_settings(settings))).learning_rates()
+        found["learning_rate"] = {"suggested": rates.suggested, "explodes_at": rates.explodes_at}
+        for line in rates.lines():
+            say(line)
+        if rates.suggested is not None:
+            found["settings"]["training.learning_rate"] = float(f"{rates.suggested:.2g}")
+    found["flags"] = flags_of(found["settings"])
+    print(json.dumps(found) if as_json else f"The fastest training: temper train {found['flags']}")
+    return DONE
+
+
+def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, list[Any]]:
+    """What is tried besides what is there; nothing that somebody has given."""
+    on_gpu = trainer.device.type == "cuda"
+    precisions = ["bf16", "fp16", "fp32"] if on_gpu else ["bf16", "fp32"]
+    tried: dict[str, list[Any]] = {
+        "training.mixed_precision": [name for name in precisions if name != trainer.precision.name],
+        "training.gradient_checkpointing": [True],
+        "training.compile_mode": ["default"],
+        "data.prefetch_factor": [4, 8],
+        "data.pin_memory": [False] if on_gpu else [],
+    }
+    return {key: v for key, v in tried.items() if config.source(key).layer is Layer.DEFAULT and v}
+
+
+def flags_of(settings: dict[str, Any]) -> str:
+    """Settings as they are typed."""
+    return " ".join(_flag(key, value) for key, value in settings.items())
+
+
+def _with_batch(config: DeploymentConfig, found: dict[str, Any], say: Say) -> DeploymentConfig:
+    """The configuration with the batch that is fastest, unless somebody has given one."""
+    given = config.source(BATCH_SIZE).layer is not Layer.DEFAULT
+    if given and config.training.batch_size != "auto":
+        return config
+    auto = config.changed([Setting(BATCH_SIZE, "auto", TRIED)])
+    if config.source(ACCUMULATION).layer is Layer.DEFAULT:
+        auto.training.model_fields_set.discard("gradient_accumulation")
+    plan = TuningTrials(auto).trainer({}).batch_plan()
+    for line in plan.lines():
+        say(line)
+    found["settings"] |= plan.resolved()
+    found["batch"] = {"origin": plan.origin, "trials": list(plan.trials)}
+    return config.changed(_as_settings(plan.resolved()))
+
+
+def _with_pipeline(
+    trials: TuningTrials, trainer: EnhancedTrainer, found: dict[str, Any], say: Say
+) -> dict[str, Any]:
+    """The changes of precision, compiling, checkpointing and feeding that pay."""
+    loop = trainer.prepare()
+    tokens_per_step = trainer.adapter.count_tokens(trainer.machine_fit().usual) * loop.batch_size
+    tokens_per_step //= max(1, len(trainer.machine_fit().usual))
+
+    def tell(tried: Tried) -> None:
+        say(describe(tried))
+        found["tried"].append(_as_json(tried))
+
+    optimizer = PipelineOptimizer(
+        measure=trials.measure,
+        budget_bytes=MemoryBudget.of(trials.config).size_bytes(trainer.device),
+        num_tokens=loop.total_steps * tokens_per_step,
+        is_out_of_memory=is_out_of_memory,
+        tell=tell,
+    )
+    settings = optimizer.run(alternatives(trials.config, trainer))
+    found["settings"] |= settings
+    return settings
+
+
+def _with_workers(trials: TuningTrials, found: dict[str, Any], say: Say) -> None:
+    """How many processes prepare data fastest; fewer where more are not clearly faster."""
+    if trials.config.source("data.num_workers").layer is not Layer.DEFAULT:
+        return
+    best, fastest = 0, 0.0
+    for count in worker_counts():
+        speed = trials.rows_per_second(count)
+        say(f"data.num_workers {count}: {speed:,.0f} rows/s prepared")
+        found["tried"].append({"key": "data.num_workers", "value": count, "rows_per_second": speed})
+        if speed > WORKERS_PAY * fastest:
+            best, fastest = count, speed
+    found["settings"]["data.num_workers"] = best
+
+
+def describe(tried: Tried) -> str:
+    """A line on one trial."""
+    name = f"{tried.key} {plain(tried.value)}" if tried.key else "as configured"
+    if tried.measured is None:
+        return f"{name}: not here: {tried.refusal}"
+    told = (
+        f"{name}: {tried.measured.tokens_per_second:,.0f} tokens/s,"
+        f" {format_bytes(tried.measured.peak_bytes)}"
+    )
+    verdict = tried.refusal or ("taken" if tried.taken else "does not pay")
+    return told if not tried.key else f"{told}: {verdict}"
+
+
+def _as_json(tried: Tried) -> dict[str, Any]:
+    measured = tried.measured
+    speed = None if measured is None else measured.tokens_per_second
+    peak = None if measured is None else measured.peak_bytes
+    return {
+        "key": tried.key,
+        "value": tried.value,
+        "tokens_per_second": speed,
+        "peak_bytes": peak,
+        "refusal": tried.refusal,
+        "taken": tried.taken,
+    }
+
+
+def _as_settings(values: dict[str, Any]) -> list[Setting]:
+    return [Setting(key, value, TRIED) for key, value in values.items()]
+
+
+def _flag(key: str, value: Any) -> str:
+    name = flag_names(key)[0]
+    if key in SWITCHES:
+        return name if value else name.replace("--", "--no-", 1)
+    return f"{name} {plain(value)}"

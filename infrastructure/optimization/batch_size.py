@@ -1,0 +1,146 @@
+"""Which micro-batch is fastest among those that fit: `training.batch_size: auto`.
+
+Sizes are doubled from 1. Each is first predicted from those before it, and tried only if it is to
+fit: on a CPU a training that takes too much memory is killed, so it must never be tried. What runs
+the steps is passed in.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from infrastructure.core.hardware import gib
+from infrastructure.optimization.memory_prediction import MemoryLine, MemoryPoint, fit_line
+
+LARGEST = 256
+# Sizes this close to the fastest are as good: the smallest of them leaves most memory.
+AS_FAST = 0.98
+WORTH_A_LOOK = 0.9
+STILL_FASTER = 1.02
+SLOWER_IN_A_ROW = 2
+ROUNDS = 3
+SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One micro-batch size: its peak with the longest rows, and its speed with usual ones."""
+
+    size: int
+    peak_bytes: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class BatchChoice:
+    """What was chosen, and why the search ended."""
+
+    size: int
+    trials: tuple[Trial, ...]
+    reason: str
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the chosen size, with the longest rows."""
+        return next(trial.peak_bytes for trial in self.trials if trial.size == self.size)
+
+    def lines(self) -> list[str]:
+        """A line for each size that was tried."""
+        return [
+            f"{'→' if trial.size == self.size else ' '} {trial.size:>4} examples:"
+            f" {trial.tokens_per_second:,.0f} tokens/s, at most {gib(trial.peak_bytes)}"
+            for trial in self.trials
+        ]
+
+
+class DoesNotFitError(ValueError):
+    """Not even one example fits."""
+
+
+@dataclass
+class BatchSizeSearch:
+    """Tries sizes and chooses one.
+
+    Attributes:
+        peak_of: the peak memory of a step with micro-batches of a size, of the longest rows;
+            raises what the device raises when memory runs out.
+        speed_of: tokens per second of optimizer steps with micro-batches of a size.
+        budget_bytes: what may be taken.
+        idle_bytes: memory between two steps, with gradients and optimizer.
+        is_out_of_memory: whether an error means that.
+        free_memory: called after memory ran out.
+        seconds: after so long no larger size is tried.
+    """
+
+    peak_of: Callable[[int], int]
+    speed_of: Callable[[int], float]
+    budget_bytes: int
+    idle_bytes: int
+    is_out_of_memory: Callable[[BaseException], bool]
+    free_memory: Callable[[], None] = lambda: None
+    seconds: float = SECONDS
+
+    def run(self, largest: int = LARGEST) -> BatchChoice:
+        """Try 1, 2, 4, … up to `largest`.
+
+        Raises:
+            DoesNotFitError: one example takes more than the budget.
+        """
+        self._peaks: dict[int, int] = {}
+        self._speeds: dict[int, float] = {}
+        started = time.monotonic()
+        size, reason = 1, ""
+        while not reason and size <= largest:
+            reason = self._why_not(size)
+            if not reason:
+                self._speeds[size] = self.speed_of(size)
+                reason = self._why_no_more(time.monotonic() - started)
+                size *= 2
+        if not self._speeds:
+            raise DoesNotFitError(f"one example of the longest does not fit: {reason}")
+        chosen = self._fastest(started)
+        trials = (Trial(s, self._peaks[s], speed) for s, speed in self._speeds.items())
+        return BatchChoice(chosen, tuple(trials), reason or f"{largest} is the largest allowed")
+
+    def _why_not(self, size: int) -> str:
+        """Why micro-batches of `size` cannot be; empty where they can, and then measured."""
+        predicted = self._line().peak_bytes(size) if self._peaks else self.idle_bytes
+        if predicted > self.budget_bytes:
+            return f"{size} would take {gib(predicted)} of {gib(self.budget_bytes)}"
+        try:
+            peak = self.peak_of(size)
+        except Exception as error:
+            if not self.is_out_of_memory(error):
+                raise
+            peak = None
+        if peak is None:
+            self.free_memory()
+            return f"memory ran out with {size}"
+        if peak > self.budget_bytes:
+            return f"{size} takes {gib(peak)} of {gib(self.budget_bytes)}"
+        self._peaks[size] = peak
+        return ""
+
+    def _line(self) -> MemoryLine:
+        newest = sorted(self._peaks.items())[-2:]
+        return fit_line([MemoryPoint(*point) for point in newest], self.idle_bytes)
+
+    def _why_no_more(self, seconds: float) -> str:
+        best = max(self._speeds.values())
+        recent = list(self._speeds.values())[-SLOWER_IN_A_ROW:]
+        before = list(self._speeds.values())[:-SLOWER_IN_A_ROW]
+        if before and max(recent) < STILL_FASTER * max(before):
+            return "larger ones are no faster"
+        return f"{seconds:.0f} s were spent" if best and seconds > self.seconds else ""
+
+    def _fastest(self, started: float) -> int:
+        """Measured again in turns, so that a busy moment of the machine does not decide."""
+        best = max(self._speeds.values())
+        close = [size for size, speed in self._speeds.items() if speed >= WORTH_A_LOOK * best]
+        for _ in range(ROUNDS if len(close) > 1 else 0):
+            if time.monotonic() - started > 2 * self.seconds:
+                break
+            for size in close:
+                self._speeds[size] = max(self._speeds[size], self.speed_of(size))
+        best = max(self._speeds.values())
+        return min(size for size in close if self._speeds[size] >= AS_FAST * best)

@@ -1,0 +1,104 @@
+"""How much memory a training will take, from two small measured steps of that very training.
+
+A step's peak is a constant (the process, weights, gradients, optimizer) plus activations, and
+activations grow in proportion to the tokens of a micro-batch: attention is isolated by example, so
+no term grows with the square of the batch. Two measured points give the line, whatever model,
+precision, LoRA or checkpointing make of its two numbers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.values import amount_bytes
+from infrastructure.core.hardware import memory
+from infrastructure.optimization.peak_memory import resident_bytes
+
+MAX_MEMORY_PERCENT = 85.0
+# What a GPU's context and other programs may take besides what is free now.
+GPU_SHARE = 0.95
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """The measured peak of one micro-batch; its size counts tokens, or rows of one length."""
+
+    size: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """Peak memory of a step by the size of its largest micro-batch."""
+
+    fixed_bytes: float
+    bytes_per_unit: float
+
+    def peak_bytes(self, size: int) -> int:
+        """The predicted peak."""
+        return round(self.fixed_bytes + self.bytes_per_unit * size)
+
+
+def fit_line(points: Sequence[MemoryPoint], idle_bytes: int) -> MemoryLine:
+    """The line through measured points, by least squares.
+
+    Args:
+        points: at least one; of one point the line goes through `idle_bytes` at size 0.
+        idle_bytes: memory between two steps, with weights and optimizer; no step takes less.
+    """
+    xs = torch.tensor([float(point.size) for point in points], dtype=torch.float64)
+    ys = torch.tensor([float(point.peak_bytes) for point in points], dtype=torch.float64)
+    if len(set(xs.tolist())) == 1:
+        xs, ys = torch.cat([xs, xs.new_zeros(1)]), torch.cat([ys, ys.new_tensor([idle_bytes])])
+    x_mean, y_mean = xs.mean(), ys.mean()
+    slope = float(((xs - x_mean) * (ys - y_mean)).sum() / ((xs - x_mean) ** 2).sum())
+    slope = max(0.0, slope)
+    fixed = float(y_mean) - slope * float(x_mean)
+    return MemoryLine(fixed, slope)
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """What a training may take.
+
+    Attributes:
+        max_percent: of main memory, by all programs together.
+        cpu_limit: a size or share of main memory for the training; None: no further limit.
+        gpu_limit: the same of a GPU's memory.
+    """
+
+    max_percent: float = MAX_MEMORY_PERCENT
+    cpu_limit: str | None = None
+    gpu_limit: str | None = None
+
+    @classmethod
+    def of(cls, config: DeploymentConfig) -> "MemoryBudget":
+        """What a configuration allows."""
+        share = config.memory.gpu_memory_fraction
+        by_share = None if share is None else f"{100 * share:g}%"
+        return cls(
+            config.max_memory_percent,
+            config.memory.cpu_memory_limit,
+            config.resources.gpu.memory_limit or by_share,
+        )
+
+    def limit_bytes(self, device: torch.device) -> int:
+        """What there is for this process at all: beyond it there is no memory, or no permission."""
+        return replace(self, max_percent=100.0).size_bytes(device)
+
+    def size_bytes(self, device: torch.device) -> int:
+        """The most that this process should hold on `device`, by what is free there now."""
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            there = int((free + torch.cuda.memory_reserved(device)) * GPU_SHARE)
+            return _at_most(there, self.gpu_limit, total)
+        machine = memory()
+        kept_free = machine.total_bytes * (1 - self.max_percent / 100)
+        there = int(resident_bytes() + machine.available_bytes - kept_free)
+        return _at_most(there, self.cpu_limit, machine.total_bytes)
+
+
+def _at_most(size_bytes: int, limit: str | None, total_bytes: int) -> int:
+    return size_bytes if limit is None else min(size_bytes, amount_bytes(limit, total_bytes))

@@ -1,0 +1,114 @@
+"""Decides how a batch goes through the model, once, and remembers what fitted on this device."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.resource_config import CacheConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.optimization.tuning_cache import TuningCache
+from infrastructure.training.batch_plan import (
+    BatchPlan,
+    accumulation_for,
+    configured,
+    given_accumulation,
+    measured,
+    repeated,
+)
+from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
+from infrastructure.training.machine_fit import MachineFit
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.precision import Precision
+from infrastructure.training.recovery.memory_limits import (
+    MemoryLimits,
+    RememberedLimit,
+    describe_device,
+)
+from infrastructure.training.training_facts import installed_versions
+
+Sections = tuple[ModelConfig, TrainingConfig, DataConfig, CacheConfig]
+VERSIONS_THAT_COUNT = ("torch", "transformers", "peft", "bitsandbytes", "unsloth")
+
+
+class BatchPlanner:
+    """Decides for one training.
+
+    Args:
+        sections: model, training, data and cache of the configuration.
+        fit: gives what measures the training, once model and data are there.
+    """
+
+    def __init__(
+        self,
+        sections: Sections,
+        adapter: ModelAdapter,
+        precision: Precision,
+        fit: Callable[[], MachineFit],
+    ) -> None:
+        self.model_config, self.config, self.data_config, cache_config = sections
+        self.adapter = adapter
+        self.precision = precision
+        self.fit = fit
+        self.cache_directory = Path(cache_config.directory or DEFAULT_DIRECTORY).expanduser()
+        self._plan = configured(self.config)
+
+    def decide(self) -> BatchPlan:
+        """The plan; where the configuration leaves it open, it is measured the first time.
+
+        Raises:
+            DoesNotFitError: not even one example fits.
+        """
+        if self._plan is None:
+            fit = self.fit()
+            self._plan = measured(
+                self.config,
+                fit.data.num_examples,
+                lambda largest: fit.search(
+                    largest, partial(accumulation_for, self.config, largest=largest)
+                ),
+                TuningCache(self.cache_directory),
+                self._tuning_key(fit),
+                fit.budget.size_bytes(self.adapter.device),
+            )
+        return self._plan
+
+    def repeat(self, resolved: Mapping[str, Any]) -> None:
+        """Decide as it was decided when a checkpoint's run began."""
+        self._plan = repeated(self.config, resolved) or self._plan
+
+    def memory_limit(self) -> RememberedLimit:
+        """The micro-batch that was found to fit on this device while training."""
+        return RememberedLimit(MemoryLimits(self.cache_directory), self._machine_key())
+
+    def _machine_key(self) -> dict[str, Any]:
+        return {
+            **describe_device(self.adapter.device),
+            "model": self.model_config.name,
+            "max_length": self.data_config.max_length,
+            "precision": self.precision.name,
+            "lora": bool(self.adapter.describe().get("lora")),
+            "gradient_checkpointing": self.config.gradient_checkpointing,
+        }
+
+    def _tuning_key(self, fit: MachineFit) -> dict[str, Any]:
+        """All that decides which batch is fastest: hardware, versions, model and lengths."""
+        versions = installed_versions()
+        parameters = list(fit.model.parameters())
+        return {
+            **self._machine_key(),
+            "what": "batch_size",
+            "threads": torch.get_num_threads(),
+            "versions": {name: versions.get(name) for name in VERSIONS_THAT_COUNT},
+            "parameters": sum(p.numel() for p in parameters),
+            "trained": sum(p.numel() for p in parameters if p.requires_grad),
+            "optimizer": self.config.optimizer,
+            "compile_mode": self.config.compile_mode,
+            "packs": bool(getattr(self.adapter, "packs", False)),
+            "longest": self.adapter.count_tokens(fit.longest(1)),
+            "accumulation": given_accumulation(self.config),
+        }

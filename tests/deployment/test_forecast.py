@@ -1,0 +1,145 @@
+"""What a run will take is told before its first step and stands beside the truth at its end."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.deployment.forecast import COLAB_SECONDS, Forecast, RunForecast
+from infrastructure.optimization.batch_size import DoesNotFitError
+from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.training.machine_fit import MachineFit
+from tests.deployment.runs import small_config, small_settings, write_rows
+
+FITS = Forecast(
+    num_steps=100,
+    step_seconds=2.0,
+    seconds=240.0,
+    peak_memory_bytes=1 << 30,
+    memory_bytes=4 << 30,
+    disk_bytes=1 << 20,
+    disk_free_bytes=1 << 30,
+    backup_bytes=None,
+    session_seconds=None,
+    measure_seconds=40.0,
+)
+
+
+def only_run(config: DeploymentConfig) -> Path:
+    (path,) = Path(config.output_dir).iterdir()
+    return path
+
+
+def test_a_run_is_foretold_before_its_first_step_and_compared_at_its_end(tmp_path: Path) -> None:
+    config, said = small_config(tmp_path), []
+    summary = TrainingDeployment(config, said.append).run()
+    foretold = next(i for i, line in enumerate(said) if line.startswith("Forecast: about"))
+    assert foretold < next(i for i, line in enumerate(said) if line.startswith("Training for"))
+    assert said[foretold + 1].startswith("It fits into this session")
+    rows = {row["what"]: row for row in summary["forecast"]}
+    assert rows.keys() >= {"seconds", "peak_memory_bytes", "disk_bytes"}
+    assert abs(rows["peak_memory_bytes"]["error"]) < 0.15
+    assert rows["peak_memory_bytes"]["was"] > 50e6  # this process, whatever else it holds
+    kept = json.loads((only_run(config) / "forecast.json").read_text())
+    assert kept["num_steps"] == summary["total_steps"]
+    assert "was" in (only_run(config) / "report.html").read_text()
+
+
+def test_a_training_that_was_foretold_gives_the_same_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = TrainingDeployment(small_config(tmp_path), lambda line: None).run()
+    monkeypatch.setattr(RunForecast, "tell", lambda self, trainer: None)
+    settings = {**small_settings(tmp_path), "new_run": True}
+    untold = TrainingDeployment(DeploymentConfig(**settings), lambda line: None).run()
+    assert untold["forecast"] == []
+    assert untold["after"] == told["after"]
+
+
+def test_the_decided_batch_stands_in_run_json_and_the_same_command_goes_on(
+    tmp_path: Path,
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", 100, 900)
+    settings: dict[str, Any] = {"batch_size": "auto", "num_epochs": 1, "checkpoint_frequency": 2}
+    config = small_config(tmp_path, **settings, deadline="0.001s")
+    stopped = TrainingDeployment(config, lambda line: None).run()
+    assert stopped["status"] == "stopped"
+    decided = json.loads((only_run(config) / "run.json").read_text())["decided"]
+    assert decided["training.batch_size"]["origin"].startswith("measured on this machine")
+    (tmp_path / "cache/tuning.json").unlink()  # whoever measured anew might choose another
+    finished = TrainingDeployment(small_config(tmp_path, **settings), lambda line: None).run()
+    assert finished["status"] == "finished"
+    assert finished["paths"]["run"] == str(only_run(config))
+    per_step = [
+        decided[f"training.{key}"]["value"] for key in ("batch_size", "gradient_accumulation")
+    ]
+    num_examples = json.loads((only_run(config) / "run.json").read_text())["data"]["num_examples"]
+    assert finished["total_steps"] == -(-num_examples // (per_step[0] * per_step[1]))
+    assert not (tmp_path / "cache/tuning.json").exists()
+
+
+def test_a_training_that_cannot_fit_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path)
+    monkeypatch.setattr(MemoryBudget, "of", lambda config: MemoryBudget(cpu_limit="1MB"))
+    with pytest.raises(DoesNotFitError, match="weights, gradients and optimizer"):
+        TrainingDeployment(config, lambda line: None).run()
+    assert not list(Path(config.output_dir).glob("*/checkpoints/versions/*"))
+
+
+def test_where_only_smaller_pieces_fit_the_training_begins_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MachineFit.costs
+
+    def tight(*arguments: Any) -> Any:
+        costs = real(*arguments)
+        line = replace(costs.memory, fixed_bytes=0.0, bytes_per_unit=1.0)
+        most = 2 * costs.longest_units + costs.copy_bytes
+        heaviest = 4 * costs.longest_units
+        return replace(costs, memory=line, limit_bytes=most, heaviest_units=heaviest)
+
+    monkeypatch.setattr(MachineFit, "costs", tight)
+    said: list[str] = []
+    summary = TrainingDeployment(small_config(tmp_path), said.append).run()
+    assert any(line.startswith("Micro-batches of 2, because more would take") for line in said)
+    assert summary["recoveries"][0]["action"] == "begins with micro-batches of 2"
+    assert summary["status"] == "finished"
+
+
+def test_a_forecast_that_fails_stops_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(MachineFit, "costs", broken)
+    summary = TrainingDeployment(small_config(tmp_path), lambda line: None).run()
+    assert summary["status"] == "finished"
+    assert summary["forecast"] == []
+    assert "there is no forecast" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"session_seconds": 100.0}, "the same command goes on with it in the next session"),
+        ({"peak_memory_bytes": 8 << 30}, "smaller pieces"),
+        ({"disk_free_bytes": 1000}, "make room"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_what_to_do(changes: dict[str, Any], told: str) -> None:
+    lines = replace(FITS, **changes).lines()
+    assert lines[-1].startswith("It does not fit into this session")
+    assert told in lines[-1]
+
+
+def test_a_session_with_an_end_is_named() -> None:
+    assert FITS.lines()[-1] == "It fits into this session (it has no known end)"
+    line = replace(FITS, session_seconds=COLAB_SECONDS).lines()[-1]
+    assert line == "It fits into this session, which ends in 12 h 00 min"

@@ -1,0 +1,104 @@
+"""The search for the fastest micro-batch that fits, on machines that are written down."""
+
+from collections.abc import Callable
+
+import pytest
+
+from infrastructure.optimization.batch_size import BatchSizeSearch, DoesNotFitError
+
+MIB = 1 << 20
+
+
+class OutOfDeviceError(RuntimeError):
+    """The machine's own error."""
+
+
+class Machine:
+    """Takes `per_example` bytes an example besides `idle`; what is beyond `memory` fails."""
+
+    def __init__(self, speeds: Callable[[int], float], memory: int = 1 << 40) -> None:
+        self.idle, self.per_example, self.memory = 100 * MIB, 10 * MIB, memory
+        self.speeds = speeds
+        self.tried: list[int] = []
+        self.freed = 0
+
+    def peak_of(self, size: int) -> int:
+        self.tried.append(size)
+        peak = self.idle + size * self.per_example
+        if peak > self.memory:
+            raise OutOfDeviceError("no memory")
+        return peak
+
+    def free(self) -> None:
+        self.freed += 1
+
+    def search(self, budget: int) -> BatchSizeSearch:
+        return BatchSizeSearch(
+            peak_of=self.peak_of,
+            speed_of=self.speeds,
+            budget_bytes=budget,
+            idle_bytes=self.idle,
+            is_out_of_memory=lambda error: isinstance(error, OutOfDeviceError),
+            free_memory=self.free,
+        )
+
+
+def test_the_fastest_size_that_fits_is_chosen() -> None:
+    machine = Machine(speeds=lambda size: 100.0 * size)
+    choice = machine.search(budget=1 << 40).run(largest=64)
+    assert choice.size == 64
+    assert choice.peak_bytes == machine.idle + 64 * machine.per_example
+
+
+def test_what_would_not_fit_is_foretold_and_never_tried() -> None:
+    machine = Machine(speeds=lambda size: 100.0 * size)
+    choice = machine.search(budget=300 * MIB).run()
+    assert choice.size == 16  # 260 MiB; 32 would take 420
+    assert machine.tried == [1, 2, 4, 8, 16]
+    assert "32 would take" in choice.reason
+
+
+def test_memory_that_runs_out_ends_the_search_and_is_freed() -> None:
+    machine = Machine(speeds=lambda size: 100.0 * size, memory=200 * MIB)
+    choice = machine.search(budget=1 << 40).run()
+    assert choice.size == 8
+    assert machine.freed == 1
+    assert choice.reason == "memory ran out with 16"
+
+
+def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
+    machine = Machine(speeds=lambda size: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        machine.search(budget=1 << 40).run()
+
+
+def test_of_sizes_as_fast_the_smallest_is_chosen() -> None:
+    machine = Machine(speeds=lambda size: min(size, 8) * 100.0 + size * 0.1)
+    choice = machine.search(budget=1 << 40).run()
+    assert choice.size == 8
+    assert machine.tried == [1, 2, 4, 8, 16, 32]  # two that were no faster end the search
+    assert choice.reason == "larger ones are no faster"
+
+
+def test_a_busy_moment_does_not_decide() -> None:
+    asked: list[int] = []
+
+    def speed(size: int) -> float:
+        asked.append(size)
+        is_busy = size == 4 and asked.count(4) == 1
+        return {1: 300.0, 2: 600.0, 4: 1000.0, 8: 970.0, 16: 960.0}[size] * (0.93 if is_busy else 1)
+
+    assert Machine(speed).search(budget=1 << 40).run(largest=16).size == 4
+
+
+def test_one_example_that_does_not_fit_is_told() -> None:
+    with pytest.raises(DoesNotFitError, match=r"one example .* does not fit"):
+        Machine(speeds=lambda size: 1.0).search(budget=50 * MIB).run()
+
+
+def test_after_the_time_is_over_no_larger_size_is_tried() -> None:
+    machine = Machine(speeds=lambda size: 100.0 * size)
+    search = machine.search(budget=1 << 40)
+    search.seconds = -1.0
+    assert search.run().size == 1
+    assert machine.tried == [1]

@@ -1,0 +1,49 @@
+"""An EnhancedTrainer of a small model on rows of varied lengths, for tests of its costs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.resource_config import CacheConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+
+NUM_ROWS = 200
+
+
+def write_rows(folder: Path, num_rows: int = NUM_ROWS) -> Path:
+    """Rows of 2 to 20 words."""
+    path = folder / "rows.jsonl"
+    rows = [
+        {"prompt": f"{i} " + "sky " * (i % 19), "completion": "blue " * (i % 5 + 1)}
+        for i in range(num_rows)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def small_trainer(
+    model: Path,
+    folder: Path,
+    *,
+    lora: LoraConfig | None = None,
+    packing: bool = True,
+    **settings: Any,
+) -> EnhancedTrainer:
+    """A trainer that is not prepared yet; what was measured is remembered in `folder`."""
+    data = folder / "rows.jsonl"
+    values = {"batch_size": 4, "max_steps": 6, "learning_rate": 1e-3, "warmup_steps": 1}
+    return EnhancedTrainer(
+        ModelConfig(name=str(model), lora_config=lora),
+        TrainingConfig(**{**values, **settings}),
+        DataConfig(
+            path=str(data if data.exists() else write_rows(folder)),
+            max_length=128,
+            packing=packing,
+            num_workers=0,
+        ),
+        device="cpu",
+        cache_config=CacheConfig(directory=str(folder / "cache")),
+    )
