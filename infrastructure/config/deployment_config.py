@@ -119,9 +119,9 @@ class DeploymentConfig(Section):
     enable_memory_optimization: Annotated[
         bool, Later("C", instead="training.gradient_checkpointing and data.streaming save memory")
     ] = Field(default=True, description="Hold max_memory_percent by releasing and moving memory.")
-    enable_monitoring: Annotated[
-        bool, Later("C", instead="metrics, progress and the report are always written")
-    ] = Field(default=True, description="Watch the machine and raise alerts while training.")
+    enable_monitoring: bool = Field(
+        default=True, description="Watch the machine and raise alerts while training."
+    )
     enable_backups: bool = Field(
         default=True,
         description="Copy checkpoints to a place that this machine's death cannot reach.",

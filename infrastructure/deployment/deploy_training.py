@@ -37,6 +37,7 @@ from infrastructure.deployment.run_record import (
     summarise,
 )
 from infrastructure.deployment.signals import stop_on_signals
+from infrastructure.deployment.watching import watching_hooks
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report import write_report
 from infrastructure.testing.results import CheckResult
@@ -214,7 +215,9 @@ class TrainingDeployment:
     ) -> dict[str, Any]:
         copies = RunCopies(run, self.config, self.say)
         trainer.save_checkpoints_to(run.checkpoints, lambda: read_run_files(run.path))
-        trainer.add_hooks([*self._observers(run, copies), *copies.observers()])
+        probes = {"backup_age_seconds": copies.age_seconds} if copies.has_place else {}
+        watching = watching_hooks(self.config, run.path, trainer, self.say, probes)
+        trainer.add_hooks([*watching, *self._observers(run, copies), *copies.observers()])
         trainer.add_hooks(checking_hooks(self.config, trainer, run.path))
         loop = trainer.prepare()
         assert trainer.state is not None
@@ -229,7 +232,8 @@ class TrainingDeployment:
         self.say(f"Training for {trainer.state.total_steps} steps; Ctrl-C saves and stops")
         trainer.schedule.reserve = copies.seconds_to_confirm
         ending = Ending(run, trainer, before, copies)
-        write_json(run.summary_file, {"status": "running"})
+        total_steps = trainer.state.total_steps
+        write_json(run.summary_file, {"status": "running", "total_steps": total_steps})
         try:
             with stop_on_signals(trainer.state, lambda: loop.may_break_off):
                 state = trainer.train()

@@ -120,6 +120,10 @@ class RunCopies:
             self._seen = (time.monotonic(), self.backup.status())
         return self._seen[1]
 
+    def age_seconds(self) -> float | None:
+        """The age of the last confirmed version; None before there is one."""
+        return self.backup.status().possible_loss(time.time()).seconds
+
     def line(self) -> str:
         """How the copies stand, as a sentence."""
         if not self.has_place:

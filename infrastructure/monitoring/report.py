@@ -10,7 +10,8 @@ from pathlib import Path
 from infrastructure.core.files import write_text
 from infrastructure.monitoring.check_section import checks
 from infrastructure.monitoring.page import page
-from infrastructure.monitoring.report_curves import holes
+from infrastructure.monitoring.report_curves import holes, points_by_key
+from infrastructure.monitoring.report_machine import machine_use
 from infrastructure.monitoring.report_sections import (
     before_after,
     configuration,
@@ -27,6 +28,7 @@ from infrastructure.monitoring.report_sections import (
     tiles,
 )
 from infrastructure.monitoring.run_facts import RunFacts, read_run_facts
+from infrastructure.monitoring.stage_section import stages
 
 REPORT_FILE = "report.html"
 
@@ -34,8 +36,8 @@ REPORT_FILE = "report.html"
 def write_report(run_directory: Path) -> Path:
     """Write `report.html` into the run directory, atomically, and return its path.
 
-    Reads run.json, metrics.jsonl, summary.json, data_report.json and logs/errors/errors.jsonl; each
-    may be missing.
+    Reads run.json, metrics.jsonl, summary.json, data_report.json and the logs of errors, machine
+    and speed; each may be missing.
 
     Raises:
         ValueError: there is no such directory.
@@ -52,11 +54,12 @@ def render_report(run: RunFacts) -> str:
         f"{run.run_id} · Temper",
         header(run),
         tiles(run),
-        notices(run, holes(run.records)),
+        notices(run, holes(points_by_key(run.records))),
         errors(run),
         before_after(run),
         example(run),
         curve_section(run),
+        machine_use(run.directory),
         checks(run.directory),
         data(run),
         next_steps(run),
@@ -64,4 +67,5 @@ def render_report(run: RunFacts) -> str:
         places(run),
         configuration(run),
         machine(run),
+        stages(run),
     )

@@ -215,7 +215,6 @@ def test_the_flat_names_are_keywords_and_read_back() -> None:
     assert told_keys(config) == {
         "enable_gpu_optimization",
         "enable_memory_optimization",
-        "enable_monitoring",
         "max_memory_percent",
     }
 
