@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.backup.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import PreflightError
 from infrastructure.deployment import run_checks
@@ -40,6 +41,7 @@ def test_a_run_is_checked_before_its_first_step_and_shows_it(tmp_path: Path) -> 
     page = (run / "report.html").read_text()
     assert "Checked before and while training" in page
     assert one["verdict"] in page
+    assert "files/checks.json@000000000" in read_run_files(run)  # it goes where the run goes
 
 
 def test_a_run_that_cannot_succeed_does_not_start(
