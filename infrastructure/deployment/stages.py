@@ -49,6 +49,10 @@ class Stages:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + self.clock() - began
 
+    def seconds(self, name: str) -> float | None:
+        """What a stage took; None: it was not done."""
+        return self._seconds.get(name)
+
     def records(self) -> list[dict[str, Any]]:
         """For summary.json: name, what it is, seconds, and the error that ended it, if one did."""
         return [

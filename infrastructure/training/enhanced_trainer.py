@@ -216,8 +216,7 @@ class EnhancedTrainer:
         config = self.training_config
         batch_size = self.batch_plan().examples_per_step
         steps_per_epoch = -(-data.num_examples // batch_size)
-        from_scratch = starts_from_scratch(self.model_config)
-        num_epochs = num_epochs_for(config, from_scratch, steps_per_epoch)
+        num_epochs = num_epochs_for(config, starts_from_scratch(self.model_config), steps_per_epoch)
         total_steps = min(config.max_steps or sys.maxsize, num_epochs * steps_per_epoch)
         scheduler = self.strategy.create_scheduler(optimizer, total_steps)
         phases = self.strategy.phases(model, num_epochs)
