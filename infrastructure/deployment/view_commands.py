@@ -44,8 +44,8 @@ def dashboard(wish: DashboardWish) -> int:
     path = None if wish.run is None else find_run_path(wish.run, wish.output_dir)
     server = Dashboard(wish.output_dir, path, wish.host, wish.port)
     os.nice(NICENESS)
-    _tell(server, wish.as_json)
     try:
+        _tell(server, wish.as_json)
         server.serve()
     except KeyboardInterrupt:
         return DONE

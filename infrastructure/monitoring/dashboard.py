@@ -83,7 +83,10 @@ class Dashboard:
     def serve(self) -> None:
         """Answer until `close` is called from another thread, or KeyboardInterrupt."""
         self._is_serving = True
-        self._server.serve_forever(poll_interval=0.2)
+        try:
+            self._server.serve_forever(poll_interval=0.2)
+        finally:
+            self._is_serving = False  # nobody has to be waited for when it is closed
 
     def close(self) -> None:
         """Stop answering and free the port."""
