@@ -23,7 +23,7 @@ from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.evaluation.held_out import measure
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.model_adapters.standard_adapter import StandardAdapter
+from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.state import TrainingState
 
 
@@ -110,7 +110,7 @@ def test_each_stage_of_a_run_has_its_time(configure: Callable[..., DeploymentCon
         "evaluate",
         "clean up",
     ]
-    assert [stage["name"] for stage in stages] == expected
+    assert [stage["name"] for stage in stages] == [*expected, "clean up"]
     assert all(stage["seconds"] >= 0 for stage in stages)
     assert "What took how long" in (run / "report.html").read_text()
 
@@ -121,7 +121,7 @@ def test_a_failed_stage_is_named(
     def refuse(self: Any, folder: Path) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(StandardAdapter, "save", refuse)
+    monkeypatch.setattr(StandardModelAdapter, "save", refuse)
     config = configure(max_steps=1, num_epochs=1)
     with pytest.raises(OSError, match="no room"):
         deploy(config)
