@@ -1,0 +1,52 @@
+"""Gradient checkpointing: activations are computed again in the backward pass instead of kept.
+
+Method: Chen et al. 2016, arXiv 1604.06174, as transformers has it. Four modes, each takes less
+memory and more time than the one before: "off", "selective" (every second block), "all", "offload"
+(all, and what each block begins with waits in main memory instead of the GPU's).
+"""
+
+import inspect
+from typing import Any
+
+import torch
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "selective": {"every_n_layers": 2},
+    "all": {},
+    "offload": {"offload": True},
+}
+MODES = ("off", *OPTIONS)
+
+
+def mode_of(setting: bool | str) -> str:
+    """The mode that `training.gradient_checkpointing` names: false is off, true is all."""
+    if isinstance(setting, bool):
+        return "all" if setting else "off"
+    return setting
+
+
+def can_checkpoint(model: torch.nn.Module) -> bool:
+    """Whether this model can compute its activations again."""
+    return bool(getattr(model, "supports_gradient_checkpointing", False))
+
+
+def checkpoint_gradients(model: Any, mode: str) -> None:
+    """Put a model into a mode, in the form that works with frozen inputs.
+
+    Raises:
+        ValueError: the model, or this version of transformers, cannot.
+    """
+    if mode == "off":
+        model.gradient_checkpointing_disable()
+        return
+    if not can_checkpoint(model):
+        raise ValueError(
+            f"training.gradient_checkpointing: {type(model).__name__} cannot do it; leave it out"
+        )
+    enable, options = model.gradient_checkpointing_enable, OPTIONS[mode]
+    missing = options.keys() - inspect.signature(enable).parameters.keys()
+    if missing:
+        raise ValueError(
+            f"training.gradient_checkpointing {mode} needs transformers 5.17 or later; use true"
+        )
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False}, **options)
