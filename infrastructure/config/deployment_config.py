@@ -106,19 +106,14 @@ class DeploymentConfig(Section):
     cuda_visible_devices: Annotated[str | None, BeforeValidator(_device_list)] = Field(
         default=None, description='GPUs that this run may see, such as "0"; "" hides all.'
     )
-    enable_gpu_optimization: Annotated[
-        bool,
-        Later(
-            "C",
-            instead="training.mixed_precision and training.compile_mode are set by hand",
-        ),
-    ] = Field(
+    enable_gpu_optimization: bool = Field(
         default=True,
-        description="Choose precision, kernels and compiling for the GPU by measurement.",
+        description="TF32 where the GPU has it; compile_mode auto measures whether compiling pays.",
     )
-    enable_memory_optimization: Annotated[
-        bool, Later("C", instead="training.gradient_checkpointing and data.streaming save memory")
-    ] = Field(default=True, description="Hold max_memory_percent by releasing and moving memory.")
+    enable_memory_optimization: bool = Field(
+        default=True,
+        description="Hold max_memory_percent, collect garbage between steps, look for leaks.",
+    )
     enable_monitoring: Annotated[
         bool, Later("C", instead="metrics, progress and the report are always written")
     ] = Field(default=True, description="Watch the machine and raise alerts while training.")
@@ -131,7 +126,7 @@ class DeploymentConfig(Section):
     ] = Field(
         default=True, description="Check model, data and machine in seconds before the training."
     )
-    max_memory_percent: Annotated[Percent, Later("C")] = Field(
+    max_memory_percent: Percent = Field(
         default=85.0, description="Main memory above which memory is released, in percent."
     )
 

@@ -100,3 +100,11 @@ def decide_compiling(
     decision = CompileDecision(eager, compiled, spent, steps_left)
     set_compiled(decision.pays)
     return decision
+
+
+def set_compiled(model: torch.nn.Module, is_on: bool, mode: str = "default") -> None:
+    """Compile a module in place, for all lengths of a sequence, or take that back."""
+    if is_on:
+        model.compile(mode=mode, dynamic=True)
+    else:
+        model._compiled_call_impl = None

@@ -7,6 +7,7 @@ import torch
 
 from infrastructure.core.optional import is_installed, require
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 AMPERE, ADA = (8, 0), (8, 9)
 TRITON = (7, 0)
 

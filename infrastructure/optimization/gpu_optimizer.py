@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from infrastructure.core.gpu_readings import GpuReading, GpuReadings
-from infrastructure.optimization.compiling import CompileDecision, decide_compiling
+from infrastructure.optimization.compiling import CompileDecision, decide_compiling, set_compiled
 from infrastructure.optimization.gpu_capability import (
+    DTYPES,
     best_attention,
     best_precision,
     can_compile,
@@ -31,7 +32,6 @@ from infrastructure.optimization.gpu_capability import (
 from infrastructure.optimization.inference import InferenceResult, Inputs, optimize_inference
 
 SAMPLE_SECONDS = 0.5
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 log = logging.getLogger(__name__)
 
@@ -184,14 +184,6 @@ class GPUOptimizer:
                 len(self.devices),
             )
         return model
-
-
-def set_compiled(model: torch.nn.Module, is_on: bool, mode: str = "default") -> None:
-    """Compile a module in place, for all lengths of a sequence, or take that back."""
-    if is_on:
-        model.compile(mode=mode, dynamic=True)
-    else:
-        model._compiled_call_impl = None
 
 
 def create_gpu_optimizer(

@@ -11,27 +11,19 @@ so others may be to blame, and then nothing more is done. `limit_bytes` is this 
 guard asks for smaller pieces when it finds the limit passed.
 """
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import psutil
-
-from infrastructure.core.hardware import MIB, memory
-from infrastructure.optimization.memory_readings import (
-    children_bytes,
-    release_memory,
-    resident_bytes,
-)
+from infrastructure.core.hardware import memory
+from infrastructure.core.process_memory import children_bytes, resident_bytes
+from infrastructure.optimization.memory_readings import release_memory
 
 MACHINE_SECONDS = 1.0
 CHILDREN_SECONDS = 2.0
 RELEASE_SECONDS = 30.0
 NEAR_LIMIT = 0.9
-LEAST_ROOM_BYTES = 16 * MIB
 
 Release = Callable[[], int]
 
@@ -115,41 +107,3 @@ def machine_percent() -> float:
     """Main memory in use on this machine, or in this container, in percent."""
     now = memory()
     return 100.0 * (now.total_bytes - now.available_bytes) / now.total_bytes
-
-
-def can_limit_hard() -> bool:
-    """Whether the system refuses memory beyond a limit to one process (Linux does)."""
-    return sys.platform == "linux"
-
-
-class HardLimit:
-    """The kernel refuses this process more private memory than leads to `limit_bytes`.
-
-    RLIMIT_DATA counts address space, of which some is never used, so each `tighten` allows as much
-    new address space as the limit leaves above what is resident now. A failed allocation is an
-    ordinary MemoryError, or torch's RuntimeError, which the training answers with smaller pieces.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self._before: tuple[int, int] | None = None
-
-    def tighten(self, used_bytes: int) -> None:
-        """Allow no more than what `limit_bytes` leaves above `used_bytes`, in use now.
-
-        Some room is left even beyond the limit: not even an error can be told without memory.
-        """
-        if self._before is None:
-            self._before = resource.getrlimit(resource.RLIMIT_DATA)
-        room = max(LEAST_ROOM_BYTES, self.limit_bytes - used_bytes)
-        allowed = psutil.Process().memory_info().data + room
-        hard = self._before[1]
-        if hard != resource.RLIM_INFINITY:
-            allowed = min(allowed, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
-
-    def lift(self) -> None:
-        """Back to what it was."""
-        if self._before is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, self._before)
-            self._before = None

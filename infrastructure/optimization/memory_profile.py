@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from infrastructure.core.hardware import MIB
+from infrastructure.core.process_memory import peak_resident_bytes, resident_bytes
 from infrastructure.optimization.allocations import AllocationCounter
-from infrastructure.optimization.memory_readings import peak_resident_bytes, resident_bytes
 
 SAMPLE_SECONDS = 0.002
 NUM_SHOWN = 5

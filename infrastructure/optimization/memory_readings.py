@@ -4,18 +4,18 @@ Sizes are bytes. "Resident" is what lies in main memory now; where child process
 added (pages that are shared with them then count twice, so the sum is never too small).
 """
 
-import ctypes
 import gc
-import resource
-import sys
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from infrastructure.core.hardware import memory
-
-PEAK_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+from infrastructure.core.process_memory import (
+    children_bytes,
+    peak_resident_bytes,
+    resident_bytes,
+    trim_heap,
+)
 
 
 @dataclass(frozen=True)
@@ -80,27 +80,6 @@ def read_gpu(index: int) -> DeviceMemory:
     )
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process; some ten microseconds."""
-    return int(psutil.Process().memory_info().rss)
-
-
-def children_bytes() -> int:
-    """Resident memory of all processes below this one; one that ends meanwhile counts nothing."""
-    total = 0
-    for child in psutil.Process().children(recursive=True):
-        try:
-            total += child.memory_info().rss
-        except psutil.Error:
-            continue
-    return total
-
-
-def peak_resident_bytes() -> int:
-    """The most resident memory that this process ever had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT_BYTES
-
-
 def release_memory() -> int:
     """Collect garbage and give free pages back to the system and to the GPU's other users.
 
@@ -113,10 +92,3 @@ def release_memory() -> int:
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     return max(0, before - resident_bytes())
-
-
-def trim_heap() -> None:
-    """Let glibc return the free pages that it keeps; other C libraries keep none worth asking."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

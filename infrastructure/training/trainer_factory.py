@@ -14,6 +14,7 @@ from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.training.data.samples import SAMPLE_HELDOUT, SAMPLE_TRAIN
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.machine_fit import fit_to_machine
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.source import EMBEDDED
 from infrastructure.training.unsloth_trainer import UnslothTrainer
@@ -36,7 +37,7 @@ class TrainerFactory:
         show_gpus(config.cuda_visible_devices)
         if config.source("log_level").layer is not Layer.DEFAULT:
             logging.getLogger(PACKAGE).setLevel(config.log_level)
-        return self.create_trainer(
+        trainer = self.create_trainer(
             config.model,
             config.training,
             config.data,
@@ -44,6 +45,8 @@ class TrainerFactory:
             cache_config=config.cache,
             **options,
         )
+        fit_to_machine(trainer, config)
+        return trainer
 
     def create_trainer(
         self,

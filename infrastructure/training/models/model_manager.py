@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.optimization.checkpointing import checkpoint_gradients, mode_of
 from infrastructure.training.models.embedded import build_embedded_model
 from infrastructure.training.models.fitting import (
     check_length,
@@ -20,7 +21,6 @@ from infrastructure.training.models.fitting import (
     check_vocabulary,
     choose_dtype,
     describe,
-    enable_gradient_checkpointing,
 )
 from infrastructure.training.models.lora import apply_lora
 from infrastructure.training.models.registry import MODELS
@@ -76,7 +76,8 @@ class ModelManager:
         device: where the model goes.
         seed: decides all new weights (the embedded model, a registered module, LoRA matrices).
         max_length: longest training example in tokens; a model with fewer positions is refused.
-        gradient_checkpointing: recompute activations in the backward pass.
+        gradient_checkpointing: recompute activations in the backward pass; true, "selective" or
+            "offload".
         memory_efficient_attention: as in the training section.
         tokenizer_texts: gives the texts that the embedded model's tokenizer is trained on.
         tokenizer_directory: a tokenizer saved earlier, used for the embedded model instead of
@@ -90,7 +91,7 @@ class ModelManager:
         device: torch.device,
         seed: int,
         max_length: int | None = None,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | str = False,
         memory_efficient_attention: bool | None = None,
         tokenizer_texts: TokenizerTexts | None = None,
         tokenizer_directory: Path | None = None,
@@ -178,7 +179,7 @@ class ModelManager:
         else:
             _, model = load_registered(source.folder)
         if self.gradient_checkpointing:
-            enable_gradient_checkpointing(model)
+            checkpoint_gradients(model, mode_of(self.gradient_checkpointing))
         return model.to(self.device), None
 
     def _load_language_model(self, source: ModelSource) -> ModelAndTokenizer:
@@ -202,7 +203,7 @@ class ModelManager:
         if source.kind is not SourceKind.LORA_FOLDER:
             return self._with_lora(model), tokenizer
         if self.gradient_checkpointing:
-            enable_gradient_checkpointing(model)
+            checkpoint_gradients(model, mode_of(self.gradient_checkpointing))
         model = load_lora(source.folder, model)
         check_same_lora(model, self.config.lora_config, source.location)
         return model, tokenizer
@@ -214,7 +215,7 @@ class ModelManager:
             options,
             max_length=self.max_length,
             train_all=self._is_full and not is_lora,
-            gradient_checkpointing=self.gradient_checkpointing,
+            gradient_checkpointing=bool(self.gradient_checkpointing),
         )
         ensure_special_tokens(tokenizer, self.config.name)
         if is_lora:
@@ -224,13 +225,13 @@ class ModelManager:
                 model,
                 self.config.lora_config,
                 seed=self.seed,
-                gradient_checkpointing=self.gradient_checkpointing,
+                gradient_checkpointing=bool(self.gradient_checkpointing),
             )
         return model, tokenizer
 
     def _with_lora(self, model: torch.nn.Module) -> torch.nn.Module:
         if self.gradient_checkpointing:
-            enable_gradient_checkpointing(model)
+            checkpoint_gradients(model, mode_of(self.gradient_checkpointing))
         if self.config.lora_config is None:
             return model
         torch.manual_seed(self.seed)
