@@ -6,6 +6,7 @@ Sizes are bytes. "Resident" is what lies in main memory now.
 import ctypes
 import resource
 import sys
+from pathlib import Path
 
 import psutil
 
@@ -13,6 +14,7 @@ from infrastructure.core.hardware import MIB
 
 PEAK_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 LEAST_ROOM_BYTES = 16 * MIB
+FILE_PAGES_BYTES = 32 * MIB
 
 
 def resident_bytes() -> int:
@@ -32,8 +34,16 @@ def children_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most resident memory that this process ever had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT_BYTES
+    """The most resident memory that this process ever had.
+
+    Linux tells it in /proc; what `getrusage` tells there is never below the starting process's.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT_BYTES
+    [peak] = [line for line in lines if line.startswith("VmHWM:")]
+    return int(peak.split()[1]) * 1024
 
 
 def trim_heap() -> None:
@@ -51,9 +61,10 @@ def can_limit_hard() -> bool:
 class HardLimit:
     """The kernel refuses this process more private memory than leads to `limit_bytes`.
 
-    RLIMIT_DATA counts address space, of which some is never used, so each `tighten` allows as much
-    new address space as the limit leaves above what is resident now. A failed allocation is an
-    ordinary MemoryError, or torch's RuntimeError, which the training answers with smaller pieces.
+    RLIMIT_DATA counts address space. What of it is there and not used yet may be used any time, so
+    each `tighten` allows as much new address space as the limit leaves above what is resident and
+    what may become so. A failed allocation is an ordinary MemoryError, or torch's RuntimeError,
+    which the training answers with smaller pieces.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -63,12 +74,15 @@ class HardLimit:
     def tighten(self, used_bytes: int) -> None:
         """Allow no more than what `limit_bytes` leaves above `used_bytes`, in use now.
 
-        Some room is left even beyond the limit: not even an error can be told without memory.
+        Some room is kept free for pages of files, which the kernel does not count; and some is left
+        even beyond the limit: not even an error can be told without memory.
         """
         if self._before is None:
             self._before = resource.getrlimit(resource.RLIMIT_DATA)
-        room = max(LEAST_ROOM_BYTES, self.limit_bytes - used_bytes)
-        allowed = psutil.Process().memory_info().data + room
+        now = psutil.Process().memory_info()
+        unused = max(0, now.data - (now.rss - now.shared))
+        room = self.limit_bytes - used_bytes - unused - FILE_PAGES_BYTES
+        allowed = now.data + max(LEAST_ROOM_BYTES, room)
         hard = self._before[1]
         if hard != resource.RLIM_INFINITY:
             allowed = min(allowed, hard)

@@ -12,13 +12,38 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+FIRST_LOOK = 10_000
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 
 
-class AllocationCounter(TorchDispatchMode):
+class _NewTensors(TorchDispatchMode):
+    """Calls `note` for every storage that an operation inside the block makes."""
+
+    def note(self, line: str, storage: torch.UntypedStorage) -> None:
+        raise NotImplementedError
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        made = {
+            _address(t): t.untyped_storage()
+            for t in tree_leaves(result)
+            if isinstance(t, torch.Tensor) and _address(t) not in given
+        }
+        if made:
+            line = _line_outside_torch()
+            for storage in made.values():
+                self.note(line, storage)
+        return result
+
+
+class AllocationCounter(_NewTensors):
     """Counts, by the line that asked for it, the bytes of every tensor made inside the block.
 
     The line is the nearest one outside of torch; what a backward pass makes counts for the line
@@ -32,23 +57,35 @@ class AllocationCounter(TorchDispatchMode):
         super().__init__()
         self.bytes_of_line: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        made = {
-            _address(t): t.untyped_storage().nbytes()
-            for t in tree_leaves(result)
-            if isinstance(t, torch.Tensor) and _address(t) not in given
-        }
-        if made:
-            self.bytes_of_line[_line_outside_torch()] += sum(made.values())
-        return result
+    def note(self, line: str, storage: torch.UntypedStorage) -> None:
+        self.bytes_of_line[line] += storage.nbytes()
 
     def top(self, count: int) -> list[tuple[str, int]]:
         """The lines that allocated most, with their bytes."""
         return self.bytes_of_line.most_common(count)
+
+
+class LiveTensors(_NewTensors):
+    """Knows which of the tensors made inside the block are still held, by Python or by a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[tuple[StorageWeakRef, str, int]] = []
+        self._next_look = FIRST_LOOK
+
+    def note(self, line: str, storage: torch.UntypedStorage) -> None:
+        self._made.append((StorageWeakRef(storage), line, storage.nbytes()))
+        if len(self._made) >= self._next_look:
+            self._made = [one for one in self._made if not one[0].expired()]
+            self._next_look = max(FIRST_LOOK, 2 * len(self._made))
+
+    def bytes_of_line(self) -> Counter[str]:
+        """`file:line` to the bytes of its tensors that are held now."""
+        sizes: Counter[str] = Counter()
+        for reference, line, size in self._made:
+            if not reference.expired():
+                sizes[line] += size
+        return sizes
 
 
 @contextmanager

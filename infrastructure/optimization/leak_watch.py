@@ -1,8 +1,8 @@
 """Notices memory that grows steadily, and finds the line that holds it.
 
 Watching costs nothing: one number every few seconds. Only when these have grown through a whole
-window does Python's own tracer (`tracemalloc`) run, for one more stretch, and the lines whose
-objects pile up in it are told: the bytes of their Python objects and of the tensors among them.
+window does Python's own tracer (`tracemalloc`) and a count of living tensors run, for one more
+stretch, and the lines whose objects pile up in it are told.
 
 "Steadily" is Kendall's rank correlation with time (Mann 1945): nearly every later reading is larger
 than nearly every earlier one. Memory that rises and falls, or jumps once, does not count.
@@ -15,9 +15,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from infrastructure.core.hardware import MIB
+from infrastructure.optimization.allocations import LiveTensors
 
 WINDOW = 12  # readings
 MIN_CORRELATION = 0.8
@@ -55,14 +54,18 @@ class LeakWatch:
 
     Args:
         min_growth_bytes: growth over a window below which nothing is said.
+        counts_tensors: find the lines that make tensors; not for a compiled model, whose code would
+            be run operation by operation.
     """
 
     window: int = WINDOW
     min_growth_bytes: int = MIN_GROWTH_BYTES
+    counts_tensors: bool = True
     is_told: bool = False
     _readings: deque[tuple[int, int]] = field(default_factory=deque)
     _traced_from: int | None = None
     _num_traced: int = 0
+    _tensors: LiveTensors | None = None
 
     def add(self, step: int, used_bytes: int) -> Leak | None:
         """Take note of one reading; a `Leak` when the tracing after a suspicion is over."""
@@ -83,6 +86,9 @@ class LeakWatch:
         if self._traced_from is not None:
             tracemalloc.stop()
             self._traced_from = None
+        if self._tensors is not None:
+            self._tensors.__exit__(None, None, None)
+            self._tensors = None
 
     def _grows(self) -> bool:
         sizes = [size for _, size in self._readings]
@@ -98,10 +104,14 @@ class LeakWatch:
             return
         self._traced_from, self._num_traced = step, 0
         tracemalloc.start(FRAMES_KEPT)
+        if self.counts_tensors:
+            self._tensors = LiveTensors()
+            self._tensors.__enter__()
 
     def _conclude(self) -> Leak | None:
         still_grows = self._grows()
-        lines = largest_lines() if still_grows else ()
+        held = self._tensors.bytes_of_line() if self._tensors is not None else Counter()
+        lines = largest_lines(held) if still_grows else ()
         self.stop()
         if not still_grows:
             self._readings.clear()
@@ -117,23 +127,12 @@ def kendall(values: list[int]) -> float:
     return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
 
 
-def largest_lines() -> tuple[tuple[str, int], ...]:
-    """The lines whose objects, made since the tracing began and still alive, take most memory.
-
-    A tensor counts with its storage. What torch keeps for a backward pass counts for the tensor
-    that it hangs on only where Python can see it.
-    """
+def largest_lines(tensors: Counter[str]) -> tuple[tuple[str, int], ...]:
+    """The lines whose objects, made since the tracing began and still alive, take most memory."""
     gc.collect()
-    sizes: Counter[str] = Counter()
+    sizes = Counter(tensors)
     for trace in tracemalloc.take_snapshot().traces:
         sizes[_own_line(trace.traceback)] += trace.size
-    seen: set[int] = set()
-    for one in gc.get_objects():
-        if isinstance(one, torch.Tensor) and (made := tracemalloc.get_object_traceback(one)):
-            storage = one.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                sizes[_own_line(made)] += storage.nbytes()
     sizes.pop("", None)
     return tuple(sizes.most_common(NUM_LINES))
 

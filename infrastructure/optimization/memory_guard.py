@@ -72,12 +72,13 @@ class MemoryGuard:
     def check(self) -> Action:
         """Look, and release what can be released; some twenty microseconds where all is well."""
         used, limit = self.used_bytes(), self.limit_bytes
+        if limit is not None and used > limit:
+            self.release_all()
+            is_over = self.used_bytes() > limit and self._is_due("smaller", RELEASE_SECONDS)
+            return Action.SMALLER if is_over else Action.RELEASED
         if limit is not None and used > NEAR_LIMIT * limit and self._may_release():
             self.release_all()
-            used = self.used_bytes()
-            return Action.SMALLER if used > limit else Action.RELEASED
-        if limit is not None and used > limit:
-            return Action.SMALLER
+            return Action.RELEASED
         is_due = self._is_due("machine", MACHINE_SECONDS)
         if is_due and self.machine_percent() > self.max_percent and self._may_release():
             self.release_all()

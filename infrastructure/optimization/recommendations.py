@@ -5,7 +5,7 @@ with the very batch, with and without checkpointing. Nothing is guessed from a t
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,14 @@ class MemoryBudget:
         """All of it at the end of a forward pass."""
         fixed = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return fixed + (self.activations_bytes or 0)
+
+    def of_examples(self, count: int) -> "MemoryBudget":
+        """The same with the activations of `count` examples like the one that was measured."""
+        if self.activations_bytes is None:
+            return self
+        several = {mode: count * size for mode, size in self.checkpointed_bytes.items()}
+        kept = count * self.activations_bytes
+        return replace(self, activations_bytes=kept, checkpointed_bytes=several)
 
 
 @dataclass(frozen=True)

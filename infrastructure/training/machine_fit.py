@@ -19,10 +19,10 @@ from infrastructure.training.compile_trial import CompileTrial
 from infrastructure.training.data.planning import total_bytes_of
 from infrastructure.training.data.token_cache import MEGABYTE
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.error_handlers import is_out_of_memory
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.memory_extension import MemoryExtension, MemorySettings
 from infrastructure.training.state import TrainingState
-from infrastructure.training.stepping import split
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +100,9 @@ def _memory_extension(trainer: EnhancedTrainer, config: DeploymentConfig) -> Mem
 
 
 def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[Recommendation]:
-    """What would save memory in this training, measured on its model with its last batch."""
-    micro = next(split(state.batch, state.micro_batch_size))
-    batch = trainer.adapter.prepare_batch(micro)
+    """What would save memory in this training, measured on its model with one example of the last
+    batch: when memory is short there is no room for more."""
+    batch = trainer.adapter.prepare_batch(state.batch[:1])
 
     def forward() -> Any:
         with trainer.precision.autocast():
@@ -111,10 +111,14 @@ def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[
     random = capture_random(trainer.device)
     try:
         budget = measure_budget(state.model, forward, state.optimizer)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        budget = measure_budget(state.model, optimizer=state.optimizer)
     finally:
         restore_random(random, trainer.device)
     return recommend(
-        budget,
+        budget.of_examples(state.micro_batch_size),
         micro_batch_size=state.micro_batch_size,
         optimizer_name=trainer.training_config.optimizer,
     )

@@ -108,6 +108,7 @@ class MemoryExtension(Extension):
                 " before the first step: raise it, or take a smaller model or data.streaming"
             )
         if self.device.type == "cpu" and can_limit_hard():
+            self.guard.release_all()
             self._hard = HardLimit(limit)
             self._hard.tighten(self.guard.used_bytes())
 
