@@ -33,6 +33,8 @@ def can_checkpoint(model: torch.nn.Module) -> bool:
 def checkpoint_gradients(model: Any, mode: str) -> None:
     """Put a model into a mode, in the form that works with frozen inputs.
 
+    On a CPU "offload" is the same as "all": what it would move is in main memory already.
+
     Raises:
         ValueError: the model, or this version of transformers, cannot.
     """
@@ -43,6 +45,8 @@ def checkpoint_gradients(model: Any, mode: str) -> None:
         raise ValueError(
             f"training.gradient_checkpointing: {type(model).__name__} cannot do it; leave it out"
         )
+    if mode == "offload" and next(model.parameters()).device.type == "cpu":
+        mode = "all"
     enable, options = model.gradient_checkpointing_enable, OPTIONS[mode]
     missing = options.keys() - inspect.signature(enable).parameters.keys()
     if missing:
