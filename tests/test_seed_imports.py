@@ -16,6 +16,8 @@ THERE = [
     "from infrastructure.deployment.deploy_training import TrainingDeployment, DeploymentConfig",
     "from infrastructure.training import TrainingConfig",
     "from infrastructure.backup.backup_system import create_backup_system",
+    "from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer",
+    "from infrastructure.optimization.memory_optimizer import create_memory_optimizer",
     # used there without an import
     "from infrastructure.training import ProgressiveConfig, UnslothTrainer, DataPipeline",
     "from infrastructure.training import ModelManager, TrainingContext, initialize_training",
@@ -33,12 +35,6 @@ LATER = {
     ),
     "from infrastructure.monitoring.training_monitor import TrainingMetrics": (
         "TrainingMetrics comes with part C"
-    ),
-    "from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer": (
-        "create_gpu_optimizer comes with part C"
-    ),
-    "from infrastructure.optimization.memory_optimizer import create_memory_optimizer": (
-        "create_memory_optimizer comes with part C"
     ),
     "from infrastructure.testing.test_pipeline import create_test_pipeline": (
         "create_test_pipeline comes with part C"

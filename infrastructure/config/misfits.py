@@ -115,6 +115,17 @@ UNUSED = (
         for name in BackupConfig.model_fields
         if name != "place"
     ),
+    Unused(
+        "training.gradient_checkpointing_mode",
+        lambda config: not config.training.gradient_checkpointing,
+        "training.gradient_checkpointing is off",
+        "switch that on, or leave it out",
+    ),
+    Unused(
+        "training.gradient_checkpointing_mode",
+        lambda config: config.model.backend == "unsloth",
+        "model.backend unsloth has a way of its own",
+    ),
     Unused("training.adam_beta1", _is_sgd, _NO_BETAS),
     Unused("training.adam_beta2", _is_sgd, _NO_BETAS),
     Unused(
@@ -160,7 +171,6 @@ def misfits(config: HasSections, source_of: SourceOf) -> Iterator[str]:
     yield from _longer_than_the_model_sees(config.model, config.data)
     yield from _web_addresses(config)
     yield from _unmeasured(config)
-    yield from _unsloth_checkpointing(config.model, config.training)
     for unused, value, is_default in _without_effect(config):
         if not is_default:
             yield f"{_told(unused, value, source_of)}: {unused.remedy}"
@@ -209,14 +219,6 @@ def _unmeasured(config: HasSections) -> Iterator[str]:
         yield (
             "training.compile_mode auto measures whether compiling pays, and"
             " enable_gpu_optimization is off: switch that on, or name a mode"
-        )
-
-
-def _unsloth_checkpointing(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
-    if model.backend == "unsloth" and isinstance(training.gradient_checkpointing, str):
-        yield (
-            f"training.gradient_checkpointing {training.gradient_checkpointing} is not for"
-            " model.backend unsloth, which has a way of its own: use true"
         )
 
 

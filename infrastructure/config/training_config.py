@@ -83,9 +83,12 @@ class TrainingConfig(StackwiseFields):
         default=True,
         description="Precision of the forward pass; true: the best that the device has.",
     )
-    gradient_checkpointing: bool | Literal["selective", "offload"] = Field(
-        default=False,
-        description="Recompute activations in backward: of all blocks, every second, or offloaded.",
+    gradient_checkpointing: bool = Field(
+        default=False, description="Recompute activations in backward: less memory, more time."
+    )
+    gradient_checkpointing_mode: Literal["all", "selective", "offload"] = Field(
+        default="all",
+        description="Of all blocks, of every second, or of all and what is kept in main memory.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "auto"] | None = Field(
         default=None,

@@ -18,13 +18,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 MODES = ("off", *OPTIONS)
 
 
-def mode_of(setting: bool | str) -> str:
-    """The mode that `training.gradient_checkpointing` names: false is off, true is all."""
-    if isinstance(setting, bool):
-        return "all" if setting else "off"
-    return setting
-
-
 def can_checkpoint(model: torch.nn.Module) -> bool:
     """Whether this model can compute its activations again."""
     return bool(getattr(model, "supports_gradient_checkpointing", False))

@@ -23,7 +23,6 @@ from infrastructure.core.hardware import processor
 from infrastructure.optimization.checkpointing import (
     can_checkpoint,
     checkpoint_gradients,
-    mode_of,
 )
 from infrastructure.optimization.memory_guard import Action, MemoryGuard
 from infrastructure.optimization.memory_profile import MemoryProfile, profile_memory
@@ -161,7 +160,8 @@ class MemoryOptimizer:
 
     def _checkpointing_for(self, model: torch.nn.Module, budget: MemoryBudget) -> str:
         if self.gradient_checkpointing != "auto":
-            return mode_of(self.gradient_checkpointing)
+            mode = self.gradient_checkpointing
+            return mode if isinstance(mode, str) else "all" if mode else "off"
         room = self._room_bytes(model) + budget.weights_bytes  # the weights are there already
         crowded = budget.total_bytes > CROWDED_SHARE * room
         return "all" if crowded and can_checkpoint(model) else "off"

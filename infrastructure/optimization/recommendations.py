@@ -17,7 +17,10 @@ from infrastructure.optimization.checkpointing import can_checkpoint, checkpoint
 BYTES_PER_8BIT_STATE = 2 * (1 + 4 / 256)  # two moments of a byte, and a scale for each 256
 LEAST_SAVING_BYTES = MIB
 LORA_RANK = 16
-CHECKPOINTING_SETTING = {"selective": "selective", "all": "true"}
+CHECKPOINTING_SETTING = {
+    "selective": "training.gradient_checkpointing: true, in the mode selective",
+    "all": "training.gradient_checkpointing: true",
+}
 
 Forward = Callable[[], Any]
 
@@ -118,7 +121,7 @@ def _about_activations(budget: MemoryBudget, micro_batch_size: int) -> Iterator[
     if kept is None:
         return
     for mode, less in budget.checkpointed_bytes.items():
-        setting = f"training.gradient_checkpointing: {CHECKPOINTING_SETTING[mode]}"
+        setting = CHECKPOINTING_SETTING[mode]
         cost = "up to a third more time" if mode == "all" else "up to a sixth more time"
         yield Recommendation(setting, kept - less, cost, True)
     if micro_batch_size > 1:

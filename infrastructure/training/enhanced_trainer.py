@@ -312,7 +312,8 @@ class EnhancedTrainer:
             "max_length": self.data_config.max_length,
             "precision": self.precision.name,
             "lora": bool(self.adapter.describe().get("lora")),
-            "gradient_checkpointing": self.training_config.gradient_checkpointing,
+            "gradient_checkpointing": self.training_config.gradient_checkpointing
+            and self.training_config.gradient_checkpointing_mode,
         }
         return RememberedLimit(MemoryLimits(directory), key)
 

@@ -66,10 +66,8 @@ REFUSED = {
     "optimizer": (["adam"], '"paged_adamw" or "paged_adamw_8bit" or "adamw_offload" or "sgd"'),
     "adam_beta1": ([1, -0.1], "at least 0 and below 1"),
     "mixed_precision": (["fp64", 2], '"bf16" or "fp16" or "fp32" or "fp8"'),
-    "gradient_checkpointing": (
-        ["maybe", 2, None],
-        'true or false or "selective" or "offload"',
-    ),
+    "gradient_checkpointing": (["maybe", 2, None], "true or false"),
+    "gradient_checkpointing_mode": (["none", 2], '"all" or "selective" or "offload"'),
     "compile_mode": (
         ["off", "fastest"],
         '"reduce-overhead" or "max-autotune" or "auto" or none',

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infrastructure.optimization.allocations import kept_for_backward
-from infrastructure.optimization.checkpointing import checkpoint_gradients, mode_of
+from infrastructure.optimization.checkpointing import checkpoint_gradients
 
 INPUTS = torch.arange(128).view(2, 64)
 
@@ -43,11 +43,3 @@ def test_an_older_transformers_is_told(small_llama: Any, monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match=r"selective needs transformers 5\.17"):
         checkpoint_gradients(small_llama, "selective")
     checkpoint_gradients(small_llama, "all")
-
-
-@pytest.mark.parametrize(
-    ("setting", "mode"),
-    [(False, "off"), (True, "all"), ("selective", "selective"), ("offload", "offload")],
-)
-def test_a_setting_names_a_mode(setting: bool | str, mode: str) -> None:
-    assert mode_of(setting) == mode

@@ -68,7 +68,7 @@ def test_the_largest_saving_comes_first_and_small_ones_are_left_out() -> None:
         "model.lora_config (r=16)",
         "training.optimizer: adamw_8bit",
         "training.batch_size: 1",
-        "training.gradient_checkpointing: selective",
+        "training.gradient_checkpointing: true, in the mode selective",
     ]
     assert [one.saves_bytes for one in advice] == [
         1_188_000_000,

@@ -50,6 +50,7 @@ class StandardModelAdapter(ModelAdapter):
             device=self.device,
             seed=self.training_config.seed,
             gradient_checkpointing=self.training_config.gradient_checkpointing,
+            checkpointing_mode=self.training_config.gradient_checkpointing_mode,
             memory_efficient_attention=self.training_config.memory_efficient_attention,
             max_length=self.data_config.max_length,
             tokenizer_texts=lambda: training_texts(self.data_config),
