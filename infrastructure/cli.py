@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -61,6 +62,7 @@ def create_parser() -> OneSentenceParser:
     add_config_flags(settings)
     _add_checkpoints(commands)
     _add_backup(commands)
+    _add_views(commands)
     doctor = commands.add_parser("doctor", help="check versions, devices, memory and disk")
     add_config_flags(doctor, ["log_level"])
     return parser
@@ -110,6 +112,22 @@ def _add_checkpoints(commands: Any) -> None:
     export.add_argument("run", metavar="RUN", help="a run, RUN@step, or a checkpoint's path")
     export.add_argument("folder", metavar="FOLDER", help="an empty folder, or none yet")
     _add_output(export)
+
+
+def _add_views(commands: Any) -> None:
+    watch = commands.add_parser("watch", help="follow a run in the terminal")
+    watch.add_argument("run", nargs="?", metavar="RUN", help="a run (default: the newest)")
+    watch.add_argument("--once", action="store_true", help="show it as it is now, and end")
+    watch.add_argument(
+        "--every", type=float, default=1.0, metavar="SECONDS", help="between looks (default: 1)"
+    )
+    page = commands.add_parser("dashboard", help="follow runs on a web page")
+    page.add_argument("run", nargs="?", metavar="RUN", help="a run (default: always the newest)")
+    page.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    page.add_argument("--port", type=int, default=8765, help="0: any free one (default: 8765)")
+    page.add_argument("--json", action="store_true", help="tell the address as one JSON object")
+    for parser in (watch, page):
+        add_config_flags(parser, ["output_dir", "log_level"])
 
 
 BACKUP_ACTIONS = {
@@ -303,6 +321,19 @@ def _export(options: argparse.Namespace) -> int:
     return int(commands.export(options.run, options.folder, output_dir, options.json))
 
 
+def _watch(options: argparse.Namespace) -> int:
+    output_dir = Path(_configure(options).output_dir)
+    commands = _deployment("view_commands")
+    return int(commands.watch(options.run, output_dir, options.once, options.every))
+
+
+def _dashboard(options: argparse.Namespace) -> int:
+    output_dir = Path(_configure(options).output_dir)
+    commands = _deployment("view_commands")
+    wish = commands.DashboardWish(options.run, output_dir, options.host, options.port, options.json)
+    return int(commands.dashboard(wish))
+
+
 def _show_config(options: argparse.Namespace) -> int:
     print(describe(_configure(options)))
     return DONE
@@ -321,6 +352,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "backup": _backup,
     "checkpoints": _checkpoints,
     "export": _export,
+    "watch": _watch,
+    "dashboard": _dashboard,
     "config": _show_config,
     "doctor": _doctor,
 }

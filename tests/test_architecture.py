@@ -30,7 +30,7 @@ LAYERS: list[set[str]] = [
 
 # The same rule one level down, inside infrastructure/training.
 TRAINING_LAYERS: list[set[str]] = [
-    {"state", "precision", "log_window"},
+    {"state", "precision", "log_window", "arithmetic"},
     {"data"},
     {"models"},
     {"model_adapters", "strategies", "extensions", "checkpoints", "metrics", "error_handlers"},
@@ -38,7 +38,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"recovery", "resume_contract", "training_facts"},
     {"stepping"},
     {"recovering"},
-    {"loop", "observers"},
+    {"loop", "observers", "monitor_observer", "profiling"},
     {"choices", "accepted_changes", "memory_extension", "compile_trial"},
     {"enhanced_trainer"},
     {"machine_fit"},

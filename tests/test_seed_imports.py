@@ -18,7 +18,9 @@ THERE = [
     "from infrastructure.backup.backup_system import create_backup_system",
     "from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer",
     "from infrastructure.optimization.memory_optimizer import create_memory_optimizer",
+    "from infrastructure.monitoring.training_monitor import TrainingMonitor",
     # used there without an import
+    "from infrastructure.monitoring.training_monitor import TrainingMetrics",
     "from infrastructure.training import ProgressiveConfig, UnslothTrainer, DataPipeline",
     "from infrastructure.training import ModelManager, TrainingContext, initialize_training",
     "from infrastructure.training import StreamingDataset, TrainingLoop",
@@ -29,12 +31,6 @@ THERE = [
 LATER = {
     "from infrastructure.training import UnifiedTrainer, TrainingConfig": (
         "UnifiedTrainer comes with the part on stack-wise training"
-    ),
-    "from infrastructure.monitoring.training_monitor import TrainingMonitor": (
-        "TrainingMonitor comes with part C"
-    ),
-    "from infrastructure.monitoring.training_monitor import TrainingMetrics": (
-        "TrainingMetrics comes with part C"
     ),
     "from infrastructure.testing.test_pipeline import create_test_pipeline": (
         "create_test_pipeline comes with part C"

@@ -4,16 +4,17 @@ import contextlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 Buffer = bytes | bytearray | memoryview
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 CHUNK_BYTES = 2 * 1024**2  # what a processor's own cache holds: the hash finds there what was read
-NUM_AHEAD = 2  # pieces, so that neither thread waits for the other at each
+NUM_THREADS = 2  # one alone spends more time on fresh memory than on the hash
 PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 
 
@@ -86,14 +87,16 @@ class FileOperations:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def fetched_ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The same items; while one is in use, another thread fetches the next few."""
-    nothing = object()
-    with ThreadPoolExecutor(1) as thread:
-        fetched = deque(thread.submit(next, items, nothing) for _ in range(NUM_AHEAD))
-        while (item := fetched.popleft().result()) is not nothing:
-            fetched.append(thread.submit(next, items, nothing))
-            yield item  # type: ignore[misc]
+def by_two(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """`work` of each item, in their order; two threads work, and are at most two results ahead."""
+    running: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        for item in items:
+            if len(running) == NUM_THREADS:
+                yield running.popleft().result()
+            running.append(threads.submit(work, item))
+        while running:
+            yield running.popleft().result()
 
 
 def _chunks(buffers: Iterable[Buffer]) -> Iterator[memoryview]:

@@ -6,20 +6,14 @@ A file holds the bytes themselves; or it is called `<hash>.zst` and holds them c
 import contextlib
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 
 from infrastructure.backup.codec import LARGEST_BYTES, SUFFIX, compress, decompress
-from infrastructure.backup.file_operations import (
-    CHUNK_BYTES,
-    Buffer,
-    FileOperations,
-    Item,
-    fetched_ahead,
-)
+from infrastructure.backup.file_operations import Buffer, FileOperations
 from infrastructure.backup.hashing import HEX_HASH, hash_of
 from infrastructure.backup.manifest import MAX_MANIFEST_BYTES, Pack
 from infrastructure.backup.packs import size_of
@@ -207,13 +201,13 @@ class ObjectFiles:
 
     def _chunks(self, path: Path, pack: Pack) -> Contents:
         self._require_size(path, pack)
-        return _ahead(self.operations.read(path), pack.size_bytes), b""
+        return self.operations.read(path), b""
 
     def _loaded(self, path: Path, pack: Pack) -> Contents:
         self._require_size(path, pack)
         # NumPy asks the system for large pages, which come several times as fast
         data = np.empty(pack.size_bytes, np.uint8).data
-        ends = _ahead(self.operations.read_into(path, data), pack.size_bytes)
+        ends = self.operations.read_into(path, data)
         return (data[begin:end] for begin, end in pairwise(chain([0], ends))), data
 
     def _unpacked(self, path: Path, pack: Pack) -> Contents:
@@ -249,8 +243,3 @@ class ObjectFiles:
     def _remove_if_there(self, path: Path) -> None:
         with contextlib.suppress(OSError):  # swept later; the error being raised matters more
             self.operations.remove(path)
-
-
-def _ahead(pieces: Iterator[Item], size_bytes: int) -> Iterator[Item]:
-    """A small file is read before another thread would have begun."""
-    return fetched_ahead(pieces) if size_bytes > CHUNK_BYTES else pieces

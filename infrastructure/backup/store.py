@@ -8,12 +8,12 @@ in place. FORMAT.md has the rules. One writer at a time; any number of readers.
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from infrastructure.backup.file_operations import FileOperations
+from infrastructure.backup.file_operations import FileOperations, by_two
 from infrastructure.backup.hashing import available_hash, hash_of
 from infrastructure.backup.manifest import (
     Manifest,
@@ -23,8 +23,10 @@ from infrastructure.backup.manifest import (
     parse_manifest,
 )
 from infrastructure.backup.objects import ObjectFiles
-from infrastructure.backup.packs import TensorBytes, cut, decode, encode
+from infrastructure.backup.packs import PACK_BYTES, TensorBytes, cut, decode, encode
 from infrastructure.core.errors import CheckpointError, StorageError
+
+Result = TypeVar("Result")
 
 SMALL_PACK_BYTES = 1024**2  # what is dead in one is not worth writing the rest anew
 
@@ -99,8 +101,8 @@ class Store:
         Raises:
             CheckpointError: one is missing, cut or changed; the text names it.
         """
-        for pack in manifest.packs:
-            self.objects.verify(pack, manifest.hash_name)
+        for _ in _each(lambda pack: self.objects.verify(pack, manifest.hash_name), manifest.packs):
+            pass
 
     def load(
         self,
@@ -125,9 +127,9 @@ class Store:
             is_named = names is None or name in names
             if is_named and only in (None, tensor_class) and without != tensor_class:
                 by_pack.setdefault(place.pack, []).append(name)
-        for index, wanted in by_pack.items():
-            pack = manifest.packs[index]
-            tensors = decode(self.objects.read(pack, manifest.hash_name))
+        packs = [manifest.packs[index] for index in by_pack]
+        contents = _each(lambda pack: decode(self.objects.read(pack, manifest.hash_name)), packs)
+        for pack, wanted, tensors in zip(packs, by_pack.values(), contents, strict=True):
             for name in wanted:
                 if name not in tensors:
                     raise CheckpointError(f"object {pack.hash[:12]} holds no tensor {name!r}")
@@ -325,6 +327,12 @@ class Store:
             }
             return {tensor: pack for tensor, pack in held.items() if pack in kept}
         return {}
+
+
+def _each(work: Callable[[Pack], Result], packs: Sequence[Pack]) -> Iterator[Result]:
+    """`work` of each pack, in their order; by two threads where that is worth their start."""
+    is_large = sum(pack.size_bytes for pack in packs) > PACK_BYTES
+    return by_two(work, packs) if is_large else map(work, packs)
 
 
 def _living_bytes(held: Mapping[str, Pack], tensors: Mapping[str, TensorBytes]) -> dict[Pack, int]:

@@ -114,9 +114,9 @@ class DeploymentConfig(Section):
         default=True,
         description="Hold max_memory_percent, collect garbage between steps, look for leaks.",
     )
-    enable_monitoring: Annotated[
-        bool, Later("C", instead="metrics, progress and the report are always written")
-    ] = Field(default=True, description="Watch the machine and raise alerts while training.")
+    enable_monitoring: bool = Field(
+        default=True, description="Watch the machine and raise alerts while training."
+    )
     enable_backups: bool = Field(
         default=True,
         description="Copy checkpoints to a place that this machine's death cannot reach.",

@@ -36,6 +36,7 @@ from infrastructure.deployment.run_record import (
     summarise,
 )
 from infrastructure.deployment.signals import stop_on_signals
+from infrastructure.deployment.watching import watching_hooks
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report import write_report
 from infrastructure.training.checkpoints.checkpoint_manager import (
@@ -43,6 +44,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     step_of,
     verify,
 )
+from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
@@ -209,7 +211,9 @@ class TrainingDeployment:
     ) -> dict[str, Any]:
         copies = RunCopies(run, self.config, self.say)
         trainer.save_checkpoints_to(run.checkpoints, lambda: read_run_files(run.path))
-        trainer.add_hooks([*self._observers(run, copies), *copies.observers()])
+        probes = {"backup_age_seconds": copies.age_seconds} if copies.has_place else {}
+        watching = watching_hooks(self.config, run.path, trainer, self.say, probes)
+        trainer.add_hooks([*watching, *self._observers(run, copies), *copies.observers()])
         loop = trainer.prepare()
         assert trainer.state is not None
         if checkpoint is not None:
@@ -220,8 +224,10 @@ class TrainingDeployment:
         size_bytes = bytes_of_version(trainer.state.model, self.config.training)
         copies.tell_room(size_bytes, loop.total_steps)
         self.say(f"Training for {trainer.state.total_steps} steps; Ctrl-C saves and stops")
+        trainer.schedule.reserve = copies.seconds_to_confirm
         ending = Ending(run, trainer, before, copies)
-        write_json(run.summary_file, {"status": "running"})
+        total_steps = trainer.state.total_steps
+        write_json(run.summary_file, {"status": "running", "total_steps": total_steps})
         try:
             with stop_on_signals(trainer.state, lambda: loop.may_break_off):
                 state = trainer.train()
@@ -252,13 +258,21 @@ class TrainingDeployment:
     def _stopped(self, ending: "Ending", error: BaseException | None = None) -> dict[str, Any]:
         summary = self._close(ending, error=error)
         if ending.copies.has_place:
-            ending.copies.wait(self.config.backup.emergency_seconds)
+            ending.copies.wait(self._seconds_to_copy(ending.trainer))
             summary = self._close(ending, error=error)
         self.say(
-            f"Stopped at step {summary['steps']}; go on with: temper train-resume"
-            f" {ending.run.path}. {ending.copies.line()}"
+            f"Stopped at step {summary['steps']}: {summary['reason']}. Go on with:"
+            f" temper train-resume {ending.run.path}. {ending.copies.line()}"
         )
         return summary
+
+    def _seconds_to_copy(self, trainer: EnhancedTrainer) -> float:
+        """Whoever sends a signal may not wait long; before a deadline there is the time left."""
+        assert trainer.state is not None
+        seconds = self.config.backup.emergency_seconds
+        if trainer.state.stop_reason == DEADLINE_IS_NEAR:
+            return max(seconds, trainer.schedule.seconds_left)
+        return seconds
 
     def _close(
         self,

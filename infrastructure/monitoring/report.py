@@ -9,7 +9,8 @@ from pathlib import Path
 
 from infrastructure.core.files import write_text
 from infrastructure.monitoring.markup import Markup, element, raw_markup
-from infrastructure.monitoring.report_curves import holes
+from infrastructure.monitoring.report_curves import holes, points_by_key
+from infrastructure.monitoring.report_machine import machine_use
 from infrastructure.monitoring.report_sections import (
     before_after,
     configuration,
@@ -35,8 +36,8 @@ CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 def write_report(run_directory: Path) -> Path:
     """Write `report.html` into the run directory, atomically, and return its path.
 
-    Reads run.json, metrics.jsonl, summary.json, data_report.json and logs/errors/errors.jsonl; each
-    may be missing.
+    Reads run.json, metrics.jsonl, summary.json, data_report.json and the logs of errors, machine
+    and speed; each may be missing.
 
     Raises:
         ValueError: there is no such directory.
@@ -53,11 +54,12 @@ def render_report(run: RunFacts) -> str:
         "main",
         header(run),
         tiles(run),
-        notices(run, holes(run.records)),
+        notices(run, holes(points_by_key(run.records))),
         errors(run),
         before_after(run),
         example(run),
         curve_section(run),
+        machine_use(run.directory),
         data(run),
         next_steps(run),
         safety(run),

@@ -42,7 +42,7 @@ def test_loading_takes_no_more_memory_than_what_it_returns(tmp_path: Path) -> No
     found = restore_speed.measure(tmp_path, 150, rounds=1)
     assert found["extra_memory_of_largest_pack"] <= 1.1
     assert found["verify_of_hash"] > 0
-    assert found["load_of_hash"] > 0
+    assert found["load_of_read"] > 0
 
 
 def test_reading_a_pack_twice_over_would_show(
@@ -81,7 +81,7 @@ def test_every_way_to_save_is_measured(name: str, monkeypatch: pytest.MonkeyPatc
 def test_a_long_stall_would_show() -> None:
     good = {"median": 1.1, "p90": 1.4, "first": 3.0}
     assert not checkpoint_stall.is_missed({"temper": good})
-    assert all(checkpoint_stall.is_missed({"temper": {**good, name: 4.5}}) for name in good)
+    assert all(checkpoint_stall.is_missed({"temper": {**good, name: 6.5}}) for name in good)
 
 
 def test_the_drag_of_a_save_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,6 @@ def test_the_flat_names_are_keywords_and_read_back() -> None:
     assert {name: getattr(config, name) for name in FLAT_002} == FLAT_002
     config.check_supported()
     assert told_keys(config) == {
-        "enable_monitoring",
         "enable_testing",
     }
 

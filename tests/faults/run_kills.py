@@ -5,7 +5,7 @@ import tempfile
 from tests.faults.judge import Figures, run_module, tell
 from tests.faults.run_storm import MUTANTS
 
-NUM_KILLS, NUM_MUTANT_KILLS = 60, 4
+NUM_KILLS, NUM_MUTANT_KILLS = 200, 4
 
 
 def storm(*arguments: str) -> Figures:
