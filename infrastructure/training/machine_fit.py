@@ -14,6 +14,7 @@ from infrastructure.optimization.gpu_capability import (
     require_capability,
     use_tf32,
 )
+from infrastructure.optimization.leak_watch import LeakWatch
 from infrastructure.optimization.recommendations import Recommendation, measure_budget, recommend
 from infrastructure.training.compile_trial import CompileTrial
 from infrastructure.training.data.planning import total_bytes_of
@@ -96,7 +97,13 @@ def _memory_extension(trainer: EnhancedTrainer, config: DeploymentConfig) -> Mem
     def measured(state: TrainingState) -> list[Recommendation]:
         return recommendations_for(trainer, state)
 
-    return MemoryExtension(settings, device, release_data=release_data, recommend=measured)
+    return MemoryExtension(
+        settings,
+        device,
+        release_data=release_data,
+        recommend=measured,
+        leak_watch=LeakWatch(counts_tensors=config.training.compile_mode is None),
+    )
 
 
 def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[Recommendation]:
