@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.data_config import DataConfig
-from infrastructure.config.later import PARTS
 from infrastructure.config.layers import Layer, Source
 from infrastructure.config.model_config import EmbeddedModelConfig, ModelConfig
 from infrastructure.config.resolve import attention_for
@@ -190,8 +189,8 @@ def several_gpus(cuda_visible_devices: str | None) -> Iterator[str]:
     """A sentence where more than one GPU is named: training uses one."""
     if "," in (cuda_visible_devices or ""):
         yield (
-            f"cuda_visible_devices = {cuda_visible_devices} names several GPUs, and training on "
-            f"more than one comes with {PARTS['C']}: name one"
+            f"cuda_visible_devices = {cuda_visible_devices} names several GPUs, and a run "
+            "trains on one: name one"
         )
 
 

@@ -201,7 +201,7 @@ def test_the_flat_names_are_keywords_and_read_back() -> None:
     config = DeploymentConfig(**FLAT_002)
     assert {name: getattr(config, name) for name in FLAT_002} == FLAT_002
     config.check_supported()
-    assert told_keys(config) == {}
+    assert told_keys(config) == set()
 
 
 @pytest.mark.parametrize("name", FLAT_002)
