@@ -54,6 +54,10 @@ test-colab: ## the tests with the versions that a Colab runtime holds, in .venv-
 prove-durability: environment ## kills, power cuts, refusing disks, damage, lies; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.prove
 
+.PHONY: gpu-check
+gpu-check: ## what this machine's GPU does, in at most 8 minutes; GPU_PYTHON=python for another environment
+	$(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu_check --json gpu-check.json
+
 .PHONY: environment
 environment: ## .venv with everything that the tests need
 	@$(ENVIRONMENT) --with-unsloth --with-dev

@@ -13,16 +13,16 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
+from infrastructure.command_line import create_parser, parse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.describe import describe
-from infrastructure.config.flags import add_config_flags, flags_given
+from infrastructure.config.flags import flags_given
 from infrastructure.config.layers import Layer, Setting
 from infrastructure.config.loading import load_config
-from infrastructure.config.schema import schema_of
 from infrastructure.core.errors import TemperError, TrainingDivergedError
-from infrastructure.core.lookup import nearest
 from infrastructure.core.redact import RedactingFormatter, redact
 from infrastructure.testing.doctor import examine, exit_code, render
 
@@ -35,136 +35,6 @@ CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices")
 CHATTY_LOGGERS = ("torchao", "torch.utils._pytree", "httpx")
 
 log = logging.getLogger("temper")
-
-
-class OneSentenceParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are `ValueError`s: one sentence, no page of usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{self.prog}: {message}; see {self.prog} --help")
-
-
-def create_parser() -> OneSentenceParser:
-    """The whole command line."""
-    parser = OneSentenceParser(
-        prog="temper",
-        description="Fine-tune language models on machines that go away.",
-        epilog="temper COMMAND --help lists the flags of a command.",
-    )
-    commands = parser.add_subparsers(
-        dest="command", metavar="COMMAND", parser_class=OneSentenceParser
-    )
-    _add_train(commands)
-    _add_resume(commands)
-    _add_evaluate(commands)
-    _add_tune(commands)
-    settings = commands.add_parser("config", help="show every setting and where it came from")
-    add_config_flags(settings)
-    _add_checkpoints(commands)
-    _add_backup(commands)
-    doctor = commands.add_parser("doctor", help="check versions, devices, memory and disk")
-    add_config_flags(doctor, ["log_level"])
-    return parser
-
-
-def _add_train(commands: Any) -> None:
-    train = commands.add_parser("train", help="train a model")
-    train.add_argument(
-        "data", nargs="?", metavar="DATA", help="file, folder or hub data set (default: samples)"
-    )
-    _add_accept(train)
-    add_config_flags(train)
-
-
-def _add_accept(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--accept",
-        metavar="NAMES",
-        default="",
-        help="go on although these changed, and with them the result: learning_rate,data,…",
-    )
-
-
-def _add_resume(commands: Any) -> None:
-    resume = commands.add_parser("train-resume", help="go on with a run that was interrupted")
-    resume.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help=RUN_HELP,
-    )
-    _add_accept(resume)
-    add_config_flags(resume)
-
-
-RUN_HELP = "a run, RUN@step, or the path of a run or of a checkpoint (default: the newest run)"
-
-
-def _add_checkpoints(commands: Any) -> None:
-    checkpoints = commands.add_parser("checkpoints", help="list or verify checkpoints")
-    actions = _actions(checkpoints)
-    for action, what in (("list", "show them"), ("verify", "compare every byte with its hash")):
-        parser = actions.add_parser(action, help=what)
-        parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-        _add_output(parser)
-    export = commands.add_parser("export", help="write a checkpoint as a model others can load")
-    export.add_argument("run", metavar="RUN", help="a run, RUN@step, or a checkpoint's path")
-    export.add_argument("folder", metavar="FOLDER", help="an empty folder, or none yet")
-    _add_output(export)
-
-
-BACKUP_ACTIONS = {
-    "create": "copy the newest checkpoint to the place now",
-    "list": "show the versions here and at the place; without RUN, the runs at --place",
-    "verify": "compare every byte, here and at the place, with its hash",
-    "restore": "bring a run from the place into the output folder",
-    "prune": "remove versions that newer ones replace",
-    "status": "show what is safe at the place, and what would be lost now",
-}
-
-
-def _add_backup(commands: Any) -> None:
-    backup = commands.add_parser("backup", help="copies of a run at another place")
-    actions = _actions(backup)
-    keys = [key for key in schema_of(DeploymentConfig).fields if key.startswith("backup.")]
-    for action, what in BACKUP_ACTIONS.items():
-        parser = actions.add_parser(action, help=what)
-        parser.add_argument("run", nargs="?", metavar="RUN", help="a run (default: the newest)")
-        parser.add_argument("--place", metavar="TEXT", help="the same as --backup-place")
-        if action == "prune":
-            parser.add_argument("--dry-run", action="store_true", help="only say what would go")
-        _add_output(parser, *keys)
-
-
-def _actions(parser: argparse.ArgumentParser) -> Any:
-    """The second word of a command, such as `verify` in `temper checkpoints verify`."""
-    return parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=OneSentenceParser
-    )
-
-
-def _add_output(parser: argparse.ArgumentParser, *keys: str) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
-    add_config_flags(parser, ["output_dir", "log_level", *keys])
-
-
-def _add_evaluate(commands: Any) -> None:
-    evaluate = commands.add_parser("train-eval", help="measure a trained model on held-out data")
-    evaluate.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
-    evaluate.add_argument("data", metavar="DATA", help="file, folder or hub data set")
-    add_config_flags(evaluate)
-
-
-def _add_tune(commands: Any) -> None:
-    tune = commands.add_parser("tune", help="measure which settings are fastest on this machine")
-    tune.add_argument("data", nargs="?", metavar="DATA", help="as for temper train")
-    tune.add_argument(
-        "--learning-rate-test",
-        action="store_true",
-        help="find out how high the learning rate may be, too",
-    )
-    tune.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
-    add_config_flags(tune)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,26 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return TERMINATED if str(error).startswith("SIGTERM") else INTERRUPTED
     except Exception as error:
         return _fail_unexpectedly(error)
-
-
-def parse(parser: OneSentenceParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line; an unknown flag gets the nearest one that exists."""
-    options, unknown = parser.parse_known_args(arguments)
-    if not unknown:
-        return options
-    flag = unknown[0].split("=")[0]
-    words = [word for word in (options.command, getattr(options, "action", None)) if word]
-    meant = nearest(flag, known_flags(parser, *words))
-    hint = f"; did you mean {meant}?" if meant else f"; see {' '.join(['temper', *words])} --help"
-    raise ValueError(f"unknown argument {flag!r}{hint}")
-
-
-def known_flags(parser: argparse.ArgumentParser, *words: str) -> list[str]:
-    """All flags of a command, which may be of two words."""
-    for word in words:
-        choices = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-        parser = choices[0][word]
-    return [flag for action in parser._actions for flag in action.option_strings]
 
 
 def _fail(error: BaseException, code: int) -> int:
@@ -298,6 +148,14 @@ def _evaluate(options: argparse.Namespace) -> int:
     return int(_deployment().evaluate(config))
 
 
+def _check(options: argparse.Namespace) -> int:
+    settings = {} if options.data is None else {"data.path": options.data}
+    config = _configure(options, **settings)
+    commands = _deployment("check_commands")
+    told = commands.Told(options.quick, options.json, options.strict, options.rebaseline)
+    return int(commands.check(config, told))
+
+
 def _checkpoints(options: argparse.Namespace) -> int:
     output_dir = _configure(options).output_dir
     act = {"list": "list_checkpoints", "verify": "verify_checkpoints"}[options.action]
@@ -323,6 +181,19 @@ def _export(options: argparse.Namespace) -> int:
     return int(commands.export(options.run, options.folder, output_dir, options.json))
 
 
+def _watch(options: argparse.Namespace) -> int:
+    output_dir = Path(_configure(options).output_dir)
+    commands = _deployment("view_commands")
+    return int(commands.watch(options.run, output_dir, options.once, options.every))
+
+
+def _dashboard(options: argparse.Namespace) -> int:
+    output_dir = Path(_configure(options).output_dir)
+    commands = _deployment("view_commands")
+    wish = commands.DashboardWish(options.run, output_dir, options.host, options.port, options.json)
+    return int(commands.dashboard(wish))
+
+
 def _show_config(options: argparse.Namespace) -> int:
     print(describe(_configure(options)))
     return DONE
@@ -338,10 +209,13 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": _train,
     "train-resume": _resume,
     "train-eval": _evaluate,
+    "check": _check,
     "tune": _tune,
     "backup": _backup,
     "checkpoints": _checkpoints,
     "export": _export,
+    "watch": _watch,
+    "dashboard": _dashboard,
     "config": _show_config,
     "doctor": _doctor,
 }

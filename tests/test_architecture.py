@@ -24,13 +24,14 @@ LAYERS: list[set[str]] = [
     {"training"},
     {"evaluation", "testing"},
     {"deployment"},
+    {"command_line"},
     {"cli"},
     {"__main__"},
 ]
 
 # The same rule one level down, inside infrastructure/training.
 TRAINING_LAYERS: list[set[str]] = [
-    {"state", "precision", "log_window"},
+    {"state", "precision", "log_window", "arithmetic"},
     {"data"},
     {"models"},
     {"model_adapters", "strategies", "extensions", "checkpoints", "metrics", "error_handlers"},
@@ -38,7 +39,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"recovery", "resume_contract", "training_facts"},
     {"stepping"},
     {"recovering"},
-    {"loop", "observers"},
+    {"loop", "observers", "monitor_observer", "profiling"},
     {"choices", "accepted_changes", "batch_plan", "step_probe"},
     {"machine_fit"},
     {"batch_planner"},

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from infrastructure import cli
-from infrastructure.cli import DONE, FAILED, create_parser, known_flags, main
+from infrastructure.cli import DONE, FAILED, main
+from infrastructure.command_line import create_parser, known_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -16,7 +16,10 @@ THERE = [
     "from infrastructure.deployment.deploy_training import TrainingDeployment, DeploymentConfig",
     "from infrastructure.training import TrainingConfig",
     "from infrastructure.backup.backup_system import create_backup_system",
+    "from infrastructure.monitoring.training_monitor import TrainingMonitor",
+    "from infrastructure.testing.test_pipeline import create_test_pipeline",
     # used there without an import
+    "from infrastructure.monitoring.training_monitor import TrainingMetrics",
     "from infrastructure.training import ProgressiveConfig, UnslothTrainer, DataPipeline",
     "from infrastructure.training import ModelManager, TrainingContext, initialize_training",
     "from infrastructure.training import StreamingDataset, TrainingLoop",
@@ -28,20 +31,11 @@ LATER = {
     "from infrastructure.training import UnifiedTrainer, TrainingConfig": (
         "UnifiedTrainer comes with the part on stack-wise training"
     ),
-    "from infrastructure.monitoring.training_monitor import TrainingMonitor": (
-        "TrainingMonitor comes with part C"
-    ),
-    "from infrastructure.monitoring.training_monitor import TrainingMetrics": (
-        "TrainingMetrics comes with part C"
-    ),
     "from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer": (
         "create_gpu_optimizer comes with part C"
     ),
     "from infrastructure.optimization.memory_optimizer import create_memory_optimizer": (
         "create_memory_optimizer comes with part C"
-    ),
-    "from infrastructure.testing.test_pipeline import create_test_pipeline": (
-        "create_test_pipeline comes with part C"
     ),
 }
 

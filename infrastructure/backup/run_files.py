@@ -20,7 +20,7 @@ LARGEST_BYTES = 64 * 1024**2  # of one file; a run writes no larger one beside i
 # What a run writes and needs again. Whatever else lies in its directory is not ours to copy, and a
 # version from elsewhere writes nothing else.
 _PATHS = (
-    r"(?:run|before)\.json",
+    r"(?:run|before|checks)\.json",
     r"(?:metrics|quarantine)\.jsonl",
     r"metrics\.csv",
     r"tokenizer/\w[\w.+-]*\.(?:json|jinja|txt|model|tiktoken)",
@@ -34,8 +34,7 @@ _NAME = re.compile(rf"{CLASS}/({'|'.join(_PATHS)})@(\d{{9}})", re.ASCII)
 def read_run_files(directory: Path) -> dict[str, TensorBytes]:
     """The files of the run in `directory` as tensors of bytes, named by path and offset."""
     tensors: dict[str, TensorBytes] = {}
-    for path in _files(directory):
-        data = path.read_bytes()
+    for path, data in _files(directory):
         for start in range(0, max(1, len(data)), PIECE_BYTES):
             piece = data[start : start + PIECE_BYTES]
             tensors[_name(directory, path, start)] = TensorBytes("U8", (len(piece),), piece)
@@ -64,12 +63,23 @@ def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list
     return [directory / path for path in files]
 
 
-def _files(directory: Path) -> Iterator[Path]:
+def _files(directory: Path) -> Iterator[tuple[Path, bytes]]:
+    """The files and what they hold."""
     for path in sorted(path for pattern in _FOLDERS for path in directory.glob(pattern)):
-        if not _NAME.fullmatch(_name(directory, path, 0)) or path.is_symlink():
-            continue
-        if path.is_file() and path.stat().st_size <= LARGEST_BYTES:
-            yield path
+        if _NAME.fullmatch(_name(directory, path, 0)) and not path.is_symlink():
+            data = _read(path)
+            if data is not None:
+                yield path, data
+
+
+def _read(path: Path) -> bytes | None:
+    """None of what is no file or too large; a log that is rotated away just now is in the next
+    version."""
+    try:
+        small = path.is_file() and path.stat().st_size <= LARGEST_BYTES
+        return path.read_bytes() if small else None
+    except FileNotFoundError:
+        return None
 
 
 def _name(directory: Path, path: Path, start: int) -> str:

@@ -12,7 +12,7 @@ from infrastructure.config import later
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
-from infrastructure.config.misfits import misfits, several_gpus, unused_notes
+from infrastructure.config.misfits import misfits, several_gpus, testing_off, unused_notes
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.record import (
     PATHS,
@@ -31,7 +31,7 @@ from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.section import ConfigurationError, Section
 from infrastructure.config.spellings import KEYS
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.config.values import Allowed, Later, LogLevel, PathText, Percent
+from infrastructure.config.values import Allowed, Duration, Later, LogLevel, PathText, Percent
 from infrastructure.core.redact import redact, redact_mapping
 
 DEFAULT_SOURCE = Source(Layer.DEFAULT, "default")
@@ -119,17 +119,19 @@ class DeploymentConfig(Section):
     enable_memory_optimization: Annotated[
         bool, Later("C", instead="training.gradient_checkpointing and data.streaming save memory")
     ] = Field(default=True, description="Hold max_memory_percent by releasing and moving memory.")
-    enable_monitoring: Annotated[
-        bool, Later("C", instead="metrics, progress and the report are always written")
-    ] = Field(default=True, description="Watch the machine and raise alerts while training.")
+    enable_monitoring: bool = Field(
+        default=True, description="Watch the machine and raise alerts while training."
+    )
     enable_backups: bool = Field(
         default=True,
         description="Copy checkpoints to a place that this machine's death cannot reach.",
     )
-    enable_testing: Annotated[
-        bool, Later("C", instead="configuration and data are always checked before the training")
-    ] = Field(
+    enable_testing: bool = Field(
         default=True, description="Check model, data and machine in seconds before the training."
+    )
+    testing_interval: Duration | None = Field(
+        default=None,
+        description="Time between two rounds of checks during the training; none: before it only.",
     )
     max_memory_percent: Annotated[Percent, Later("C")] = Field(
         default=85.0, description="Main memory above which memory is released, in percent."
@@ -205,6 +207,7 @@ class DeploymentConfig(Section):
             *later.unsupported(self, self.source),
             *misfits(self, self.source),
             *several_gpus(self.cuda_visible_devices),
+            *testing_off(self.enable_testing, self.testing_interval),
         ]
         if problems:
             raise ConfigurationError("; ".join(problems))

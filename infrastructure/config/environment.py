@@ -30,7 +30,10 @@ DISABLING = {
     "DISABLE_TESTING": "enable_testing",
 }
 # Read elsewhere; not part of the configuration.
-OTHER_VARIABLES = {"TEMPER_PYTHON": "environment.sh makes .venv with it"}
+OTHER_VARIABLES = {
+    "TEMPER_PYTHON": "environment.sh makes .venv with it",
+    "ALERT_WEBHOOK_URL": "the webhook of monitor.alert_sinks; a secret, so no setting",
+}
 
 
 def variable_of(key: str) -> str:

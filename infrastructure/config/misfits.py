@@ -162,6 +162,15 @@ def several_gpus(cuda_visible_devices: str | None) -> Iterator[str]:
         )
 
 
+def testing_off(enable_testing: bool, testing_interval: float | None) -> Iterator[str]:
+    """A sentence where checks are asked for again and again, and switched off."""
+    if testing_interval is not None and not enable_testing:
+        yield (
+            f"testing_interval = {show(testing_interval)} has no effect, because enable_testing is"
+            " off: switch that on, or leave it out"
+        )
+
+
 def _without_effect(config: HasSections) -> Iterator[tuple[Unused, Any, bool]]:
     for unused in UNUSED:
         if unused.condition(config):

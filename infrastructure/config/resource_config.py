@@ -1,13 +1,17 @@
 """Cache, memory, monitoring and machine limits. Looks at no machine."""
 
-from typing import Annotated, ClassVar
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from infrastructure.config.section import Section
 from infrastructure.config.values import (
+    Allowed,
     Count,
     CountOrZero,
+    Duration,
+    EachOnce,
     Later,
     Megabytes,
     MemoryAmount,
@@ -15,10 +19,23 @@ from infrastructure.config.values import (
     Percent,
     Positive,
     ShareAboveZero,
+    SplitCommas,
 )
 
+_HOST_AND_PORT = re.compile(r"(?:([\w.-]+|\[[0-9A-Fa-f:]+\]):)?(\d{1,5})")
+_LOOPBACK = "127.0.0.1"
 _C = Later("C")
 _E = Later("E")
+
+
+def _host_and_port(value: Any) -> Any:
+    """`HOST:PORT`; a port alone is loopback's."""
+    if value is None:
+        return None
+    match = _HOST_AND_PORT.fullmatch(str(value).strip())
+    if isinstance(value, bool) or match is None or not 0 < int(match[2]) < 1 << 16:
+        raise ValueError("no address")
+    return f"{match[1] or _LOOPBACK}:{int(match[2])}"
 
 
 class CacheConfig(Section):
@@ -68,36 +85,63 @@ class MemoryConfig(Section):
 
 
 class AlertThresholds(Section):
-    """Values above which the monitor raises an alert."""
+    """Values at which the monitor raises an alert."""
 
     prefix: ClassVar[str] = "monitor.thresholds"
 
-    cpu_percent: Annotated[Percent, _C] = Field(default=90.0, description="CPU load, in percent.")
-    memory_percent: Annotated[Percent, _C] = Field(
-        default=85.0, description="Main memory, in percent."
-    )
-    gpu_utilization: Annotated[Percent, _C] = Field(
-        default=95.0, description="GPU load, in percent."
-    )
-    gpu_memory_percent: Annotated[Percent, _C] = Field(
-        default=90.0, description="GPU memory, in percent."
-    )
-    gpu_temperature: Annotated[Positive, _C] = Field(
-        default=85.0, description="GPU temperature, in °C."
-    )
-    training_time_per_step: Annotated[Positive, _C] = Field(
+    cpu_percent: Percent = Field(default=90.0, description="CPU load, in percent.")
+    memory_percent: Percent = Field(default=85.0, description="Main memory, in percent.")
+    gpu_utilization: Percent = Field(default=95.0, description="GPU load, in percent.")
+    gpu_memory_percent: Percent = Field(default=90.0, description="GPU memory, in percent.")
+    gpu_temperature: Positive = Field(default=85.0, description="GPU temperature, in °C.")
+    training_time_per_step: Positive = Field(
         default=10.0, description="Time of one optimizer step, in seconds."
     )
-    gradient_norm: Annotated[Positive, _C] = Field(
+    gradient_norm: Positive = Field(
         default=100.0, description="Norm of the gradient before clipping."
+    )
+    data_wait_percent: Percent = Field(
+        default=50.0, description="Share of a step spent waiting for data, in percent."
+    )
+    disk_free: Megabytes = Field(
+        default=1000, description="Free disk space below which there is an alert, in MB."
+    )
+    checkpoint_age: Duration = Field(
+        default=7200.0, description="Age of the newest checkpoint, in seconds."
+    )
+    backup_age: Duration = Field(
+        default=7200.0, description="Age of the newest confirmed backup, in seconds."
     )
 
 
 class MonitorConfig(Section):
-    """What the monitor watches."""
+    """What the monitor watches, and whom it tells."""
 
     prefix: ClassVar[str] = "monitor"
 
+    interval: Duration = Field(default=2.0, description="Time between two looks at the machine.")
+    alert_sinks: Annotated[
+        list[Literal["console", "log", "notebook", "webhook"]],
+        SplitCommas,
+        EachOnce,
+        Allowed("a list of console, log, notebook, webhook, each once"),
+    ] = Field(
+        default=["console", "log", "notebook"],
+        description="Who is told of an alert; webhook: the address in ALERT_WEBHOOK_URL.",
+    )
+    alert_cooldown: Duration = Field(
+        default=300.0, description="Least time between two alerts of one kind."
+    )
+    prometheus: Annotated[
+        str | None,
+        BeforeValidator(_host_and_port),
+        Allowed('a port such as 9400, or an address such as "0.0.0.0:9400"'),
+    ] = Field(
+        default=None, description="Address of an endpoint for Prometheus; a port alone: loopback."
+    )
+    profile_steps: CountOrZero = Field(
+        default=0, description="Steps that the PyTorch profiler records, after two of warm-up."
+    )
     thresholds: AlertThresholds = Field(
         default=AlertThresholds(), description="When the monitor raises an alert."
     )

@@ -5,6 +5,7 @@ any ancestor counts. Elsewhere, and where nothing can be read, there is no limit
 tests: the folder that stands for `/`.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,19 +34,58 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
     return min(limits, key=lambda limit: limit.available_bytes, default=None)
 
 
+def cpu_used_seconds(root: Path = Path("/")) -> float | None:
+    """Processor time that this process's group has used, or None where that is not counted.
+
+    It is the group's that the tightest quota stands on, or else of the process's own group.
+    """
+    used = [*_cpu_used_v2(root), *_cpu_used_v1(root)]
+    return min(used, key=lambda pair: pair[0], default=(0.0, None))[1]
+
+
+def _cpu_used_v2(root: Path) -> Iterator[tuple[float, float]]:
+    """(quota in cores, seconds used) of each group that counts."""
+    for folder in _folders(root, controller=""):
+        fields = dict(
+            line.split(maxsplit=1)
+            for line in _read(folder / "cpu.stat").splitlines()
+            if " " in line
+        )
+        if "usage_usec" in fields:
+            quota = _quota_v2(folder)
+            yield math.inf if quota is None else quota, int(fields["usage_usec"]) / 1e6
+
+
+def _cpu_used_v1(root: Path) -> Iterator[tuple[float, float]]:
+    for folder in _folders(root, controller="cpuacct"):
+        nanoseconds = _number(folder / "cpuacct.usage")
+        if nanoseconds is not None:
+            quota = _quota_v1(folder)
+            yield math.inf if quota is None else quota, nanoseconds / 1e9
+
+
 def _cpu_quotas_v2(root: Path) -> Iterator[float]:
     for folder in _folders(root, controller=""):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
-        if quota.isdigit() and period.isdigit():
-            yield int(quota) / int(period)
+        quota = _quota_v2(folder)
+        if quota is not None:
+            yield quota
+
+
+def _quota_v2(folder: Path) -> float | None:
+    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _cpu_quotas_v1(root: Path) -> Iterator[float]:
     for folder in _folders(root, controller="cpu"):
-        quota = _number(folder / "cpu.cfs_quota_us")
-        period = _number(folder / "cpu.cfs_period_us")
-        if quota and period:
-            yield quota / period
+        quota = _quota_v1(folder)
+        if quota is not None:
+            yield quota
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period else None
 
 
 def _memory_limits_v2(root: Path) -> Iterator[MemoryLimit]:

@@ -21,6 +21,10 @@ class TrainingDivergedError(TemperError):
     """The loss or the gradients are no longer finite."""
 
 
+class PreflightError(TemperError):
+    """A check before the training failed; the text names it and says what to do."""
+
+
 class StorageError(TemperError):
     """A disk or a remote store refuses, is full, or does not keep what it was given."""
 

@@ -155,7 +155,7 @@ def disk_free_bytes(path: Path) -> int | None:
 def gpus() -> list[GPU]:
     """The NVIDIA GPUs: by NVML, else by GPUtil, else none. Never raises; safe to poll."""
     found = _gpus_by_nvml()
-    return _gpus_by_gputil() if found is None else found
+    return gpus_by_gputil() if found is None else found
 
 
 def _gpus_by_nvml() -> list[GPU] | None:
@@ -212,7 +212,7 @@ def _text(value: str | bytes | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _gpus_by_gputil() -> list[GPU]:
+def gpus_by_gputil() -> list[GPU]:
     """The GPUs by way of `nvidia-smi`; without the program GPUtil is not asked (it forks it)."""
     if shutil.which("nvidia-smi") is None or not is_installed("GPUtil"):
         return []

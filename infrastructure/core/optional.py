@@ -12,6 +12,7 @@ PIP_LINES = {
     "h5py": "pip install h5py",
     "matplotlib": "pip install matplotlib",
     "peft": "pip install peft",
+    "prometheus_client": "pip install prometheus_client",
     "pyarrow": "pip install pyarrow",
     "tensorboard": "pip install tensorboard",
     "transformers": "pip install transformers",

@@ -8,7 +8,6 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from infrastructure.config.deployment_config import DeploymentConfig as Deployme
 from infrastructure.core.errors import StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.redact import redact
+from infrastructure.deployment.ending import Ending
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.from_place import restore_run, run_at_place
 from infrastructure.deployment.going_on import (
@@ -26,6 +26,7 @@ from infrastructure.deployment.going_on import (
     record_accepted,
     what_differs,
 )
+from infrastructure.deployment.run_checks import checked_before, checking_hooks, keep_round
 from infrastructure.deployment.run_copies import RunCopies, bytes_of_version, place_options
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
 from infrastructure.deployment.run_lock import only_trainer_of
@@ -34,11 +35,12 @@ from infrastructure.deployment.run_record import (
     describe_model,
     paths_of,
     record_run,
-    summarise,
 )
 from infrastructure.deployment.signals import stop_on_signals
+from infrastructure.deployment.stages import Stages
+from infrastructure.deployment.watching import watching_hooks
 from infrastructure.evaluation.held_out import HeldOut, measure
-from infrastructure.monitoring.report import write_report
+from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     step_of,
@@ -46,6 +48,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 )
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import make_sinks
@@ -56,6 +59,7 @@ from infrastructure.training.observers import (
     ReportObserver,
 )
 from infrastructure.training.resume_contract import canonical_name
+from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory, use_sample_data
 
 log = logging.getLogger(__name__)
@@ -83,6 +87,8 @@ class TrainingDeployment:
         self.config = config
         self.say = lambda line: say(redact(line))
         self.accepted = frozenset(map(canonical_name, accept))
+        self.checks: list[CheckResult] = []
+        self.stages = Stages()
 
     def run(self) -> dict[str, Any]:
         """Train to the end: go on with the newest run of this purpose if it is not finished, or
@@ -174,19 +180,19 @@ class TrainingDeployment:
             return self._begin_in(run, trainer)
 
     def _begin_in(self, run: RunDirectory, trainer: EnhancedTrainer) -> dict[str, Any]:
-        for line in trainer.batch_plan().lines():
-            self.say(line)
+        with self.stages.stage("fit"):
+            for line in trainer.batch_plan().lines():
+                self.say(line)
         record_run(run, self.config, trainer)
         self.say(f"Run {run.run_id}: measuring the model before the training")
-        started = time.monotonic()
         try:
-            before = measure(trainer)
+            with self.stages.stage("measure"):
+                before = measure(trainer)
         except KeyboardInterrupt:
             shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
             raise
         write_json(run.before_file, before.to_dict())
-        seconds = time.monotonic() - started
-        return self._train(run, trainer, before, measure_seconds=seconds)
+        return self._train(run, trainer, before)
 
     def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now."""
@@ -197,12 +203,16 @@ class TrainingDeployment:
         self.say(f"Preparing model {config.model.name}{data_named}")
         trainer = TrainerFactory().for_run(config)
         trainer.adapter.saved_tokenizer = saved_tokenizer
-        trainer.initialize_model()
-        data = trainer.initialize_data()
+        with self.stages.stage("model"):
+            trainer.initialize_model()
+        with self.stages.stage("data"):
+            data = trainer.initialize_data()
         self.say(describe_model(trainer))
         report = getattr(data, "report", None)
         for line in [*(report.lines() if report else []), *trainer.adapter.notes()]:
             self.say(line)
+        with self.stages.stage("checks"):
+            self.checks = checked_before(config, trainer, self.say)
         return trainer
 
     def _train(
@@ -211,78 +221,57 @@ class TrainingDeployment:
         trainer: EnhancedTrainer,
         before: HeldOut,
         checkpoint: Path | None = None,
-        measure_seconds: float | None = None,
     ) -> dict[str, Any]:
         copies = RunCopies(run, self.config, self.say)
+        measure_seconds = self.stages.seconds("measure")
         forecast = RunForecast(run, self.config, self.say, measure_seconds)
+        ending = Ending(
+            run, trainer, before, copies, forecast, self.stages, self.config.backup, self.say
+        )
+        with self.stages.stage("fit"):
+            loop, state = self._make_ready(ending, checkpoint)
+        self.say(f"Training for {state.total_steps} steps; Ctrl-C saves and stops")
+        write_json(run.summary_file, {"status": "running", "total_steps": state.total_steps})
+        try:
+            with self.stages.stage("train"), stop_on_signals(state, lambda: loop.may_break_off):
+                trainer.train()
+            return ending.stopped() if state.is_interrupted else ending.finish()
+        except KeyboardInterrupt as error:
+            return ending.stopped(error)
+        except BaseException as error:
+            ending.failed(error)
+            raise
+        finally:
+            ending.clean_up()
+
+    def _make_ready(
+        self, ending: Ending, checkpoint: Path | None
+    ) -> tuple[TrainingLoop, TrainingState]:
+        """Everything between a model with data and the first step."""
+        run, trainer, copies, forecast = ending.run, ending.trainer, ending.copies, ending.forecast
         trainer.save_checkpoints_to(run.checkpoints, lambda: read_run_files(run.path))
-        trainer.add_hooks([*self._observers(run, copies), *copies.observers(), forecast.peak])
+        trainer.schedule.reserve = copies.seconds_to_confirm
+        probes = {"backup_age_seconds": copies.age_seconds} if copies.has_place else {}
+        watching = watching_hooks(self.config, run.path, trainer, self.say, probes)
+        trainer.add_hooks([*watching, *self._observers(run, copies), *copies.observers()])
+        trainer.add_hooks([*checking_hooks(self.config, trainer, run.path), forecast.peak])
         if checkpoint is not None:
-            agreed = trainer.restore(checkpoint, self.accepted)
-            for line in what_differs(agreed):
-                self.say(line)
-            assert trainer.state is not None
-            record_accepted(run, agreed, trainer.state.step)
+            self._restore(run, trainer, checkpoint)
         loop = trainer.prepare()
         assert trainer.state is not None
+        keep_round(run.path, trainer.state.step, self.checks)
         size_bytes = bytes_of_version(trainer.state.model, self.config.training)
         copies.tell_room(size_bytes, loop.total_steps)
         forecast.tell(trainer)
-        self.say(f"Training for {trainer.state.total_steps} steps; Ctrl-C saves and stops")
-        ending = Ending(run, trainer, before, copies, forecast)
-        write_json(run.summary_file, {"status": "running"})
-        try:
-            with stop_on_signals(trainer.state, lambda: loop.may_break_off):
-                state = trainer.train()
-            if state.is_interrupted:
-                return self._stopped(ending)
-            return self._finish(ending)
-        except KeyboardInterrupt as error:
-            return self._stopped(ending, error)
-        except BaseException as error:
-            self._close(ending, error=error)
-            raise
-        finally:
-            copies.close()
+        ending.started = time.monotonic()
+        return loop, trainer.state
 
-    def _finish(self, ending: "Ending") -> dict[str, Any]:
-        ending.trainer.adapter.save(ending.run.final)
-        self.say("Measuring the trained model")
-        after = measure(ending.trainer)
-        summary = self._close(ending, after)
-        if ending.copies.has_place:
-            ending.copies.wait(self.config.backup.finish_seconds)
-            ending.copies.publish()
-            summary = self._close(ending, after)
-        for line in closing_lines(ending.run, summary):
+    def _restore(self, run: RunDirectory, trainer: EnhancedTrainer, checkpoint: Path) -> None:
+        agreed = trainer.restore(checkpoint, self.accepted)
+        for line in what_differs(agreed):
             self.say(line)
-        return summary
-
-    def _stopped(self, ending: "Ending", error: BaseException | None = None) -> dict[str, Any]:
-        summary = self._close(ending, error=error)
-        if ending.copies.has_place:
-            ending.copies.wait(self.config.backup.emergency_seconds)
-            summary = self._close(ending, error=error)
-        self.say(
-            f"Stopped at step {summary['steps']}; go on with: temper train-resume"
-            f" {ending.run.path}. {ending.copies.line()}"
-        )
-        return summary
-
-    def _close(
-        self,
-        ending: "Ending",
-        after: HeldOut | None = None,
-        error: BaseException | None = None,
-    ) -> dict[str, Any]:
-        """Write summary.json and the report; what the page needs is never worth finished work."""
-        summary = ending.summary(after, error)
-        write_json(ending.run.summary_file, summary)
-        try:
-            write_report(ending.run.path)
-        except Exception as failure:
-            log.warning("report.html was not written: %r", failure)
-        return summary
+        assert trainer.state is not None
+        record_accepted(run, agreed, trainer.state.step)
 
     def _observers(self, run: RunDirectory, copies: RunCopies) -> list[Hook]:
         training = self.config.training
@@ -293,26 +282,6 @@ class TrainingDeployment:
             ReportObserver(run.path),
         ]
         return hooks
-
-
-@dataclass
-class Ending:
-    """What a training that is over is told about with."""
-
-    run: RunDirectory
-    trainer: EnhancedTrainer
-    before: HeldOut
-    copies: RunCopies
-    forecast: RunForecast
-    started: float = field(default_factory=time.monotonic)
-    _seconds: float | None = None
-
-    def summary(self, after: HeldOut | None, error: BaseException | None) -> dict[str, Any]:
-        """What summary.json holds; the training's time is what it was when this was asked first."""
-        self._seconds = self._seconds or time.monotonic() - self.started
-        summary = summarise(self.run, self.trainer, self._seconds, self.before, after, error)
-        compared = self.forecast.compared(self._seconds) if after is not None else []
-        return {**summary, "forecast": compared, "backup": self.copies.facts()}
 
 
 def measured_before(run: RunDirectory) -> HeldOut:

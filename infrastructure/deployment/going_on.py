@@ -13,7 +13,8 @@ from infrastructure.config.layers import Layer, Setting, Source
 from infrastructure.config.purpose import differing_keys, purpose_of
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.files import write_json
-from infrastructure.deployment.run_directory import RunDirectory, runs_in
+from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.monitoring.run_list import runs_in
 from infrastructure.training.accepted_changes import explain
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.data.sources import discover

@@ -38,6 +38,7 @@ NO_MORE = ("fenced", "doubtful")
 HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 LOOK_SECONDS = 1.0  # between two looks at how the copy stands
 TELL_SECONDS = 30.0
+CONFIRM_FACTOR = 1.5  # links are not always as fast as they were
 # Bytes of an optimizer's memory for each byte, or for each number, that trains.
 OPTIMIZER_SHARE = {"adamw": 2.0, "sgd": 0.0}
 BYTES_PER_NUMBER_8BIT = 2.1  # two states of a byte, and their scales
@@ -65,7 +66,7 @@ class RunCopies:
             retention=retention_of(config.training),
         )
         self.published: str | None = None
-        self._seen: tuple[float, str] | None = None
+        self._seen: tuple[float, BackupStatus] | None = None
 
     @property
     def has_place(self) -> bool:
@@ -100,9 +101,28 @@ class RunCopies:
         """The age of the last confirmed version, for a line that is drawn at every step."""
         if not self.has_place:
             return None
+        return short_words(self._look(), time.time())
+
+    def seconds_to_confirm(self) -> float:
+        """How long a version may take until it is safe at the place, after what the last one took;
+        never longer than the end of a run waits for it."""
+        if not self.has_place:
+            return 0.0
+        status = self._look()
+        if status.confirmed_at is None or status.saved_at is None:
+            return self.config.backup.emergency_seconds
+        took = max(0.0, status.confirmed_at - status.saved_at)
+        return min(CONFIRM_FACTOR * took, self.config.backup.finish_seconds)
+
+    def _look(self) -> BackupStatus:
+        """The status, read at most every LOOK_SECONDS."""
         if self._seen is None or time.monotonic() - self._seen[0] >= LOOK_SECONDS:
-            self._seen = (time.monotonic(), short_words(self.backup.status(), time.time()))
+            self._seen = (time.monotonic(), self.backup.status())
         return self._seen[1]
+
+    def age_seconds(self) -> float | None:
+        """The age of the last confirmed version; None before there is one."""
+        return self.backup.status().possible_loss(time.time()).seconds
 
     def line(self) -> str:
         """How the copies stand, as a sentence."""

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.lookup import unknown_name
+from infrastructure.monitoring.run_list import RUN_FILE, find_run_path
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     is_checkpoint,
 )
-
-RUN_FILE = "run.json"
 
 
 @dataclass(frozen=True)
@@ -145,40 +143,14 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
     Raises:
         ValueError: there is no such run or checkpoint; says which there are.
     """
-    if name is None:
-        return _newest_run(output_dir), None
-    path = Path(name)
-    if is_checkpoint(path) and path.is_file():
+    path = Path(name or "")
+    if name is not None and is_checkpoint(path) and path.is_file():
         return RunDirectory(path.resolve().parent.parent.parent), path.resolve()
-    if (path / RUN_FILE).is_file():
-        return RunDirectory(path.resolve()), None
+    if name is None or (path / RUN_FILE).is_file():
+        return RunDirectory(find_run_path(name, output_dir)), None
     run_name, at, step = name.partition("@")
-    run = _run_called(run_name, output_dir)
+    run = RunDirectory(find_run_path(run_name, output_dir))
     return run, _checkpoint_at(run, step) if at else None
-
-
-def runs_in(output_dir: Path) -> list[Path]:
-    """The run directories in `output_dir`, the oldest first: their names begin with the time."""
-    if not output_dir.is_dir():
-        return []
-    return sorted(path.parent for path in output_dir.glob(f"*/{RUN_FILE}"))
-
-
-def _newest_run(output_dir: Path) -> RunDirectory:
-    runs = runs_in(output_dir)
-    if not runs:
-        raise ValueError(f"no run in {output_dir}; start one with: temper train DATA")
-    return RunDirectory(runs[-1].resolve())
-
-
-def _run_called(name: str, output_dir: Path) -> RunDirectory:
-    by_name = {path.name: path for path in runs_in(output_dir)}
-    path = Path(name)
-    if (path / RUN_FILE).is_file():
-        return RunDirectory(path.resolve())
-    if name not in by_name:
-        raise ValueError(f"in {output_dir}: {unknown_name('run or checkpoint', name, by_name)}")
-    return RunDirectory(by_name[name].resolve())
 
 
 def _checkpoint_at(run: RunDirectory, step: str) -> Path:

@@ -1,14 +1,13 @@
 """One process trains a run at a time."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from infrastructure.core.lock import Lock
+from infrastructure.monitoring.trainer_process import HOLDER_FILE, write_trainer
 
 LOCK_FILE = "lock"
-HOLDER_FILE = "trained_by"
 
 
 @contextmanager
@@ -26,7 +25,7 @@ def only_trainer_of(run_path: Path) -> Iterator[None]:
                 f"run {run_path.name} is being trained by {name}; wait for its end, stop it, or"
                 " train another beside it with --new-run"
             )
-        holder.write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
+        write_trainer(run_path)
         yield
     finally:
         lock.release()

@@ -25,6 +25,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 34
 LOG_SCALE_FROM_RATIO = 30.0
 MAX_DOTS = 80
 BAND_MARGIN = 2
+LEADING_NUMBER = re.compile(r"([\d.]*)(.*)")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Chart:
         marks: (step, value) drawn as dots on top, such as evaluations.
         from_zero: the value axis begins at 0.
         may_be_log: use a logarithmic value axis where the values span much.
+        axis: what the other axis counts; in whole numbers.
     """
 
     title: str
@@ -45,6 +47,7 @@ class Chart:
     format_value: Callable[[float], str] = format_number
     from_zero: bool = False
     may_be_log: bool = False
+    axis: str = "step"
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def render_chart(chart: Chart, width: int = 440, height: int = 220) -> str:
     frame = _frame(chart, width, height)
     parts = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img"'
-        f' aria-label="{escape_text(chart.title)}">'
+        f' aria-label="{escape_text(chart.title)}"{_scales(chart, frame)}>'
     ]
     if frame is None:
         parts.append(_text(width / 2, height / 2, "no finite number", "middle"))
@@ -85,6 +88,23 @@ def render_chart(chart: Chart, width: int = 440, height: int = 220) -> str:
         parts += [*_axes(chart, frame), *_gaps(chart.curve, frame)]
         parts += [*_lines(chart.curve, frame), *_marks(chart, frame)]
     return "\n".join([*parts, "</svg>"])
+
+
+def _scales(chart: Chart, frame: Frame | None) -> str:
+    """What a script needs to tell the step and the value at a point of the picture."""
+    if frame is None:
+        return ""
+    of_one, unit = LEADING_NUMBER.fullmatch(chart.format_value(1.0)).groups()  # type: ignore[union-attr]
+    told = {
+        "box": f"{LEFT} {frame.width - RIGHT} {TOP} {frame.bottom}",
+        "steps": "{:.6g} {:.6g}".format(*frame.steps),
+        "values": "{:.6g} {:.6g}".format(*frame.values),
+        "scale": of_one,
+        "unit": unit,
+        "axis": chart.axis,
+        "log": "1" if frame.is_log else "",
+    }
+    return "".join(f' data-{name}="{escape_text(text)}"' for name, text in told.items() if text)
 
 
 def value_range(chart: Chart) -> tuple[float, float] | None:
@@ -135,7 +155,7 @@ def _axes(chart: Chart, frame: Frame) -> list[str]:
         parts.append(_line(x, frame.bottom, x, frame.bottom + 4, "axis"))
         parts.append(_text(x, frame.bottom + 18, _short_count(tick), "middle"))
     parts.append(_line(LEFT, frame.bottom, frame.width - RIGHT, frame.bottom, "axis"))
-    parts.append(_text(frame.width - RIGHT, frame.bottom + 18, "step", "end"))
+    parts.append(_text(frame.width - RIGHT, frame.bottom + 18, chart.axis, "end"))
     return parts
 
 

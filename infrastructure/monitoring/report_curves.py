@@ -1,6 +1,6 @@
 """The curves of a report: which numbers of `metrics.jsonl` are drawn, and what is said of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from infrastructure.monitoring.charts import (
@@ -12,10 +12,11 @@ from infrastructure.monitoring.charts import (
 from infrastructure.monitoring.formatting import format_number, format_share, not_finite_name
 from infrastructure.monitoring.markup import Markup, element, joined, raw_markup, readable_key
 from infrastructure.monitoring.metrics_file import Record
-from infrastructure.monitoring.series import Points, find_gaps, make_curve
+from infrastructure.monitoring.series import NUM_BUCKETS, Points, find_gaps, make_curve
 
 EVALUATION = "evaluation"
 MAX_FURTHER_CHARTS = 12
+WIDE = "loss"
 POSITION_KEYS = {"step", "epoch", "tokens", "seconds"}
 
 
@@ -43,7 +44,7 @@ QUANTITIES = (
 )
 
 
-def points_by_key(records: list[Record]) -> PointsByKey:
+def points_by_key(records: Iterable[Record]) -> PointsByKey:
     """Key → (step, value) of every record that has a number under it."""
     points: PointsByKey = {}
     for record in records:
@@ -56,20 +57,30 @@ def points_by_key(records: list[Record]) -> PointsByKey:
     return points
 
 
-def curves(records: list[Record]) -> list[Markup]:
-    """A figure for each quantity that the records hold; the loss first, and wide."""
-    points = points_by_key(records)
-    figures = [_figure(quantity, points) for quantity in QUANTITIES]
+def curves(
+    points: PointsByKey, evaluated: Collection[str], num_buckets: int = NUM_BUCKETS
+) -> list[Markup]:
+    """A figure for each quantity that there are points of; the loss first, and wide.
+
+    Args:
+        evaluated: the keys that evaluations gave, see `evaluated_keys`.
+        num_buckets: the most pieces of a curve, but for the wide one.
+    """
+    figures = [_figure(quantity, points, num_buckets) for quantity in QUANTITIES]
     known = {key for q in QUANTITIES for key in (q.key, q.marks_key)} | POSITION_KEYS
     further = [key for key in points if key not in known][:MAX_FURTHER_CHARTS]
-    evaluated = {key for record in records if record.get("kind") == EVALUATION for key in record}
-    figures += [_further_figure(key, points[key], key in evaluated) for key in further]
+    figures += [_further_figure(key, points[key], key in evaluated, num_buckets) for key in further]
     return [figure for figure in figures if figure]
 
 
-def holes(records: list[Record]) -> list[str]:
+def evaluated_keys(records: Iterable[Record]) -> set[str]:
+    """The keys of the records of evaluations."""
+    return {key for record in records if record.get("kind") == EVALUATION for key in record}
+
+
+def holes(points: PointsByKey) -> list[str]:
     """One sentence for each quantity with values that are not finite."""
-    found = {key: find_gaps(points) for key, points in points_by_key(records).items()}
+    found = {key: find_gaps(pairs) for key, pairs in points.items()}
     return [
         f"{readable_key(key)}: {describe_gaps(gaps, max_named=3)}"
         for key, gaps in found.items()
@@ -77,30 +88,32 @@ def holes(records: list[Record]) -> list[str]:
     ]
 
 
-def _figure(quantity: Quantity, points_of: PointsByKey) -> Markup:
+def _figure(quantity: Quantity, points_of: PointsByKey, num_buckets: int) -> Markup:
     points = points_of.get(quantity.key, [])
     marks = points_of.get(quantity.marks_key, [])
     if not points and not marks:
         return raw_markup("")
     points, format_value = _in_units(quantity.key, points)
+    is_wide = quantity.key == WIDE
+    num_buckets = NUM_BUCKETS if is_wide else num_buckets
     chart = Chart(
         quantity.title,
-        make_curve(points, is_noisy=quantity.is_noisy),
+        make_curve(points, num_buckets, quantity.is_noisy),
         marks,
         format_value,
         from_zero=quantity.from_zero,
         may_be_log=quantity.may_be_log,
     )
-    return _draw(chart, points, is_wide=quantity.key == "loss")
+    return _draw(chart, points, is_wide)
 
 
-def _further_figure(key: str, points: Points, is_evaluation: bool) -> Markup:
+def _further_figure(key: str, points: Points, is_evaluation: bool, num_buckets: int) -> Markup:
     """A number that an evaluation or an extension added; an evaluation's are drawn as dots."""
     format_value = format_share if "exact_match" in key else format_number
     title = readable_key(key.removeprefix("eval_")).capitalize()
     if is_evaluation:
         return _draw(Chart(f"{title}, held out", make_curve([]), points, format_value), [])
-    return _draw(Chart(title, make_curve(points), [], format_value), points)
+    return _draw(Chart(title, make_curve(points, num_buckets), [], format_value), points)
 
 
 def _in_units(key: str, points: Points) -> tuple[Points, Callable[[float], str]]:
@@ -130,7 +143,7 @@ def _caption(chart: Chart, points: Points) -> Markup:
     if points and chart.marks:
         keys += [("training", "key"), ("held out", "key held-out")]
     if chart.curve.is_downsampled:
-        keys.append((f"lowest to highest of {len(points):,} records", "key band"))
+        keys.append(("lowest to highest of neighbouring records", "key band"))
     elif chart.curve.is_smoothed:
         keys.append(("each record; the line is their average", "key band"))
     if uses_log_scale(chart):

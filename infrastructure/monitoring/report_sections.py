@@ -25,7 +25,7 @@ from infrastructure.monitoring.markup import (
     readable_value,
     table,
 )
-from infrastructure.monitoring.report_curves import curves
+from infrastructure.monitoring.report_curves import curves, evaluated_keys, points_by_key
 from infrastructure.monitoring.run_facts import RunFacts
 from infrastructure.monitoring.tables import before_after_rows
 
@@ -72,7 +72,7 @@ def header(run: RunFacts) -> Markup:
         element("div", "Temper · training report", css_class="over"),
         title,
         element("p", _outcome(run), css_class="lead"),
-        element("p", _subject(run), css_class="soft"),
+        element("p", subject(run), css_class="soft"),
     )
 
 
@@ -90,7 +90,8 @@ def _outcome(run: RunFacts) -> str:
     return clip(": ".join([parts[0], "; ".join(parts[1:])]) if parts[1:] else parts[0], 600) + "."
 
 
-def _subject(run: RunFacts) -> str:
+def subject(run: RunFacts) -> str:
+    """What is trained on what, in one line."""
     model = mapping_of(run.run.get("model"))
     parts = [f"Model {model['name']}"] if "name" in model else []
     if isinstance(total := model.get("num_parameters"), int):
@@ -217,7 +218,7 @@ def _as_text(value: Any) -> str:
 
 
 def curve_section(run: RunFacts) -> Markup:
-    figures = curves(run.records)
+    figures = curves(points_by_key(run.records), evaluated_keys(run.records))
     if not figures:
         return section("Curves", element("p", "No step has been logged yet.", css_class="soft"))
     small = element("div", *figures[1:], css_class="columns") if figures[1:] else NOTHING
@@ -325,7 +326,7 @@ def places(run: RunFacts) -> Markup:
 
 def safety(run: RunFacts) -> Markup:
     """What of the work is where, and what would be lost if this machine died."""
-    known = {**run.backup, **mapping_of(run.summary.get("backup"))}
+    known = run.copies
     if "place" not in known:
         text = str(known.get("text", "")) or "The checkpoints lie on this machine only."
         return section("Where your work is", element("p", text, css_class="soft"))

@@ -61,6 +61,7 @@ table.numbers { width: auto; min-width: min(100%, 520px); }
 table.numbers td:first-child { padding-right: 40px; }
 tr.total td { font-weight: 620; }
 tr.part td:first-child { padding-left: 18px; }
+table.checks td:nth-child(-n+2), table.checks td:last-child { white-space: nowrap; }
 table.facts td:first-child { color: var(--soft); width: 34%; min-width: 120px; }
 table.config td:first-child { min-width: 240px; }
 table.config td:nth-child(2) { min-width: 90px; font-family: var(--mono); font-size: 13px; }
@@ -112,6 +113,7 @@ figcaption { font-size: 13px; color: var(--soft); }
 .key.held-out::before { background: var(--mark); }
 .key.none::before { display: none; }
 .bad { color: var(--bad); } .good { color: var(--good); } .soft { color: var(--soft); }
+.warn { color: var(--warn); }
 details { margin-top: 14px; }
 summary { cursor: pointer; color: var(--soft); font-size: 14px; }
 details[open] > summary { margin-bottom: 10px; }

@@ -18,6 +18,10 @@ from infrastructure.monitoring.metrics_file import (
     parse_metrics,
 )
 
+METRICS_FILE = "metrics.jsonl"
+ERRORS_FILE = "logs/errors/errors.jsonl"
+SMALL_FILES = ("run.json", "summary.json", "data_report.json", "checkpoints/backup.json")
+
 STATUSES = ("finished", "stopped", "failed", "running")
 
 
@@ -59,6 +63,12 @@ class RunFacts:
     @property
     def after(self) -> dict[str, Any]:
         return _numbers(self.summary.get("after"))
+
+    @property
+    def copies(self) -> dict[str, Any]:
+        """How the copies of the checkpoints stand: at the end, or as it was last written down."""
+        ended = self.summary.get("backup")
+        return {**self.backup, **(ended if isinstance(ended, Mapping) else {})}
 
     @property
     def last_step(self) -> int | None:
@@ -120,16 +130,25 @@ def read_run_facts(directory: Path) -> RunFacts:
     Raises:
         ValueError: there is no such directory.
     """
+    facts = read_small_files(directory)
+    metrics = _read_metrics(facts, directory / METRICS_FILE)
+    facts.records = metrics.records
+    return facts
+
+
+def read_small_files(directory: Path) -> RunFacts:
+    """What can be read of a run but for its metrics, which may be long.
+
+    Raises:
+        ValueError: there is no such directory.
+    """
     if not directory.is_dir():
         raise ValueError(f"{directory} is no run directory; give the path of one, such as runs/RUN")
     facts = RunFacts(directory)
-    facts.run = _read_object(facts, "run.json")
-    facts.summary = _read_object(facts, "summary.json")
-    facts.data_report = _read_object(facts, "data_report.json")
-    facts.backup = _read_object(facts, "checkpoints/backup.json")
-    metrics = _read_metrics(facts, directory / "metrics.jsonl")
-    facts.records = metrics.records
-    facts.errors = _read_errors(facts, directory / "logs" / "errors" / "errors.jsonl")
+    facts.run, facts.summary, facts.data_report, facts.backup = (
+        _read_object(facts, name) for name in SMALL_FILES
+    )
+    facts.errors = _read_errors(facts, directory / ERRORS_FILE)
     return facts
 
 

@@ -13,6 +13,7 @@ from infrastructure.monitoring.formatting import not_finite_name
 Points = list[tuple[float, float]]
 
 NUM_BUCKETS = 360
+MAX_OPEN_POINTS = 64  # of a group that is not full yet, before they are thinned
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,70 @@ class Curve:
     @property
     def buckets(self) -> list[Bucket]:
         return [bucket for piece in self.pieces for bucket in piece]
+
+
+class BoundedPoints:
+    """The points of a growing curve in bounded memory, however many come.
+
+    Neighbours are put together in groups of one size, which doubles when there are too many groups.
+    A group keeps its lowest, its highest and its first value that is not finite; so no spike and no
+    gap disappears, and no stretch is told with less detail than another.
+
+    Args:
+        max_kept: about how many points are kept.
+
+    Attributes:
+        num_added: how many there were.
+        last: the newest value.
+    """
+
+    def __init__(self, max_kept: int) -> None:
+        self.max_groups = max(2, max_kept // 2)
+        self.num_added = 0
+        self.last = math.nan
+        self._newest: Points = []
+        self._groups: list[Points] = []
+        self._group_size = 1
+        self._num_in_last = 0
+
+    def add(self, position: float, value: float) -> None:
+        """Take the next point, in the order of positions."""
+        self.num_added += 1
+        self.last, self._newest = value, [(position, value)]
+        if self._groups and self._num_in_last < self._group_size:
+            self._groups[-1].append((position, value))
+            self._num_in_last += 1
+            if self._num_in_last == self._group_size or len(self._groups[-1]) == MAX_OPEN_POINTS:
+                self._groups[-1] = _extremes(self._groups[-1])
+            return
+        self._groups.append([(position, value)])
+        self._num_in_last = 1
+        if len(self._groups) > self.max_groups:
+            self._halve()
+
+    @property
+    def kept(self) -> Points:
+        """The points that are left, in their order; the newest is always among them."""
+        points = [point for group in self._groups for point in group]
+        return points if points[-1:] == self._newest else points + self._newest
+
+    def _halve(self) -> None:
+        groups = self._groups
+        pairs = (groups[i : i + 2] for i in range(0, len(groups), 2))
+        if len(groups) % 2 == 0:
+            self._num_in_last += self._group_size
+        self._groups = [_extremes([point for group in pair for point in group]) for pair in pairs]
+        self._group_size *= 2
+
+
+def _extremes(points: Points) -> Points:
+    """The lowest, the highest and the first point that is not finite, in their order."""
+    finite = [index for index, (_, value) in enumerate(points) if math.isfinite(value)]
+    odd = [index for index, (_, value) in enumerate(points) if not math.isfinite(value)]
+    chosen = set(odd[:1])
+    if finite:
+        chosen |= {pick(finite, key=lambda index: points[index][1]) for pick in (min, max)}
+    return [points[index] for index in sorted(chosen)]
 
 
 def find_gaps(points: Points) -> list[Gap]:
@@ -112,7 +177,8 @@ def make_curve(points: Points, num_buckets: int = NUM_BUCKETS, is_noisy: bool = 
     """
     points = sorted(points, key=lambda point: point[0])
     weight = smoothing_weight(len(points)) if is_noisy else 0.0
-    smoothed = smooth([value for _, value in points], weight)
+    values = [value for _, value in points]
+    smoothed = smooth(values, weight) if weight else values
     curve = Curve([], find_gaps(points), len(points) > num_buckets, weight > 0)
     width = max(points[-1][0] - points[0][0], 1e-9) / num_buckets if points else 1.0
     last_index, is_broken = -1, True

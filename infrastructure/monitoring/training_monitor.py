@@ -1,5 +1,331 @@
-"""The monitor of a training: comes with part C; its names say so when they are imported."""
+"""Watches a training and its machine: samples, alerts, and what they come to.
 
-from infrastructure.core.lazy import lazy_names
+    monitor = TrainingMonitor(run_directory)
+    monitor.start_monitoring()
+    monitor.log_training_metrics(TrainingMetrics(time.time(), epoch, step, loss, rate, batch_size))
+    summary = monitor.get_performance_summary()
+    monitor.stop_monitoring()
 
-__getattr__ = lazy_names(__name__, {}, {"TrainingMonitor": "C", "TrainingMetrics": "C"})
+A thread looks at the machine at every interval, writes what it saw and tells of alerts; logging a
+step is a few comparisons and waits for nobody. Memory is bounded however long it runs. What fails
+(a sink, a disk, a driver) is told once and switched off; a training is never stopped by it.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from infrastructure.config.resource_config import AlertThresholds
+from infrastructure.core.files import write_json
+from infrastructure.core.gpu_readings import GpuReadings
+from infrastructure.core.line_file import RotatingLineFile
+from infrastructure.core.machine_readings import MachineReadings
+from infrastructure.monitoring.alert_rules import gpu_rules, machine_rules, training_rules
+from infrastructure.monitoring.alert_sinks import AlertSink, LogAlerts
+from infrastructure.monitoring.alerts import Alert, AlertWatch
+from infrastructure.monitoring.metrics_file import Record, encode_record
+from infrastructure.monitoring.statistics import Table
+
+logger = logging.getLogger(__name__)
+
+SYSTEM_FILE = Path("logs") / "system" / "system.jsonl"
+ALERTS_FILE = Path("logs") / "system" / "alerts.jsonl"
+PERFORMANCE_FILE = Path("logs") / "performance" / "performance.jsonl"
+SUMMARY_FILE = Path("logs") / "performance" / "summary.json"
+INTERVAL_SECONDS = 2.0
+COOLDOWN_SECONDS = 300.0
+FIRST_SECONDS = 0.5  # before the first sample: rates need some time to be of
+HISTORY = 1024  # newest samples and newest metrics that are kept in memory
+MAX_WAITING_ALERTS = 1000
+JOIN_SECONDS = 10.0
+
+Probe = Callable[[], float | None]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class TrainingMetrics:
+    """The numbers of one step, or of the steps since the record before; None is not measured.
+
+    Attributes:
+        timestamp: seconds since 1970.
+        batch_size: examples of one optimizer step.
+        gradient_norm: before clipping.
+        seconds_per_step: with the wait for data, without evaluating and saving.
+        model_flops_utilization: share of the arithmetic that the device can do, from 0 to 1.
+        data_wait_percent: share of a step that is waiting for data.
+        memory_bytes: peak memory of the process or the device.
+    """
+
+    timestamp: float
+    epoch: int
+    step: int
+    loss: float
+    learning_rate: float
+    batch_size: int
+    gradient_norm: float | None = None
+    seconds_per_step: float | None = None
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    model_flops_utilization: float | None = None
+    data_wait_percent: float | None = None
+    memory_bytes: float | None = None
+
+    def values(self) -> dict[str, float]:
+        """What was measured, by name; without time, step and epoch."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if value is not None and name not in ("timestamp", "epoch", "step")
+        }
+
+
+class TrainingMonitor:
+    """The monitor of one training.
+
+    Args:
+        directory: of the run; None writes no file.
+        thresholds: limits beyond which an alert is raised.
+        sinks: who is told of alerts; by default Python's logging.
+        interval_seconds: between two looks at the machine.
+        cooldown_seconds: least time between two alerts of one kind.
+        probes: further numbers for each sample, by their key.
+        on_sample: is given each sample too; called from the monitor's thread.
+        machine, gpus: opened when the first sample is taken, if not given.
+        clock: seconds since 1970.
+
+    Raises:
+        ValueError: `interval_seconds` is not above 0.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        thresholds: AlertThresholds | None = None,
+        sinks: Iterable[AlertSink] | None = None,
+        interval_seconds: float = INTERVAL_SECONDS,
+        cooldown_seconds: float = COOLDOWN_SECONDS,
+        probes: Mapping[str, Probe] | None = None,
+        on_sample: Callable[[Record], None] | None = None,
+        machine: MachineReadings | None = None,
+        gpus: GpuReadings | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if not interval_seconds > 0:
+            raise ValueError(f"interval_seconds must be more than 0, not {interval_seconds}")
+        limits = thresholds or AlertThresholds()
+        self.directory, self.interval_seconds, self.clock = directory, interval_seconds, clock
+        self.sinks = [LogAlerts()] if sinks is None else list(sinks)
+        self.probes, self.on_sample = dict(probes or {}), on_sample
+        self.step = 0
+        self.recent_samples: deque[Record] = deque(maxlen=HISTORY)
+        self.recent_metrics: deque[TrainingMetrics] = deque(maxlen=HISTORY)
+        self._machine, self._gpus = machine, gpus
+        self._watches = [
+            AlertWatch(rules(limits), cooldown_seconds)
+            for rules in (machine_rules, gpu_rules, training_rules)
+        ]
+        self._training, self._system = Table(), Table()
+        self._by_gpu: dict[int, Table] = {}
+        self._waiting: deque[Alert] = deque(maxlen=MAX_WAITING_ALERTS)
+        self._files = _files(directory) if directory is not None else {}
+        self._written_metrics: TrainingMetrics | None = None
+        self._off: set[str] = set()
+        self._lock = threading.Lock()  # statistics and incidents
+        self._sampling = threading.Lock()  # readings and files: one sample at a time
+        self._wake, self._is_stopping = threading.Event(), False
+        self._thread: threading.Thread | None = None
+        self._started_at: float | None = None
+
+    def start_monitoring(self) -> None:
+        """Look at the machine from now on, in a thread of the background.
+
+        Raises:
+            ValueError: it does so already.
+        """
+        if self._thread is not None:
+            raise ValueError("this monitor has been started; stop_monitoring() comes first")
+        self._is_stopping, self._started_at = False, self.clock()
+        self._wake.clear()
+        self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
+        self._thread.start()
+
+    def stop_monitoring(self) -> None:
+        """Take a last sample, write the summary, tell what there is to tell, let everything go."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._is_stopping = True
+            self._wake.set()
+            thread.join(JOIN_SECONDS)
+        if thread is not None and thread.is_alive():
+            logger.warning("the monitor does not answer; its last sample is missing")
+            return
+        self.sample()
+        if self.directory is not None:
+            path, summary = self.directory / SUMMARY_FILE, self.get_performance_summary()
+            self._attempt(f"writing {path.name}", lambda: write_json(path, summary))
+        for sink in self.sinks:
+            self._attempt(f"the alert sink {sink.name}", sink.close)
+        for file in self._files.values():
+            file.close()
+        if self._gpus is not None:
+            self._gpus.close()
+        self._machine = self._gpus = None
+
+    def log_training_metrics(self, metrics: TrainingMetrics) -> None:
+        """Take in the numbers of a step."""
+        values = metrics.values()
+        with self._lock:
+            self.step = metrics.step
+            self.recent_metrics.append(metrics)
+            self._training.add(values)
+            alerts = self._watches[2].check(values, metrics.timestamp, metrics.step)
+        self._raise(alerts)
+
+    def sample(self) -> Record:
+        """Look at the machine now; the record is what `logs/system/system.jsonl` gets.
+
+        Keys: `time`, `step`, those of a MachineReading, `gpus` (a list of GpuReadings), the probes.
+        """
+        with self._sampling:
+            record: Record = {"time": self.clock(), "step": self.step, **self._look()}
+            alerts = self._take(record)
+            self._write("system", record)
+            self._write_performance()
+            if self.on_sample is not None:
+                listener = self.on_sample
+                self._attempt("the listener of samples", lambda: listener(record))
+        self._raise(alerts)
+        if self._thread is None:
+            self._deliver()
+        return record
+
+    def get_performance_summary(self) -> dict[str, Any]:
+        """What all samples come to.
+
+        Returns:
+            `seconds` watched, `step`, `training` and `machine` (for each number its last, mean,
+            min, max and p95, the 95th percentile of recent values), `gpus` (the same, with index
+            and name), `alerts` (`raised`: how many by rule; `open`: what is wrong now).
+        """
+        with self._lock:
+            started = self._started_at
+            raised: dict[str, int] = {}
+            for watch in self._watches:
+                raised |= watch.num_raised
+            return {
+                "seconds": 0.0 if started is None else self.clock() - started,
+                "step": self.step,
+                "training": self._training.to_dict(),
+                "machine": self._system.to_dict(),
+                "gpus": [
+                    {"index": index, **table.to_dict()}
+                    for index, table in sorted(self._by_gpu.items())
+                ],
+                "alerts": {"raised": raised, "open": self._open_incidents()},
+            }
+
+    def latest(self) -> tuple[Record, TrainingMetrics | None]:
+        """The newest sample (empty before the first) and the newest metrics."""
+        with self._lock:
+            sample = self.recent_samples[-1] if self.recent_samples else {}
+            return sample, self.recent_metrics[-1] if self.recent_metrics else None
+
+    def _open_incidents(self) -> list[dict[str, str]]:
+        return [
+            {"rule": rule, "subject": subject}
+            for watch in self._watches
+            for rule, subject in watch.open_incidents()
+        ]
+
+    def _watch(self) -> None:
+        """The thread: a sample at every interval, alerts as soon as they are there."""
+        self._attempt("reading the machine", self._read_machine)  # rates begin here
+        due = time.monotonic() + min(self.interval_seconds, FIRST_SECONDS)
+        while not self._is_stopping:
+            if time.monotonic() >= due:
+                due = time.monotonic() + self.interval_seconds
+                self._attempt("the monitor", self.sample)
+            self._deliver()
+            self._wake.wait(max(0.0, due - time.monotonic()))
+            self._wake.clear()
+
+    def _look(self) -> Record:
+        found: Record = {}
+        machine = self._attempt("reading the machine", self._read_machine)
+        found |= machine or {}
+        found["gpus"] = self._attempt("reading the GPUs", self._read_gpus) or []
+        for name, probe in self.probes.items():
+            found[name] = self._attempt(f"the probe {name}", probe)
+        return found
+
+    def _read_machine(self) -> Record:
+        if self._machine is None:
+            self._machine = MachineReadings(self.directory or Path())
+        reading = self._machine.read()
+        return {**vars(reading), "memory_percent": reading.memory_percent}
+
+    def _read_gpus(self) -> list[Record]:
+        if self._gpus is None:
+            self._gpus = GpuReadings()
+        return [{**vars(gpu), "memory_percent": gpu.memory_percent} for gpu in self._gpus.read()]
+
+    def _take(self, record: Record) -> list[Alert]:
+        now, step = record["time"], record["step"]
+        with self._lock:
+            self.recent_samples.append(record)
+            self._system.add({k: v for k, v in record.items() if k not in ("time", "step")})
+            alerts = self._watches[0].check(record, now, step)
+            for gpu in record["gpus"]:
+                table = self._by_gpu.setdefault(gpu["index"], Table())
+                table.add({k: v for k, v in gpu.items() if k != "index"})
+                subject = f"GPU {gpu['index']} ({gpu['name']})"
+                alerts += self._watches[1].check(gpu, now, step, subject)
+        return alerts
+
+    def _raise(self, alerts: list[Alert]) -> None:
+        if alerts:
+            self._waiting.extend(alerts)
+            self._wake.set()
+
+    def _deliver(self) -> None:
+        """Tell all that waits: the file gets beginnings and ends, people the beginnings."""
+        while self._waiting:
+            alert = self._waiting.popleft()
+            self._write("alerts", alert.record())
+            for sink in self.sinks if alert.state == "raised" else []:
+                self._attempt(f"the alert sink {sink.name}", lambda: sink.send(alert))  # noqa: B023
+
+    def _write_performance(self) -> None:
+        _, metrics = self.latest()
+        if metrics is not None and metrics is not self._written_metrics:
+            self._written_metrics = metrics
+            place = {"time": metrics.timestamp, "step": metrics.step, "epoch": metrics.epoch}
+            self._write("performance", {**place, **metrics.values()})
+
+    def _write(self, name: str, record: Record) -> None:
+        file = self._files.get(name)
+        if file is not None:
+            self._attempt(f"writing {file.path.name}", lambda: file.append(encode_record(record)))
+
+    def _attempt(self, what: str, action: Callable[[], Result]) -> Result | None:
+        """Do it; what fails once is told once and not tried again."""
+        if what in self._off:
+            return None
+        try:
+            return action()
+        except Exception as error:  # watching is never worth a training
+            self._off.add(what)
+            logger.warning("%s is off, the training goes on: %r", what, error)
+            return None
+
+
+def _files(directory: Path) -> dict[str, RotatingLineFile]:
+    paths = {"system": SYSTEM_FILE, "alerts": ALERTS_FILE, "performance": PERFORMANCE_FILE}
+    return {name: RotatingLineFile(directory / path) for name, path in paths.items()}

@@ -1,5 +1,152 @@
-"""Checks of model, data and machine: come with part C; their name says so when it is imported."""
+"""The checks of a configuration's machine, model and data, on request.
 
-from infrastructure.core.lazy import lazy_names
+    pipeline = create_test_pipeline()
+    results = pipeline.run_all_tests()
+    report = pipeline.generate_test_report()
 
-__getattr__ = lazy_names(__name__, {}, {"create_test_pipeline": "C"})
+Nothing is trained and no run is begun: what the checks change is undone, in a model of their own.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.loading import load_config
+from infrastructure.testing.check_report import describe_subject, write_check_report
+from infrastructure.testing.preflight import (
+    INTEGRATION,
+    UNIT,
+    Check,
+    installation_check,
+    machine_check,
+    run_check,
+)
+from infrastructure.testing.results import GROUPS, CheckResult, Group, has_failed, lines_of
+from infrastructure.testing.speed_checks import check_speed
+from infrastructure.testing.subject import Subject
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.trainer_factory import TrainerFactory
+
+Results = dict[Group, list[CheckResult]]
+
+
+class CheckPipeline:
+    """All checks, by group: unit (seconds, no weight changes), integration (real steps, a
+    checkpoint, a saved model), performance (times, compared with earlier ones).
+
+    Args:
+        config: machine, model and data to check.
+        say: told each result as soon as it is there.
+        rebaseline: take the times measured now as the measure for later ones.
+    """
+
+    def __init__(
+        self,
+        config: DeploymentConfig,
+        say: Callable[[str], None] = lambda line: None,
+        *,
+        rebaseline: bool = False,
+    ) -> None:
+        self.config = config
+        self.say = say
+        self.rebaseline = rebaseline
+        self.results: Results = {}
+        self.about: dict[str, Any] = {}
+
+    def run_all_tests(self) -> Results:
+        """Every check of every group; about a minute for a small model.
+
+        Raises:
+            ValueError, TemperError: model or data cannot be read; nothing was checked.
+        """
+        return self.run_tests(*GROUPS)
+
+    def run_tests(self, *groups: Group) -> Results:
+        """The checks of some groups, by group.
+
+        Raises:
+            ValueError, TemperError: model or data cannot be read; nothing was checked.
+        """
+        self.results = {}
+        with TemporaryDirectory() as folder:
+            subject = self._subject(Path(folder))
+            self.about = describe_subject(subject)
+            for group in GROUPS:
+                if group in groups:
+                    self.results[group] = self._run(group, subject)
+        return self.results
+
+    @property
+    def all_results(self) -> list[CheckResult]:
+        """The results of all groups, one after another."""
+        return [result for group in self.results.values() for result in group]
+
+    def generate_test_report(self, folder: Path | None = None) -> dict[str, Any]:
+        """Write `report.html` and `report.json`; where nothing was checked yet, check first.
+
+        Args:
+            folder: where to; None: `checks/` and the time, in the output folder.
+
+        Returns:
+            What report.json holds, and the paths of both.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        if not self.results:
+            self.run_all_tests()
+        name = time.strftime("%Y%m%d-%H%M%S")
+        return write_check_report(
+            folder or Path(self.config.output_dir) / "checks" / name, self.all_results, self.about
+        )
+
+    def _subject(self, folder: Path) -> Subject:
+        """A trainer to look at, and a way to others with the same tokenizer."""
+        trainer = TrainerFactory().for_run(self.config)
+        subject = Subject(trainer, lambda: self._another(folder))
+        if trainer.adapter.tokenizer is not None:
+            trainer.adapter.tokenizer.save_pretrained(folder)
+        return subject
+
+    def _another(self, tokenizer_folder: Path) -> EnhancedTrainer:
+        trainer = TrainerFactory().for_run(self.config)
+        trainer.adapter.saved_tokenizer = tokenizer_folder
+        return trainer
+
+    def _run(self, group: Group, subject: Subject) -> list[CheckResult]:
+        results = []
+        if group == "unit":
+            results = [installation_check(), machine_check(Path(self.config.output_dir))]
+            for result in results:
+                self._tell(result)
+        for check in self._checks(group):
+            results.append(run_check(check, subject, group))
+            self._tell(results[-1])
+        return results
+
+    def _checks(self, group: Group) -> tuple[Check, ...]:
+        def speed(subject: Subject) -> CheckResult:
+            return check_speed(subject, rebaseline=self.rebaseline)
+
+        return {"unit": UNIT, "integration": INTEGRATION, "performance": (speed,)}[group]
+
+    def _tell(self, result: CheckResult) -> None:
+        for line in lines_of([result])[1:-1]:
+            self.say(line)
+
+    def has_failed(self, *, strict: bool = False) -> bool:
+        """Whether a check failed; when `strict`, whether one so much as warned."""
+        return has_failed(self.all_results, strict=strict)
+
+
+def create_test_pipeline(config: DeploymentConfig | None = None, **options: Any) -> CheckPipeline:
+    """The checks for `config`; None: what the configuration file and the environment say, and the
+    embedded model on the sample data where they say nothing.
+
+    Args:
+        options: keywords of `CheckPipeline`.
+    """
+    return CheckPipeline(config if config is not None else load_config(), **options)

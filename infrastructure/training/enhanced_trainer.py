@@ -62,8 +62,6 @@ from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.training_facts import base_facts, machine_facts, settings_of
 
-DEFAULT_BUDGET = MemoryBudget()
-
 
 class EnhancedTrainer:
     """The coordinator of one training.
@@ -90,7 +88,7 @@ class EnhancedTrainer:
         *,
         device: str = "auto",
         cache_config: CacheConfig | None = None,
-        memory_budget: MemoryBudget = DEFAULT_BUDGET,
+        memory_budget: MemoryBudget | None = None,
         checkpoint_directory: Path | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
@@ -119,7 +117,7 @@ class EnhancedTrainer:
         self.state: TrainingState | None = None
         self.participants: Participants | None = None
         self.planned_steps = 0
-        self.memory_budget = memory_budget
+        self.memory_budget = memory_budget or MemoryBudget()
         self.planner = BatchPlanner(
             (model_config, training_config, data_config, self.cache_config),
             self.adapter,
@@ -179,7 +177,7 @@ class EnhancedTrainer:
     def machine_fit(self) -> MachineFit:
         """What measures this training's steps on this machine."""
         model, data = self.initialize_model(), self.initialize_data()
-        optimizer = partial(self._bind_strategy, model)
+        optimizer = partial(self._create_optimizer, model)
         return MachineFit(model, self.adapter, self.strategy, data, optimizer, self.memory_budget)
 
     def batch_plan(self) -> BatchPlan:
@@ -194,15 +192,19 @@ class EnhancedTrainer:
                 model,
                 micro_batch_size=self.planner.memory_limit().at_most(self.batch_plan().batch_size),
             )
-            self.state.optimizer = self._bind_strategy(model)
+            self.state.optimizer = self._create_optimizer(model)
             self.loop = self._build_loop(model, data, self.state.optimizer)
             self.state.total_steps = self.planned_steps = self.loop.total_steps
         return self.loop
 
-    def _bind_strategy(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+    def bind_strategy(self) -> TrainingStrategy:
+        """The strategy, with what it needs to do a step."""
         self.strategy.compute_loss = self.adapter.compute_loss
         self.strategy.precision = self.precision
-        return self.strategy.create_optimizer(model, self._learning_rate())
+        return self.strategy
+
+    def _create_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return self.bind_strategy().create_optimizer(model, self._learning_rate())
 
     def _learning_rate(self) -> float:
         from_scratch = starts_from_scratch(self.model_config)
@@ -214,8 +216,7 @@ class EnhancedTrainer:
         config = self.training_config
         batch_size = self.batch_plan().examples_per_step
         steps_per_epoch = -(-data.num_examples // batch_size)
-        from_scratch = starts_from_scratch(self.model_config)
-        num_epochs = num_epochs_for(config, from_scratch, steps_per_epoch)
+        num_epochs = num_epochs_for(config, starts_from_scratch(self.model_config), steps_per_epoch)
         total_steps = min(config.max_steps or sys.maxsize, num_epochs * steps_per_epoch)
         scheduler = self.strategy.create_scheduler(optimizer, total_steps)
         phases = self.strategy.phases(model, num_epochs)

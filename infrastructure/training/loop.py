@@ -112,6 +112,7 @@ class TrainingLoop(Recovering):
         with closing(batches):  # a source may prepare batches in a thread
             started = time.perf_counter()
             for examples in batches:
+                state.data_wait_seconds += time.perf_counter() - started
                 self._step(state, examples)
                 self.log.seconds += time.perf_counter() - started
                 self._finish_step(state)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.line_file import LineFile
 from infrastructure.monitoring.metrics_file import encode_record
 from infrastructure.monitoring.report import write_report
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.metrics.line_file import LineFile
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import EVALUATION

@@ -14,6 +14,7 @@ from infrastructure.core.errors import (
     StorageError,
     TrainingDivergedError,
 )
+from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.error_handlers import (
     can_be_halved,
     free_memory,
@@ -175,7 +176,7 @@ class Recovering(Stepping):
 
     def _look_at_clock(self, state: TrainingState) -> None:
         if self.schedule.deadline_is_near:
-            state.interrupt("the deadline is near")
+            state.interrupt(DEADLINE_IS_NEAR)
 
     def _save(self, state: TrainingState, kind: str) -> None:
         """Write a checkpoint of finite numbers; a store may refuse a few times.

@@ -80,6 +80,7 @@ class TrainingState:
         loss: mean loss per supervised item of the last finished step; NaN is shown as NaN.
         metrics: the last step's numbers (`learning_rate`, `grad_norm`, `tokens`, `seconds`, ...).
         evaluation: the last evaluation's numbers.
+        data_wait_seconds: time that steps of this process have waited for their data.
         micro_batch_size: examples per forward; may shrink after running out of memory.
         step_is_ending: the last step's weights are there, and its end (events, evaluation, next
             epoch) is not done yet; whoever goes on from here does it first.
@@ -99,6 +100,7 @@ class TrainingState:
     total_steps: int = 0
     num_examples: int = 0
     num_tokens: int = 0
+    data_wait_seconds: float = 0.0
     micro_batch_size: int = 1
     batch: Any = None
     output: StepOutput | None = None

@@ -52,6 +52,23 @@ def test_a_file_that_grows_is_stored_once(run: Path, tmp_path: Path) -> None:
     assert after - before < 1000
 
 
+def test_a_log_may_be_rotated_meanwhile(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = run / "logs" / "system" / "system.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text("a line")
+    read_bytes = Path.read_bytes
+
+    def rotated_just_before(path: Path) -> bytes:
+        if path == log:
+            path.rename(path.with_name("system.1.jsonl"))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", rotated_just_before)
+    names = read_run_files(run)
+    assert "files/run.json@000000000" in names
+    assert not any("system" in name for name in names)
+
+
 @pytest.mark.parametrize(
     "name",
     [

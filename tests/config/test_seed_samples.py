@@ -215,8 +215,6 @@ def test_the_flat_names_are_keywords_and_read_back() -> None:
     assert told_keys(config) == {
         "enable_gpu_optimization",
         "enable_memory_optimization",
-        "enable_monitoring",
-        "enable_testing",
         "max_memory_percent",
     }
 

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.core.cgroup import MemoryLimit, cpu_quota_cores, memory_limit
+from infrastructure.core.cgroup import (
+    MemoryLimit,
+    cpu_quota_cores,
+    cpu_used_seconds,
+    memory_limit,
+)
 
 GIB = 1 << 30
 
@@ -75,3 +80,25 @@ def test_a_limit_on_an_ancestor_counts(tmp_path: Path, group: str) -> None:
     outer = "sys/fs/cgroup/outer" if group == "/outer/inner" else "sys/fs/cgroup"
     files = {"proc/self/cgroup": f"0::{group}\n", f"{outer}/cpu.max": "50000 100000"}
     assert cpu_quota_cores(write_all(tmp_path, files)) == 0.5
+
+
+def test_used_time_is_the_group_s_that_has_the_quota(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/job/step",
+        "sys/fs/cgroup/job/cpu.max": "150000 100000",
+        "sys/fs/cgroup/job/cpu.stat": "usage_usec 2500000\nuser_usec 1",
+        "sys/fs/cgroup/job/step/cpu.stat": "usage_usec 500000",
+    }
+    assert cpu_used_seconds(write_all(tmp_path, files)) == 2.5
+
+
+def test_used_time_in_version_1(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "3:cpu,cpuacct:/job",
+        "sys/fs/cgroup/cpuacct/job/cpuacct.usage": "3000000000",
+    }
+    assert cpu_used_seconds(write_all(tmp_path, files)) == 3.0
+
+
+def test_used_time_that_nobody_counts_is_unknown(tmp_path: Path) -> None:
+    assert cpu_used_seconds(tmp_path) is None

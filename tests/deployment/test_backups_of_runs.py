@@ -20,6 +20,7 @@ from infrastructure.deployment.run_copies import (
     short_words,
     versions_kept,
 )
+from infrastructure.deployment.run_directory import RunDirectory
 from tests.deployment.runs import (
     deploy,
     end,
@@ -106,6 +107,36 @@ def test_a_new_machine_goes_on_with_what_lies_at_the_place(
     fresh = small_config(tmp_path)
     fresh.new_run = True
     assert losses(again) == losses(deploy(fresh)[0])
+
+
+def test_before_a_deadline_there_is_time_for_the_copy(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    wait = run_copies.RunCopies.wait
+    monkeypatch.setattr(
+        run_copies.RunCopies, "wait", lambda self, s: (waited.append(s), wait(self, s))[1]
+    )
+    config = with_place(tmp_path, place, max_steps=100_000, num_epochs=100_000, deadline="40s")
+    config.backup.emergency_seconds = 15.0
+    started = time.monotonic()
+    _, said = deploy(config)
+    assert time.monotonic() - started < 40
+    assert waited[0] >= 15.0
+    assert any(": the deadline is near. Go on with: " in line for line in said)
+    assert "on its way" not in said[-1]
+
+
+def test_a_copy_that_takes_long_is_begun_earlier(tmp_path: Path, place: Path) -> None:
+    run, _ = deploy(with_place(tmp_path, place, max_steps=1))
+    config = with_place(tmp_path, place)
+    copies = run_copies.RunCopies(RunDirectory(run), config, print)
+    now = time.time()
+    status = BackupStatus("here", "idle", saved_at=now - 300, confirmed_at=now - 100)
+    copies._seen = (time.monotonic(), status)
+    assert copies.seconds_to_confirm() == pytest.approx(300)
+    config.backup.finish_seconds = 250.0
+    assert copies.seconds_to_confirm() == 250.0
 
 
 def test_another_training_does_not_go_on_with_what_lies_there(tmp_path: Path, place: Path) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.model_config import LoraConfig
 from infrastructure.core.errors import CheckpointError
-from infrastructure.deployment import deploy_training
+from infrastructure.deployment import deploy_training, ending
 from infrastructure.deployment.commands import resume, train
 from infrastructure.deployment.deploy_training import TrainingDeployment, use_sample_data
 from infrastructure.deployment.run_lock import only_trainer_of
@@ -23,6 +23,7 @@ from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.evaluation.held_out import measure
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.model_adapters.standard_adapter import StandardAdapter
 from infrastructure.training.state import TrainingState
 
 
@@ -95,6 +96,43 @@ class StopAt(Observer):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_each_stage_of_a_run_has_its_time(configure: Callable[..., DeploymentConfig]) -> None:
+    run, _ = deploy(configure(max_steps=1, num_epochs=1))
+    stages = json.loads((run / "summary.json").read_text())["stages"]
+    expected = [
+        "model",
+        "data",
+        "checks",
+        "fit",
+        "measure",
+        "train",
+        "save",
+        "evaluate",
+        "clean up",
+    ]
+    assert [stage["name"] for stage in stages] == expected
+    assert all(stage["seconds"] >= 0 for stage in stages)
+    assert "What took how long" in (run / "report.html").read_text()
+
+
+def test_a_failed_stage_is_named(
+    configure: Callable[..., DeploymentConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, folder: Path) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(StandardAdapter, "save", refuse)
+    config = configure(max_steps=1, num_epochs=1)
+    with pytest.raises(OSError, match="no room"):
+        deploy(config)
+    (run,) = Path(config.output_dir).iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    stages = {stage["name"]: stage for stage in summary["stages"]}
+    assert stages["save"]["error"] == "OSError"
+    assert "clean up" in stages
+    assert summary["status"] == "failed"
+
+
 def test_a_stopped_run_goes_on_to_the_same_bits(
     configure: Callable[..., DeploymentConfig],
     monkeypatch: pytest.MonkeyPatch,
@@ -227,6 +265,7 @@ def test_an_interrupted_measurement(
         return measure(trainer)
 
     monkeypatch.setattr(deploy_training, "measure", interrupted)
+    monkeypatch.setattr(ending, "measure", interrupted)
     config = configure(max_steps=2, num_epochs=1)
     if call == 1:
         with pytest.raises(KeyboardInterrupt):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from infrastructure.cli import DONE, create_parser, main, parse
+from infrastructure.cli import DONE, main
+from infrastructure.command_line import create_parser, parse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment import tune_commands
 from infrastructure.deployment.tune_commands import alternatives, flags_of, tune

@@ -5,7 +5,8 @@
 Prints one JSON line. `unsaved`: stops after which a step that was logged is in no checkpoint;
 `differing`: trainings that came to an end with other weights or losses than the undisturbed one;
 `slow`: stops that took longer than patience, a step and a save. Steps, evaluations and one step
-that is like the compiling of a model take so long that most signals come inside one of them.
+that is like the compiling of a model take so long that most signals come inside one of them; some
+saves take longer than patience lasts.
 """
 
 import argparse
@@ -44,7 +45,7 @@ SETTINGS: dict[str, Any] = {
     "checkpoint_interval": None,
     "validation_frequency": 2,
 }
-STEP_SECONDS, EVALUATION_SECONDS, COMPILE_SECONDS = 0.01, 0.2, 0.5
+STEP_SECONDS, EVALUATION_SECONDS, COMPILE_SECONDS, SAVE_SECONDS = 0.01, 0.2, 0.5, 0.4
 COMPILED_STEP = 6
 PATIENCE_SECONDS = 0.15
 SLOW_SECONDS = 3.0
@@ -87,6 +88,7 @@ def train(directory: Path) -> int:
     training = Training(directory / "checkpoints", hooks=[Slow(), metrics], **SETTINGS)
     training.checkpoints.retention = Retention(2)
     training.loop.evaluate = lambda: evaluate(training)
+    training.loop.save = slowly(training.loop.save)
     signals.PATIENCE_SECONDS = PATIENCE_SECONDS
     try:
         with stop_on_signals(training.state, lambda: training.loop.may_break_off):
@@ -116,6 +118,17 @@ def evaluate(training: Training) -> dict[str, float]:
         time.sleep(EVALUATION_SECONDS / 10)
         training.loop.poll(training.state)
     return {"eval_loss": 1.0}
+
+
+def slowly(save: Callable[[TrainingState, str], None]) -> Callable[[TrainingState, str], None]:
+    """The last save of a stopped training takes long, as one over a slow disk does."""
+
+    def slow_save(state: TrainingState, kind: str) -> None:
+        if state.is_interrupted:
+            sleep(SAVE_SECONDS)
+        save(state, kind)
+
+    return slow_save
 
 
 def storm(directory: Path, num_stops: int, seed: int) -> Outcome:
@@ -193,7 +206,12 @@ def _never_breaks_off() -> None:
     COMPILE_SECONDS = 2 * SLOW_SECONDS
 
 
+def _breaks_off_the_last_save() -> None:
+    loop_module.TrainingLoop.may_break_off = property(lambda self: True)  # type: ignore[assignment]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
+    "breaks_off_the_last_save": _breaks_off_the_last_save,
     "saves_nothing": _saves_nothing,
     "forgets_generators": _forgets_generators,
     "never_breaks_off": _never_breaks_off,

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 import pytest
 
 from infrastructure.monitoring.charts import Chart, describe_gaps, render_chart, uses_log_scale
-from infrastructure.monitoring.formatting import format_number
+from infrastructure.monitoring.formatting import format_number, format_share
 from infrastructure.monitoring.series import Points, find_gaps, make_curve
 
 WIDTH, HEIGHT = 440, 220
@@ -100,3 +100,19 @@ def test_gaps_are_named_up_to_a_limit() -> None:
     assert describe_gaps(gaps, max_named=2) == (
         "NaN at step 1; NaN at step 3; and 8 more places (8 records)"
     )
+
+
+def test_a_picture_tells_scripts_its_scales() -> None:
+    """A value under the pointer is read from these and from the line's own points."""
+    curve = make_curve([(10.0, 0.25), (20.0, 0.75)])
+    svg = render_chart(Chart("Exact match", curve, format_value=format_share, from_zero=True))
+    assert 'data-steps="10 20" data-values="0 0.81" data-scale="100" data-unit=" %"' in svg
+    assert 'data-axis="step"' in svg
+    assert "data-log" not in svg
+    assert "data-" not in render_chart(Chart("Nothing", make_curve([])))
+
+
+def test_an_axis_may_count_something_else_than_steps() -> None:
+    svg = render_chart(Chart("Load", make_curve([(0.0, 1.0), (9.0, 2.0)]), axis="minutes"))
+    assert ">minutes</text>" in svg
+    assert ">step</text>" not in svg

@@ -1,9 +1,11 @@
+import itertools
 import math
 import random
 
 import pytest
 
 from infrastructure.monitoring.series import (
+    BoundedPoints,
     find_gaps,
     linear_ticks,
     log_ticks,
@@ -88,3 +90,43 @@ def test_log_ticks_are_inside_and_few() -> None:
         ticks = log_ticks(low, high)
         assert 2 <= len(ticks) <= 9
         assert all(low <= tick <= high for tick in ticks)
+
+
+def test_points_are_bounded_and_keep_every_extreme_and_every_gap() -> None:
+    points = BoundedPoints(100)
+    for step in range(10_000):
+        special = {3333: 50.0, 4444: -50.0, 5555: math.nan}
+        points.add(step, special.get(step, math.sin(step)))
+    assert points.num_added == 10_000
+    assert 50 <= len(points.kept) <= 100 + 64
+    assert points.kept[-1] == (9_999, points.last)
+    steps = [step for step, _ in points.kept]
+    assert steps == sorted(steps)
+    assert {3333, 4444, 5555} <= set(steps)
+
+
+def test_no_stretch_is_told_with_less_detail_than_another() -> None:
+    points = BoundedPoints(100)
+    for step in range(7_000):
+        points.add(step, math.sin(step))
+    steps = [step for step, _ in points.kept if step < 26 * 256]  # of groups that are full
+    assert max(after - before for before, after in itertools.pairwise(steps)) < 2 * 256
+    thirds = [sum(low <= step < low + 2000 for step in steps) for low in (0, 2000, 4000)]
+    assert max(thirds) - min(thirds) <= 2
+
+
+def test_few_points_are_all_kept() -> None:
+    points = BoundedPoints(100)
+    for step in range(50):
+        points.add(step, float(step))
+    assert points.kept == [(step, float(step)) for step in range(50)]
+
+
+def test_a_curve_of_thinned_points_has_the_same_envelope() -> None:
+    points = BoundedPoints(400)
+    whole = [(float(step), math.sin(step / 50)) for step in range(5000)]
+    for point in whole:
+        points.add(*point)
+    for curve in (make_curve(whole, 50), make_curve(points.kept, 50)):
+        assert max(bucket.high for bucket in curve.buckets) == max(value for _, value in whole)
+        assert min(bucket.low for bucket in curve.buckets) == min(value for _, value in whole)

@@ -12,6 +12,7 @@ from typing import Literal
 MEAN_SECONDS_BETWEEN_FAILURES = 3 * 3600.0
 SHORTEST_SECONDS, LONGEST_SECONDS = 10.0, 1800.0
 REQUEST_FILE = "save_now"
+DEADLINE_IS_NEAR = "the deadline is near"  # why a training was stopped
 # Of the time to a deadline, at most half a minute, for what is done after the last save.
 DEADLINE_SHARE, DEADLINE_SECONDS = 0.02, 30.0
 NUM_REMEMBERED = 50
@@ -41,7 +42,8 @@ class SaveSchedule:
         self.deadline_seconds = deadline_seconds
         self.request = request
         self.clock = clock
-        self.reserve_seconds = 0.0  # what must still be done between the last save and the deadline
+        # gives the seconds that what comes after the last save takes, such as copying it
+        self.reserve: Callable[[], float] = lambda: 0.0
         self._began = self._last_save = self._last_asked = clock()
         self._saved_step: int | None = None
         self._costs: deque[float] = deque(maxlen=NUM_REMEMBERED)
@@ -88,5 +90,11 @@ class SaveSchedule:
             return False
         margin = min(DEADLINE_SHARE * self.deadline_seconds, DEADLINE_SECONDS)
         longest = max(self._gaps, default=0.0) + max(self._costs, default=0.0)
-        needed = margin + 2 * longest + self.reserve_seconds
-        return self.clock() - self._began + needed >= self.deadline_seconds
+        return self.seconds_left <= margin + 2 * longest + self.reserve()
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline; infinite where there is none."""
+        if self.deadline_seconds is None:
+            return math.inf
+        return self._began + self.deadline_seconds - self.clock()

@@ -151,6 +151,10 @@ class TokenCache:
                 self._remove_if_free(folder, key=folder.name)
         self.make_room()
 
+    def size_bytes(self) -> int:
+        """What all entries take on the disk now."""
+        return sum(map(_size, self._entries()))
+
     def make_room(self) -> None:
         """Remove the entries longest unused until the rest fits into `disk_size`."""
         entries = self._entries()

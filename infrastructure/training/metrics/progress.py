@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import is_installed, require
 from infrastructure.monitoring.formatting import format_number
 
@@ -24,13 +25,6 @@ BAR_FORMAT = "{desc} {percentage:3.0f} % {bar} {n_fmt}/{total_fmt}{postfix}"
 COUNT_FORMAT = "{desc} {n_fmt}{postfix}"
 
 Clock = Callable[[], float]
-
-
-def in_notebook_kernel() -> bool:
-    """Whether this process is a notebook's kernel; a `!command` in a cell is not."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell is not None and hasattr(shell, "kernel")
 
 
 def display_kind(stream: TextIO) -> str:

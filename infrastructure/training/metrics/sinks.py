@@ -26,6 +26,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from infrastructure.core.line_file import LineFile
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import require
 from infrastructure.monitoring.formatting import (
@@ -41,7 +42,6 @@ from infrastructure.monitoring.metrics_file import (
     encode_record,
     spell_numbers,
 )
-from infrastructure.training.metrics.line_file import LineFile
 
 CSV_COLUMNS = ["step", "kind", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm"]
 CSV_COLUMNS += ["tokens", "tokens_per_second", "seconds", "memory_bytes"]
@@ -267,10 +267,11 @@ class TensorBoardSink(Sink):
 
 
 def tensorboard_tag(key: str, record: Record) -> str:
-    """train/loss, train/grad_norm, …; evaluation/loss, … for the numbers of an evaluation."""
+    """train/loss, train/grad_norm, …; evaluation/loss, … for the numbers of an evaluation, and
+    machine/… for a sample of the machine."""
     if record.get("kind") == EVALUATION:
         return f"evaluation/{key.removeprefix('eval_')}"
-    return f"train/{key}"
+    return f"{record.get('kind', 'train')}/{key}"
 
 
 SINKS: dict[str, Callable[[Path], Sink]] = {

@@ -96,7 +96,7 @@ def test_the_deadline_leaves_room_for_a_step_and_a_save(clock: Clock) -> None:
 
 def test_what_comes_after_the_last_save_has_room_too(clock: Clock) -> None:
     schedule = SaveSchedule(None, deadline_seconds=1000, clock=clock)
-    schedule.reserve_seconds = 700
+    schedule.reserve = lambda: 700.0
     assert not schedule.deadline_is_near
     clock.now += 290
     assert schedule.deadline_is_near

@@ -4,6 +4,7 @@ Each line goes to the operating system at once, so a killed process loses at mos
 writing. It is not synced line by line: a power cut may take the last seconds.
 """
 
+import re
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
@@ -56,6 +57,57 @@ class LineFile:
             self._file = FileIO(self.path, "a+")
             self._file.truncate(end_of_last_line(self._file))
         return self._file
+
+
+class RotatingLineFile(LineFile):
+    """A line file of bounded size: `name.jsonl` is the newest, `name.1.jsonl` the one before.
+
+    Args:
+        max_bytes: a line that would make the file larger begins a new one.
+        keep: older files that are kept; the oldest is removed.
+    """
+
+    def __init__(self, path: Path, max_bytes: int = 1 << 20, keep: int = 9) -> None:
+        super().__init__(path)
+        self.max_bytes, self.keep = max_bytes, keep
+        self._size: int | None = None
+
+    def append(self, line: bytes) -> None:
+        if self._size is None:
+            self._size = self._open().seek(0, 2)
+        if self._size and self._size + len(line) > self.max_bytes:
+            self._rotate()
+        try:
+            super().append(line)
+        except OSError:
+            self._size = None
+            raise
+        self._size += len(line)
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(self.keep - 1, 0, -1):
+            older = rotated(self.path, number)
+            if older.exists():
+                older.replace(rotated(self.path, number + 1))
+        self.path.replace(rotated(self.path, 1))
+        self._size = 0
+
+
+def rotated(path: Path, number: int) -> Path:
+    """The name of the `number`-th older file of `path`."""
+    return path.with_suffix(f".{number}{path.suffix}")
+
+
+def rotated_files(path: Path) -> list[Path]:
+    """`path` and its older files that are there, oldest first."""
+    older = [
+        (int(match[1]), file)
+        for file in path.parent.glob(f"{path.stem}.*{path.suffix}")
+        if (match := re.fullmatch(rf"{re.escape(path.stem)}\.(\d+)", file.stem))
+    ]
+    files = [file for _, file in sorted(older, reverse=True)]
+    return [*files, path] if path.exists() else files
 
 
 def end_of_last_line(file: FileIO) -> int:

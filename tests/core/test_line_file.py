@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.training.metrics.line_file import LineFile
+from infrastructure.core.line_file import LineFile, RotatingLineFile, rotated_files
 
 
 @contextmanager
@@ -72,3 +72,40 @@ def test_replacing_is_all_or_nothing(tmp_path: Path) -> None:
     lines.close()
     assert path.read_bytes() == b"new\nmore\n"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def lines_of(path: Path) -> list[str]:
+    return [line for file in rotated_files(path) for line in file.read_text().splitlines()]
+
+
+def test_a_rotating_file_keeps_the_newest_lines_in_bounded_files(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "system.jsonl"
+    file = RotatingLineFile(path, max_bytes=30, keep=2)
+    for number in range(12):
+        file.append(b"line %04d\n" % number)
+    file.close()
+    assert rotated_files(path) == [
+        path.with_name("system.2.jsonl"),
+        path.with_name("system.1.jsonl"),
+        path,
+    ]
+    assert all(part.stat().st_size <= 30 for part in rotated_files(path))
+    assert lines_of(path) == [f"line {number:04d}" for number in range(3, 12)]
+
+
+def test_a_new_process_goes_on_where_the_file_ended(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"one\ntwo\nto")  # a kill tore the last line
+    file = RotatingLineFile(path, max_bytes=10, keep=1)
+    file.append(b"three\n")
+    file.close()
+    assert lines_of(path) == ["one", "two", "three"]
+    assert path.read_text() == "three\n"
+
+
+def test_files_of_another_name_are_not_taken_for_older_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for name in ("a.jsonl", "a.1.jsonl", "a.x.jsonl", "ab.jsonl"):
+        (tmp_path / name).write_text("")
+    assert [file.name for file in rotated_files(path)] == ["a.1.jsonl", "a.jsonl"]
+    assert rotated_files(tmp_path / "none.jsonl") == []

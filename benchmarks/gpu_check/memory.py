@@ -1,0 +1,31 @@
+"""Memory that runs out for real."""
+
+import torch
+
+from benchmarks.gpu_check.bench import Bench, Watched, largest_difference
+from benchmarks.gpu_check.numerics import Figures
+
+SHARE_LEFT = 0.6  # of what the training needs
+
+
+def out_of_memory_is_recovered(bench: Bench) -> Figures:
+    """A GPU that is too small for the batch: the same steps, in smaller pieces."""
+    bench.require_gpu()
+    options = {"batch_size": 64, "mixed_precision": False}
+    expected = bench.losses(**options)  # type: ignore[arg-type]
+    needed = torch.cuda.max_memory_reserved()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(SHARE_LEFT * needed / total)
+    watched = Watched()
+    trainer = bench.trainer(watched=watched, **options)  # type: ignore[arg-type]
+    trainer.train()
+    assert trainer.state is not None
+    kinds = [record["kind"] for record in trainer.state.recoveries]
+    difference = largest_difference(watched.losses, expected)
+    return {
+        "passed": "out_of_memory" in kinds and difference < 1e-3,
+        "recoveries": len(kinds),
+        "micro_batch": trainer.state.micro_batch_size,
+        "difference": difference,
+    }

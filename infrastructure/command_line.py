@@ -1,0 +1,181 @@
+"""What the `temper` command takes: its words and flags. Imports nothing heavy."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.flags import add_config_flags
+from infrastructure.config.schema import schema_of
+from infrastructure.core.lookup import nearest
+
+DATA_HELP = "file, folder or hub data set (default: samples)"
+RUN_HELP = "a run, RUN@step, or the path of a run or of a checkpoint (default: the newest run)"
+BACKUP_ACTIONS = {
+    "create": "copy the newest checkpoint to the place now",
+    "list": "show the versions here and at the place; without RUN, the runs at --place",
+    "verify": "compare every byte, here and at the place, with its hash",
+    "restore": "bring a run from the place into the output folder",
+    "prune": "remove versions that newer ones replace",
+    "status": "show what is safe at the place, and what would be lost now",
+}
+
+
+class OneSentenceParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are `ValueError`s: one sentence, no page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def create_parser() -> OneSentenceParser:
+    """The whole command line."""
+    parser = OneSentenceParser(
+        prog="temper",
+        description="Fine-tune language models on machines that go away.",
+        epilog="temper COMMAND --help lists the flags of a command.",
+    )
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", parser_class=OneSentenceParser
+    )
+    _add_train(commands)
+    _add_resume(commands)
+    _add_evaluate(commands)
+    _add_check(commands)
+    _add_tune(commands)
+    settings = commands.add_parser("config", help="show every setting and where it came from")
+    add_config_flags(settings)
+    _add_checkpoints(commands)
+    _add_backup(commands)
+    _add_views(commands)
+    doctor = commands.add_parser("doctor", help="check versions, devices, memory and disk")
+    add_config_flags(doctor, ["log_level"])
+    return parser
+
+
+def _add_train(commands: Any) -> None:
+    train = commands.add_parser("train", help="train a model")
+    train.add_argument("data", nargs="?", metavar="DATA", help=DATA_HELP)
+    _add_accept(train)
+    add_config_flags(train)
+
+
+def _add_accept(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--accept",
+        metavar="NAMES",
+        default="",
+        help="go on although these changed, and with them the result: learning_rate,data,…",
+    )
+
+
+def _add_resume(commands: Any) -> None:
+    resume = commands.add_parser("train-resume", help="go on with a run that was interrupted")
+    resume.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    _add_accept(resume)
+    add_config_flags(resume)
+
+
+def _add_checkpoints(commands: Any) -> None:
+    checkpoints = commands.add_parser("checkpoints", help="list or verify checkpoints")
+    actions = _actions(checkpoints)
+    for action, what in (("list", "show them"), ("verify", "compare every byte with its hash")):
+        parser = actions.add_parser(action, help=what)
+        parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+        _add_output(parser)
+    export = commands.add_parser("export", help="write a checkpoint as a model others can load")
+    export.add_argument("run", metavar="RUN", help="a run, RUN@step, or a checkpoint's path")
+    export.add_argument("folder", metavar="FOLDER", help="an empty folder, or none yet")
+    _add_output(export)
+
+
+def _add_views(commands: Any) -> None:
+    watch = commands.add_parser("watch", help="follow a run in the terminal")
+    watch.add_argument("run", nargs="?", metavar="RUN", help="a run (default: the newest)")
+    watch.add_argument("--once", action="store_true", help="show it as it is now, and end")
+    watch.add_argument(
+        "--every", type=float, default=1.0, metavar="SECONDS", help="between looks (default: 1)"
+    )
+    page = commands.add_parser("dashboard", help="follow runs on a web page")
+    page.add_argument("run", nargs="?", metavar="RUN", help="a run (default: always the newest)")
+    page.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    page.add_argument("--port", type=int, default=8765, help="0: any free one (default: 8765)")
+    page.add_argument("--json", action="store_true", help="tell the address as one JSON object")
+    for parser in (watch, page):
+        add_config_flags(parser, ["output_dir", "log_level"])
+
+
+def _add_backup(commands: Any) -> None:
+    backup = commands.add_parser("backup", help="copies of a run at another place")
+    actions = _actions(backup)
+    keys = [key for key in schema_of(DeploymentConfig).fields if key.startswith("backup.")]
+    for action, what in BACKUP_ACTIONS.items():
+        parser = actions.add_parser(action, help=what)
+        parser.add_argument("run", nargs="?", metavar="RUN", help="a run (default: the newest)")
+        parser.add_argument("--place", metavar="TEXT", help="the same as --backup-place")
+        if action == "prune":
+            parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+        _add_output(parser, *keys)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Any:
+    """The second word of a command, such as `verify` in `temper checkpoints verify`."""
+    return parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=OneSentenceParser
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser, *keys: str) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_config_flags(parser, ["output_dir", "log_level", *keys])
+
+
+def _add_evaluate(commands: Any) -> None:
+    evaluate = commands.add_parser("train-eval", help="measure a trained model on held-out data")
+    evaluate.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
+    evaluate.add_argument("data", metavar="DATA", help="file, folder or hub data set")
+    add_config_flags(evaluate)
+
+
+def _add_check(commands: Any) -> None:
+    check = commands.add_parser("check", help="try out model, data and machine; trains nothing")
+    check.add_argument("data", nargs="?", metavar="DATA", help=DATA_HELP)
+    check.add_argument("--quick", action="store_true", help="seconds: only what moves no weight")
+    check.add_argument("--strict", action="store_true", help="a warning is a failure")
+    check.add_argument(
+        "--rebaseline", action="store_true", help="forget earlier times of this work"
+    )
+    check.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_config_flags(check)
+
+
+def _add_tune(commands: Any) -> None:
+    tune = commands.add_parser("tune", help="measure which settings are fastest on this machine")
+    tune.add_argument("data", nargs="?", metavar="DATA", help=DATA_HELP)
+    tune.add_argument(
+        "--learning-rate-test",
+        action="store_true",
+        help="find out how high the learning rate may be, too",
+    )
+    tune.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_config_flags(tune)
+
+
+def parse(parser: OneSentenceParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line; an unknown flag gets the nearest one that exists."""
+    options, unknown = parser.parse_known_args(arguments)
+    if not unknown:
+        return options
+    flag = unknown[0].split("=")[0]
+    words = [word for word in (options.command, getattr(options, "action", None)) if word]
+    meant = nearest(flag, known_flags(parser, *words))
+    hint = f"; did you mean {meant}?" if meant else f"; see {' '.join(['temper', *words])} --help"
+    raise ValueError(f"unknown argument {flag!r}{hint}")
+
+
+def known_flags(parser: argparse.ArgumentParser, *words: str) -> list[str]:
+    """All flags of a command, which may be of two words."""
+    for word in words:
+        choices = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        parser = choices[0][word]
+    return [flag for action in parser._actions for flag in action.option_strings]

@@ -1,0 +1,121 @@
+"""How busy, full and hot the GPUs are, read again and again at little cost.
+
+The driver's library is opened once (NVML by `nvidia-ml-py`; GPUtil, which starts `nvidia-smi` at
+each read, is the fallback). Without a GPU, a driver or a package there is an empty list and no
+error. The GPUs are the machine's, whatever CUDA_VISIBLE_DEVICES says.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from infrastructure.core.hardware import GPU, gpus_by_gputil
+from infrastructure.core.optional import is_installed, require
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """One GPU at one moment; what the card or its driver does not tell is None."""
+
+    index: int
+    name: str
+    utilization_percent: float | None
+    memory_used_bytes: int
+    memory_total_bytes: int
+    temperature_celsius: float | None
+    power_watts: float | None
+
+    @property
+    def memory_percent(self) -> float:
+        return 100 * self.memory_used_bytes / max(1, self.memory_total_bytes)
+
+
+class GpuReadings:
+    """The open connection to the driver. Not for two threads at once.
+
+    Attributes:
+        source: "nvml", "gputil" or "none".
+    """
+
+    def __init__(self) -> None:
+        self._nvml = _open_nvml()
+        self._cards = _cards(self._nvml) if self._nvml is not None else []
+        self.source = "nvml" if self._cards else "gputil" if gpus_by_gputil() else "none"
+
+    def read(self) -> list[GpuReading]:
+        """All GPUs now; one that has stopped answering is left out."""
+        if self.source == "gputil":
+            return [_of_gpu(gpu) for gpu in gpus_by_gputil()]
+        readings = [_read(self._nvml, *card) for card in self._cards]
+        return [reading for reading in readings if reading is not None]
+
+    def close(self) -> None:
+        """Let the driver's library go; nothing can be read from then on."""
+        if self._nvml is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+        self._nvml, self._cards, self.source = None, [], "none"
+
+
+def _open_nvml() -> ModuleType | None:
+    """NVML, initialised; None where the package or the driver is not there."""
+    if not is_installed("pynvml"):
+        return None
+    try:
+        nvml = require("pynvml", "GPU readings")
+    except ImportError:  # another package of that name, broken
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    return nvml
+
+
+def _cards(nvml: ModuleType) -> list[tuple[int, Any, str]]:
+    """Index, handle and name of each GPU."""
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        names = [nvml.nvmlDeviceGetName(handle) for handle in handles]
+    except nvml.NVMLError:
+        return []
+    texts = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    return list(zip(range(len(handles)), handles, texts, strict=True))
+
+
+def _read(nvml: Any, index: int, handle: Any, name: str) -> GpuReading | None:
+    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return question(handle, *arguments)
+        except nvml.NVMLError:  # many cards do not tell all of it
+            return None
+
+    space = ask(nvml.nvmlDeviceGetMemoryInfo)
+    if space is None:
+        return None
+    load = ask(nvml.nvmlDeviceGetUtilizationRates)
+    celsius = ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
+    milliwatts = ask(nvml.nvmlDeviceGetPowerUsage)
+    return GpuReading(
+        index=index,
+        name=name,
+        utilization_percent=None if load is None else float(load.gpu),
+        memory_used_bytes=int(space.used),
+        memory_total_bytes=int(space.total),
+        temperature_celsius=None if celsius is None else float(celsius),
+        power_watts=None if milliwatts is None else milliwatts / 1000,
+    )
+
+
+def _of_gpu(gpu: GPU) -> GpuReading:
+    return GpuReading(
+        index=gpu.index,
+        name=gpu.name,
+        utilization_percent=gpu.utilization_percent,
+        memory_used_bytes=gpu.memory_used_bytes,
+        memory_total_bytes=gpu.memory_total_bytes,
+        temperature_celsius=gpu.temperature_celsius,
+        power_watts=gpu.power_watts,
+    )

@@ -1,0 +1,128 @@
+"""How a run ends: finished, stopped or failed; with a summary, a report and no helper left."""
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from infrastructure.config.backup_config import BackupConfig
+from infrastructure.core.files import write_json
+from infrastructure.deployment.forecast import RunForecast
+from infrastructure.deployment.run_copies import RunCopies
+from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.deployment.run_record import closing_lines, summarise
+from infrastructure.deployment.stages import Stages
+from infrastructure.evaluation.held_out import HeldOut, measure
+from infrastructure.monitoring.report import write_report
+from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Ending:
+    """What a training is ended with, and told about with.
+
+    Args:
+        before: what was measured before the first step.
+        patience: how long the end of a run waits for its copies.
+        say: shows a line to a person.
+    """
+
+    run: RunDirectory
+    trainer: EnhancedTrainer
+    before: HeldOut
+    copies: RunCopies
+    forecast: RunForecast
+    stages: Stages
+    patience: BackupConfig
+    say: Callable[[str], None]
+    started: float = field(default_factory=time.monotonic)
+    _seconds: float | None = None
+    _summary: dict[str, Any] | None = None
+
+    def finish(self) -> dict[str, Any]:
+        """Save the trained model, measure it, wait for its copies."""
+        self._stop_the_clock()
+        with self.stages.stage("save"):
+            self.trainer.adapter.save(self.run.final)
+        self.say("Measuring the trained model")
+        with self.stages.stage("evaluate"):
+            after = measure(self.trainer)
+        summary = self._close(after)
+        if self.copies.has_place:
+            with self.stages.stage("back up"):
+                self.copies.wait(self.patience.finish_seconds)
+                self.copies.publish()
+            summary = self._close(after)
+        for line in closing_lines(self.run, summary):
+            self.say(line)
+        return summary
+
+    def stopped(self, error: BaseException | None = None) -> dict[str, Any]:
+        """There is more to train: say why it stopped, how to go on, and what is safe."""
+        summary = self._close(error=error)
+        if self.copies.has_place:
+            with self.stages.stage("back up"):
+                self.copies.wait(self._seconds_to_copy())
+            summary = self._close(error=error)
+        self.say(
+            f"Stopped at step {summary['steps']}: {summary['reason']}. Go on with:"
+            f" temper train-resume {self.run.path}. {self.copies.line()}"
+        )
+        return summary
+
+    def failed(self, error: BaseException) -> None:
+        """Keep what is known of the error."""
+        self._close(error=error)
+
+    def clean_up(self) -> None:
+        """End the helpers and give the GPU's memory back, whatever came before."""
+        with self.stages.stage("clean up"):
+            self.copies.close()
+            gc.collect()
+            if self.trainer.device.type == "cuda":
+                torch.cuda.empty_cache()
+        if self._summary is None:
+            return
+        self._summary["stages"] = self.stages.records()
+        try:
+            write_json(self.run.summary_file, self._summary)
+        except OSError as error:  # it is there already, without the time of this stage
+            log.warning("%s was not written again: %r", self.run.summary_file, error)
+
+    def _stop_the_clock(self) -> float:
+        """The training's time is what it was when this was asked first."""
+        self._seconds = self._seconds or time.monotonic() - self.started
+        return self._seconds
+
+    def _seconds_to_copy(self) -> float:
+        """Whoever sends a signal may not wait long; before a deadline there is the time left."""
+        assert self.trainer.state is not None
+        seconds = self.patience.emergency_seconds
+        if self.trainer.state.stop_reason == DEADLINE_IS_NEAR:
+            return max(seconds, self.trainer.schedule.seconds_left)
+        return seconds
+
+    def _close(
+        self, after: HeldOut | None = None, error: BaseException | None = None
+    ) -> dict[str, Any]:
+        """Write summary.json and the report; what the page needs is never worth finished work."""
+        seconds = self._stop_the_clock()
+        self._summary = {
+            **summarise(self.run, self.trainer, seconds, self.before, after, error),
+            "forecast": self.forecast.compared(seconds) if after is not None else [],
+            "backup": self.copies.facts(),
+            "stages": self.stages.records(),
+        }
+        write_json(self.run.summary_file, self._summary)
+        try:
+            write_report(self.run.path)
+        except Exception as failure:
+            log.warning("report.html was not written: %r", failure)
+        return self._summary

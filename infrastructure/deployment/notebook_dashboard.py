@@ -1,0 +1,71 @@
+"""The dashboard in the output of a notebook's cell, on Colab and elsewhere."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.optional import require
+
+HEIGHT_PIXELS = 720
+
+
+def show_dashboard(
+    run: str | None = None, output_dir: str | Path = "runs", height_pixels: int = HEIGHT_PIXELS
+) -> subprocess.Popen[str]:
+    """Start `temper dashboard` in a process of its own and show it below the cell.
+
+    The process outlives the training, and ends with the notebook's kernel or by `terminate()`.
+
+    Args:
+        run: the run to show; None: always the newest.
+
+    Returns:
+        The process.
+
+    Raises:
+        ValueError: the dashboard could not start; says why.
+    """
+    process = start_dashboard(run, output_dir)
+    _show(_address(process), height_pixels)
+    return process
+
+
+def _address(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What the dashboard says of itself first; nothing is read of what it says later."""
+    assert process.stdout is not None
+    said: list[str] = []
+    with process.stdout as lines:
+        for line in lines:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+            said.append(line.removeprefix("temper: ").strip())
+    process.wait()
+    raise ValueError(" ".join(said) or "the dashboard did not start")
+
+
+def start_dashboard(run: str | None, output_dir: str | Path) -> subprocess.Popen[str]:
+    """`temper dashboard --json` on a free port; its first line of output says where it is."""
+    command = [sys.executable, "-m", "infrastructure", "dashboard", "--json", "--port", "0"]
+    command += ["--output", str(output_dir), *([run] if run is not None else [])]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _show(told: dict[str, Any], height_pixels: int) -> None:
+    """Colab has its own way to a port of the machine; elsewhere the browser is on it."""
+    if "google.colab" in sys.modules:  # its kernel imports it at the start
+        output = importlib.import_module("google.colab.output")
+        output.serve_kernel_port_as_iframe(
+            told["port"], path=told["path"], height=str(height_pixels)
+        )
+        return
+    display = require("IPython.display", "the dashboard in a notebook")
+    display.display(display.IFrame(told["url"], width="100%", height=height_pixels))

@@ -1,0 +1,68 @@
+"""The checks of a run: before it, and while it goes on; kept in its `checks.json`."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.files import write_json
+from infrastructure.monitoring.check_section import CHECKS_FILE, read_rounds
+from infrastructure.testing.check_observer import CheckObserver
+from infrastructure.testing.preflight import preflight
+from infrastructure.testing.results import CheckResult, lines_of, verdict
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Hook
+
+MAX_ROUNDS = 100
+
+log = logging.getLogger(__name__)
+
+
+def checked_before(
+    config: DeploymentConfig, trainer: EnhancedTrainer, say: Callable[[str], None]
+) -> list[CheckResult]:
+    """The quick tier, where checks are on; what warns is shown, with the verdict.
+
+    Raises:
+        PreflightError: a check failed, so the run must not start.
+    """
+    if not config.enable_testing:
+        return []
+    results = preflight(trainer, Path(config.output_dir))
+    worth_telling = [result for result in results if result.status == "warn"]
+    for line in lines_of(worth_telling)[1:-1]:
+        say(line)
+    say(f"Checked: {verdict(results)}")
+    return results
+
+
+def checking_hooks(
+    config: DeploymentConfig, trainer: EnhancedTrainer, run_directory: Path
+) -> list[Hook]:
+    """What checks again at `testing_interval`; nothing where that is not set."""
+    if not config.enable_testing or config.testing_interval is None:
+        return []
+    return [
+        CheckObserver(
+            trainer,
+            config.testing_interval,
+            lambda step, results: keep_round(run_directory, step, results),
+        )
+    ]
+
+
+def keep_round(run_directory: Path, step: int, results: Sequence[CheckResult]) -> None:
+    """Add a round to the run's checks.json; a file that cannot be written stops nothing."""
+    if not results:
+        return
+    one = {
+        "step": step,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "verdict": verdict(results),
+        "checks": [result.to_dict() for result in results],
+    }
+    try:
+        write_json(run_directory / CHECKS_FILE, [*read_rounds(run_directory), one][-MAX_ROUNDS:])
+    except OSError as error:
+        log.warning("%s was not written: %s", run_directory / CHECKS_FILE, error)

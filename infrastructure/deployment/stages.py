@@ -1,0 +1,66 @@
+"""What a run does, one stage after the other, and how long each took."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# In this order; a run that goes on does all but the first measurement again.
+STAGES = {
+    "model": "the model is built or loaded",
+    "data": "the data is read, checked and tokenised",
+    "checks": "the checks before the training",
+    "measure": "the model is measured before the training",
+    "fit": "what is done when is chosen by measurement, and room is made sure of",
+    "train": "the training",
+    "save": "the trained model is written",
+    "evaluate": "the trained model is measured",
+    "back up": "the last version is confirmed at its place",
+    "clean up": "helpers are ended, memory is given back",
+}
+
+
+class Stages:
+    """Takes the time of each stage; one that is entered twice adds up.
+
+    Args:
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._seconds: dict[str, float] = {}
+        self._failed: dict[str, str] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """What is done inside belongs to the stage `name`, also when it fails.
+
+        Raises:
+            KeyError: there is no such stage.
+        """
+        STAGES[name]
+        began = self.clock()
+        try:
+            yield
+        except BaseException as error:
+            self._failed[name] = type(error).__name__
+            raise
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + self.clock() - began
+
+    def seconds(self, name: str) -> float | None:
+        """What a stage took; None: it was not done."""
+        return self._seconds.get(name)
+
+    def records(self) -> list[dict[str, Any]]:
+        """For summary.json: name, what it is, seconds, and the error that ended it, if one did."""
+        return [
+            {
+                "name": name,
+                "what": STAGES[name],
+                "seconds": round(seconds, 3),
+                **({"error": self._failed[name]} if name in self._failed else {}),
+            }
+            for name, seconds in self._seconds.items()
+        ]

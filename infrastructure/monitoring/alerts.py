@@ -1,0 +1,146 @@
+"""When a number becomes an alert: one for each incident, not one for each sample.
+
+An incident begins when a number has been beyond its limit for several samples in a row, and ends
+when it is well within the limit again (hysteresis), so that a number which trembles around the
+limit is one incident. Two alerts of one kind are at least the cool-down apart; an incident that
+outlasts the cool-down of the one before is told then.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+State = Literal["raised", "ended"]
+Severity = Literal["info", "warning", "critical"]
+CLEAR_SHARE = 0.05  # of the limit; so far must a number be within it for the incident to be over
+
+
+@dataclass(frozen=True)
+class AlertRule:
+    """A limit of one number.
+
+    Attributes:
+        name: of the setting in `monitor.thresholds`.
+        key: what is compared.
+        limit: an alert is raised beyond it; a value that is no number is beyond every limit.
+        message: text for people, with `{subject}`, `{value}` and `{limit}`.
+        severity: info where a person need not act.
+        is_lower: an alert is raised below the limit.
+        num_samples: values beyond the limit, in a row, that begin an incident.
+    """
+
+    name: str
+    key: str
+    limit: float
+    message: str
+    severity: Severity = "warning"
+    is_lower: bool = False
+    num_samples: int = 1
+
+    def is_beyond(self, value: float) -> bool:
+        return not (value >= self.limit if self.is_lower else value <= self.limit)
+
+    def is_clear(self, value: float) -> bool:
+        """Whether `value` is so far within the limit that an incident is over."""
+        margin = CLEAR_SHARE * abs(self.limit)
+        return value >= self.limit + margin if self.is_lower else value <= self.limit - margin
+
+    def text(self, value: float, subject: str, state: State) -> str:
+        """What an alert says to a person."""
+        if state == "ended":
+            about = f"{subject}: " if subject else ""
+            return f"{about}{self.name} is within its limit again ({value:.4g}, {self.limit:.4g})"
+        return self.message.format(subject=subject, value=value, limit=self.limit)
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One incident begins or ends.
+
+    Attributes:
+        time: seconds since 1970.
+        rule, subject: what is wrong with what; the subject is "" or names a GPU.
+    """
+
+    time: float
+    step: int
+    rule: str
+    subject: str
+    state: State
+    severity: Severity
+    value: float
+    limit: float
+    message: str
+
+    def record(self) -> dict[str, Any]:
+        """As plain values; the line of alerts.jsonl."""
+        return asdict(self)
+
+
+@dataclass
+class _Incident:
+    num_beyond: int = 0
+    is_open: bool = False
+    raised_at: float = -math.inf
+
+
+@dataclass
+class AlertWatch:
+    """Compares numbers with rules and remembers the incidents.
+
+    Attributes:
+        rules: each rule looks at its key wherever that is among the values.
+        cooldown_seconds: least time between two alerts of one rule on one subject.
+        num_raised: alerts by rule, since the start.
+    """
+
+    rules: Iterable[AlertRule]
+    cooldown_seconds: float = 300.0
+    num_raised: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._by_key: dict[str, list[AlertRule]] = {}
+        for rule in self.rules:
+            self._by_key.setdefault(rule.key, []).append(rule)
+        self._incidents: dict[tuple[str, str], _Incident] = {}
+
+    def check(
+        self, values: Mapping[str, float | None], now: float, step: int = 0, subject: str = ""
+    ) -> list[Alert]:
+        """The incidents that begin or end with these values; None is no value.
+
+        Args:
+            now: in seconds since 1970.
+        """
+        found = (
+            self._look(rule, value, now, step, subject)
+            for key, rules in self._by_key.items()
+            if (value := values.get(key)) is not None
+            for rule in rules
+        )
+        return [alert for alert in found if alert is not None]
+
+    def open_incidents(self) -> list[tuple[str, str]]:
+        """(rule, subject) of what is wrong now."""
+        return [key for key, incident in self._incidents.items() if incident.is_open]
+
+    def _look(
+        self, rule: AlertRule, value: float, now: float, step: int, subject: str
+    ) -> Alert | None:
+        incident = self._incidents.setdefault((rule.name, subject), _Incident())
+        state: State
+        if rule.is_beyond(value):
+            incident.num_beyond += 1
+            is_cool = now - incident.raised_at >= self.cooldown_seconds
+            if incident.is_open or incident.num_beyond < rule.num_samples or not is_cool:
+                return None
+            incident.is_open, incident.raised_at, state = True, now, "raised"
+            self.num_raised[rule.name] = self.num_raised.get(rule.name, 0) + 1
+        else:
+            incident.num_beyond = 0
+            if not incident.is_open or not rule.is_clear(value):
+                return None
+            incident.is_open, state = False, "ended"
+        text = rule.text(value, subject, state)
+        return Alert(now, step, rule.name, subject, state, rule.severity, value, rule.limit, text)

@@ -1,0 +1,96 @@
+"""The monitor's newest numbers for Prometheus, at `http://HOST:PORT/metrics`.
+
+Names are `temper_` and the keys of samples and metrics; a GPU's have the labels `gpu` and `name`.
+`grafana_dashboard.json` beside this file shows them. Each request reads what is in memory already:
+nothing is measured for it, and without a request there is no cost.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.optional import require
+from infrastructure.monitoring.training_monitor import TrainingMonitor
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "temper_"
+Rows = Sequence[tuple[tuple[str, ...], float]]  # values of the labels, and the number
+DASHBOARD_FILE = Path(__file__).with_name("grafana_dashboard.json")
+
+
+class MonitorCollector:
+    """Gives a monitor's numbers when Prometheus asks.
+
+    Args:
+        run: value of the label `run` on every number.
+    """
+
+    def __init__(self, monitor: TrainingMonitor, run: str) -> None:
+        self.monitor, self.run = monitor, run
+
+    def collect(self) -> Iterator[Any]:
+        core = require("prometheus_client.core", "the Prometheus endpoint")
+        sample, metrics = self.monitor.latest()
+        numbers = {"step": self.monitor.step, **sample}
+        numbers |= metrics.values() if metrics is not None else {}
+        for key, value in _numbers(numbers).items():
+            yield self._gauge(core, key, [((), value)])
+        yield from self._gpus(core, sample.get("gpus", []))
+        yield from self._alerts(core)
+
+    def _gpus(self, core: Any, gpus: list[Mapping[str, Any]]) -> Iterator[Any]:
+        keys = {key for gpu in gpus for key in _numbers(gpu) if key != "index"}
+        for key in sorted(keys):
+            rows = [((str(g["index"]), g["name"]), g[key]) for g in gpus if g.get(key) is not None]
+            yield self._gauge(core, f"gpu_{key}", rows, ("gpu", "name"))
+
+    def _alerts(self, core: Any) -> Iterator[Any]:
+        alerts = self.monitor.get_performance_summary()["alerts"]
+        opened = [((a["rule"], a["subject"]), 1.0) for a in alerts["open"]]
+        yield self._gauge(core, "alert_open", opened, ("rule", "subject"))
+        name = f"{PREFIX}alerts"
+        family = core.CounterMetricFamily(name, "Alerts raised.", labels=("run", "rule"))
+        for rule, count in alerts["raised"].items():
+            family.add_metric((self.run, rule), count)
+        yield family
+
+    def _gauge(self, core: Any, key: str, rows: Rows, labels: Any = ()) -> Any:
+        help_text = key.replace("_", " ").capitalize() + "."
+        family = core.GaugeMetricFamily(PREFIX + key, help_text, labels=("run", *labels))
+        for values, number in rows:
+            family.add_metric((self.run, *values), number)
+        return family
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {k: v for k, v in values.items() if isinstance(v, int | float) and k != "time"}
+
+
+class PrometheusEndpoint:
+    """Answers Prometheus until closed, in threads of its own.
+
+    Args:
+        address: `HOST:PORT`.
+
+    Raises:
+        MissingPackageError: prometheus_client is not installed.
+        OSError: the address is taken, or is not this machine's.
+    """
+
+    def __init__(self, monitor: TrainingMonitor, run: str, address: str) -> None:
+        client = require("prometheus_client", "the Prometheus endpoint")
+        registry = client.CollectorRegistry()
+        registry.register(MonitorCollector(monitor, run))
+        host, _, port = address.rpartition(":")
+        self._server, self._thread = client.start_http_server(
+            int(port), addr=host.strip("[]"), registry=registry
+        )
+        logger.info("numbers for Prometheus at http://%s/metrics", address)
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,33 @@
+"""The runs of a folder, and finding one by the name that a person gives it. Opens no checkpoint."""
+
+from pathlib import Path
+
+from infrastructure.core.lookup import unknown_name
+
+RUN_FILE = "run.json"
+
+
+def runs_in(output_dir: Path) -> list[Path]:
+    """The run directories in `output_dir`, the oldest first: their names begin with the time."""
+    if not output_dir.is_dir():
+        return []
+    return sorted(path.parent for path in output_dir.glob(f"*/{RUN_FILE}"))
+
+
+def find_run_path(name: str | None, output_dir: Path) -> Path:
+    """The directory of the run that `name` means: its id, its path, or None for the newest.
+
+    Raises:
+        ValueError: there is no such run; says which there are.
+    """
+    runs = runs_in(output_dir)
+    if name is None:
+        if not runs:
+            raise ValueError(f"no run in {output_dir}; start one with: temper train DATA")
+        return runs[-1].resolve()
+    if (Path(name) / RUN_FILE).is_file():
+        return Path(name).resolve()
+    by_name = {path.name: path for path in runs}
+    if name not in by_name:
+        raise ValueError(f"in {output_dir}: {unknown_name('run or checkpoint', name, by_name)}")
+    return by_name[name].resolve()

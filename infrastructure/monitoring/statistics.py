@@ -1,0 +1,70 @@
+"""What a stream of numbers comes to, in memory that does not grow."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import Any
+
+RECENT = 256  # values by which the percentile is told
+
+
+@dataclass
+class Statistics:
+    """Count, mean, least, largest and newest of all values; the 95th percentile of recent ones.
+
+    Values that are no numbers are counted apart.
+    """
+
+    count: int = 0
+    num_not_finite: int = 0
+    total: float = 0.0
+    least: float = math.inf
+    largest: float = -math.inf
+    newest: float = math.nan
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def add(self, value: float) -> None:
+        if not math.isfinite(value):
+            self.num_not_finite += 1
+            return
+        self.count += 1
+        self.total += value
+        self.least = min(self.least, value)
+        self.largest = max(self.largest, value)
+        self.newest = value
+        self.recent.append(value)
+
+    def to_dict(self) -> dict[str, float]:
+        """last, mean, min, max and p95; empty before the first number."""
+        if not self.count:
+            return {}
+        return {
+            "last": self.newest,
+            "mean": self.total / self.count,
+            "min": self.least,
+            "max": self.largest,
+            "p95": percentile_95(list(self.recent)),
+        }
+
+
+def percentile_95(values: list[float]) -> float:
+    """Below it lie 95 of 100 values; between two values, in proportion."""
+    return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+
+
+class Table:
+    """Statistics by name; the names are few, and those of the code."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Statistics] = {}
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Take in each value that is a number."""
+        for name, value in values.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self._by_name.setdefault(name, Statistics()).add(value)
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        return {name: found for name, s in self._by_name.items() if (found := s.to_dict())}

@@ -1,0 +1,58 @@
+"""The checks again and again while a training goes on: a long run must not go wrong unseen."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from infrastructure.testing.parameter_checks import check_learning, check_steps
+from infrastructure.testing.preflight import UNIT, run_checks
+from infrastructure.testing.results import CheckResult, sentence
+from infrastructure.testing.subject import Subject
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.state import TrainingState
+
+# Of the full tier, what needs no second model beside the one that trains.
+REAL_STEPS = (check_steps, check_learning)
+
+log = logging.getLogger(__name__)
+
+
+class CheckObserver(Observer):
+    """Runs checks between two steps, at intervals; what they change is undone, so the training goes
+    on as without them. A check that fails is told and written down; the training goes on.
+
+    Args:
+        trainer: the training that is looked at.
+        interval_seconds: between the end of one round and the beginning of the next.
+        take: given the step and the results of each round.
+        clock: seconds from anywhere.
+    """
+
+    def __init__(
+        self,
+        trainer: EnhancedTrainer,
+        interval_seconds: float,
+        take: Callable[[int, list[CheckResult]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._trainer, self._take = trainer, take
+        self._interval_seconds, self._clock = interval_seconds, clock
+        self._subject: Subject | None = None
+        self._due_at = clock() + interval_seconds
+
+    def train_start(self, state: TrainingState) -> None:
+        """Choose the examples now: later another thread reads the data too."""
+        self._subject = Subject(self._trainer)
+        self._subject.sample  # noqa: B018
+        self._due_at = self._clock() + self._interval_seconds
+
+    def step_end(self, state: TrainingState) -> None:
+        if self._subject is None or self._clock() < self._due_at:
+            return
+        unit = run_checks(UNIT, self._subject)
+        results = [*unit, *run_checks(REAL_STEPS, self._subject, "integration")]
+        if failed := [result for result in results if result.status == "fail"]:
+            log.warning("checks at step %d: %s", state.step, sentence(failed))
+        self._take(state.step, results)
+        self._due_at = self._clock() + self._interval_seconds

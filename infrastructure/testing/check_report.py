@@ -1,0 +1,78 @@
+"""What the checks found, as a page for people and as JSON for programs."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.files import write_json, write_text
+from infrastructure.monitoring.check_section import check_tables
+from infrastructure.monitoring.markup import Markup, element, facts
+from infrastructure.monitoring.page import page
+from infrastructure.testing.results import CheckResult, count, has_failed, verdict
+from infrastructure.testing.subject import Subject
+from infrastructure.training.training_facts import installed_versions
+
+HTML, JSON = "report.html", "report.json"
+
+
+def describe_subject(subject: Subject) -> dict[str, Any]:
+    """What was checked: model, data, precision, device, versions."""
+    trainer = subject.trainer
+    return {
+        "model": subject.adapter.describe(),
+        "data": trainer.data_config.path,
+        "num_examples": subject.data.num_examples,
+        "data_fingerprint": subject.data.fingerprint,
+        "precision": trainer.precision.name,
+        "device": str(subject.device),
+        "versions": installed_versions(),
+    }
+
+
+def report_of(results: Sequence[CheckResult], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything as JSON values."""
+    return {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "verdict": verdict(results),
+        "passed": not has_failed(results),
+        "counts": count(results),
+        "checks": [result.to_dict() for result in results],
+        "about": dict(about),
+    }
+
+
+def write_check_report(
+    folder: Path, results: Sequence[CheckResult], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write both files into `folder`, which is made.
+
+    Returns:
+        What the JSON file holds, and `paths` of the two.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    report = report_of(results, about)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / JSON, report)
+    write_text(folder / HTML, render_check_report(report))
+    return {**report, "paths": {"html": str(folder / HTML), "json": str(folder / JSON)}}
+
+
+def render_check_report(report: Mapping[str, Any]) -> str:
+    """The page as HTML; it needs nothing but itself."""
+    outcome = "finished" if report["passed"] else "failed"
+    word = "passed" if report["passed"] else "failed"
+    header = element(
+        "header",
+        element("div", "Temper · checks", css_class="over"),
+        element("h1", "Checks", element("span", word, css_class=f"status {outcome}")),
+        element("p", report["verdict"], css_class="lead"),
+        element("p", f"made {report['created']}", css_class="soft"),
+    )
+    return page("Checks · Temper", header, *check_tables(report["checks"]), _about(report))
+
+
+def _about(report: Mapping[str, Any]) -> Markup:
+    return element("section", element("h2", "What was checked"), facts(report["about"]))

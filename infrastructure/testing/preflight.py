@@ -1,0 +1,123 @@
+"""The checks in their order, and what happens before a run: a run that cannot succeed does not
+start.
+
+The quick tier takes seconds and changes no weight. The full tier takes about a minute more: it does
+real steps, which are undone, goes on from a checkpoint, saves and loads the model, and measures.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from infrastructure.core.errors import PreflightError
+from infrastructure.core.hardware import detect
+from infrastructure.testing.doctor import Finding, check_machine, examine
+from infrastructure.testing.label_checks import check_ends, check_labels, check_template
+from infrastructure.testing.loss_checks import (
+    check_accumulation,
+    check_causality,
+    check_isolation,
+    check_loss,
+)
+from infrastructure.testing.parameter_checks import (
+    check_learning,
+    check_optimizer,
+    check_start,
+    check_steps,
+    check_trainable,
+    check_weights,
+)
+from infrastructure.testing.results import CheckResult, Group, sentence
+from infrastructure.testing.resume_checks import check_resume, check_saved_model
+from infrastructure.testing.subject import Subject
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.error_handlers import free_memory, is_out_of_memory, let_go
+
+Check = Callable[[Subject], CheckResult]
+
+UNIT: tuple[Check, ...] = (
+    check_weights,
+    check_labels,
+    check_ends,
+    check_template,
+    check_loss,
+    check_causality,
+    check_isolation,
+    check_accumulation,
+    check_trainable,
+    check_start,
+    check_optimizer,
+)
+INTEGRATION: tuple[Check, ...] = (check_steps, check_learning, check_resume, check_saved_model)
+
+
+def run_checks(
+    checks: Sequence[Check], subject: Subject, group: Group = "unit"
+) -> list[CheckResult]:
+    """Each check in turn, timed. One that raises has failed: the training would raise too.
+
+    One for which there is not enough memory is skipped: the training splits its batches, a check
+    does not.
+    """
+    return [run_check(check, subject, group) for check in checks]
+
+
+def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
+    """One check, timed."""
+    name = check.__name__.removeprefix("check_").replace("_", " ")
+    started = time.perf_counter()
+    gives_way = False
+    try:
+        result = check(subject)
+    except Exception as error:
+        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if is_out_of_memory(error):
+            result = CheckResult(name, "skipped", f"not enough memory to check it ({told})")
+        else:
+            result = CheckResult(name, "fail", f"could not be carried out: {told}")
+        let_go(error)
+        gives_way = True
+    if gives_way:
+        free_memory(subject.device)  # outside of the handler, which holds the call's variables
+    return replace(result, group=group, seconds=time.perf_counter() - started)
+
+
+def preflight(trainer: EnhancedTrainer, output_dir: Path) -> list[CheckResult]:
+    """The quick tier on a trainer that is about to train; it is left as it was.
+
+    Raises:
+        PreflightError: a check failed; the text names each, and what to do.
+    """
+    results = [machine_check(output_dir), *run_checks(UNIT, Subject(trainer))]
+    if failed := [result for result in results if result.status == "fail"]:
+        raise PreflightError(
+            f"this run would not succeed: {sentence(failed)}; temper check says more,"
+            " --no-testing starts it all the same"
+        )
+    return results
+
+
+def machine_check(output_dir: Path) -> CheckResult:
+    """Whether there is room on the disk, and memory to begin with."""
+    started = time.perf_counter()
+    result = _from_findings("machine", list(check_machine(detect(output_dir))))
+    return replace(result, seconds=time.perf_counter() - started)
+
+
+def installation_check() -> CheckResult:
+    """What `temper doctor` says, in one line."""
+    started = time.perf_counter()
+    result = _from_findings("installation", examine())
+    return replace(result, seconds=time.perf_counter() - started)
+
+
+def _from_findings(name: str, findings: list[Finding]) -> CheckResult:
+    levels: tuple[Literal["fail", "warn"], ...] = ("fail", "warn")
+    for level in levels:
+        if told := [finding for finding in findings if finding.level == level]:
+            text = "; ".join(f"{finding.subject}: {finding.text}" for finding in told)
+            remedy = "; ".join(finding.remedy for finding in told if finding.remedy)
+            return CheckResult(name, level, text, remedy)
+    return CheckResult(name, "pass", f"{len(findings)} things looked at, nothing amiss")

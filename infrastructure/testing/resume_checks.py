@@ -1,0 +1,164 @@
+"""Does a training that was broken off go on as if nothing had been, and is its model saved whole?
+
+Both are tried in a temporary folder, on small batches; what was there before is left alone.
+"""
+
+import itertools
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.core.errors import CheckpointError
+from infrastructure.testing.parameter_checks import VISIBLE_LEARNING_RATE, take_steps
+from infrastructure.testing.results import CheckResult
+from infrastructure.testing.subject import (
+    Subject,
+    be_quiet,
+    kept_values,
+    leaving_no_trace,
+    stride_for,
+    undone,
+)
+from infrastructure.training.checkpoints.snapshot import take_snapshot
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.error_handlers import free_memory
+from infrastructure.training.models.model_inputs import call_model, logits_of, relative_difference
+from infrastructure.training.models.model_manager import load_saved
+from infrastructure.training.models.trainable_state import trainable_state
+
+RESUME, SAVED = "save and resume", "saved model"
+STEPS_BEFORE, STEPS_AFTER = 2, 2
+MAX_BATCH = 2
+GPU_NOISE = 1e-3  # many CUDA kernels add in another order each time
+COMPARED_VALUES = ("step", "position", "num_tokens", "loss", "scheduler", "scaler")
+
+End = tuple[dict[str, torch.Tensor], dict[str, Any]]
+
+
+def check_resume(subject: Subject) -> CheckResult:
+    """Four steps at one go, and two, a checkpoint, a new trainer and two more, end at one place.
+
+    The new trainer has nothing from the old one but the checkpoint, as after a kill. Weights,
+    optimizer, random state, schedule and loss are compared.
+    """
+    if subject.make_trainer is None:
+        text = "there is no way to make a second trainer"
+        return CheckResult(RESUME, "skipped", text, group="integration")
+    num_steps = STEPS_BEFORE + STEPS_AFTER
+    batch_size = min(MAX_BATCH, subject.data.num_examples // num_steps)
+    if batch_size < 1:
+        text = f"there are fewer than {num_steps} examples"
+        return CheckResult(RESUME, "skipped", text, group="integration")
+    with leaving_no_trace(subject), tempfile.TemporaryDirectory() as folder:
+        try:
+            checkpoint, expected = _at_one_go(subject.make_trainer(), Path(folder), batch_size)
+            free_memory(subject.device)
+            found = _going_on(subject.make_trainer(), checkpoint, batch_size)
+        except CheckpointError as error:
+            text = f"the checkpoint cannot be gone on from: {error}"
+            return CheckResult(RESUME, "fail", text, group="integration")
+    return _compared(found, expected, is_exact=subject.device.type == "cpu")
+
+
+def _at_one_go(trainer: EnhancedTrainer, folder: Path, batch_size: int) -> tuple[Path, End]:
+    trainer.save_checkpoints_to(folder / "checkpoints")
+    trainer.prepare()
+    _train(trainer, STEPS_BEFORE, batch_size)
+    assert trainer.state is not None
+    checkpoint = trainer.save_checkpoint(trainer.state)
+    _train(trainer, STEPS_AFTER, batch_size)
+    return checkpoint, _end_of(trainer)
+
+
+def _going_on(trainer: EnhancedTrainer, checkpoint: Path, batch_size: int) -> End:
+    trainer.prepare()
+    trainer.restore(checkpoint)
+    _train(trainer, STEPS_AFTER, batch_size)
+    return _end_of(trainer)
+
+
+def _train(trainer: EnhancedTrainer, num_steps: int, batch_size: int) -> None:
+    assert trainer.state is not None
+    trainer.initialize_model().train()
+    position, data = trainer.state.position, trainer.initialize_data()
+    with closing(data.train_batches(position.epoch, position.example, batch_size)) as batches:
+        for examples in itertools.islice(batches, num_steps):
+            trainer.train_step(examples)
+
+
+def _end_of(trainer: EnhancedTrainer) -> End:
+    assert trainer.state is not None
+    assert trainer.participants is not None
+    snapshot = take_snapshot(trainer.state, trainer.participants)
+    found: dict[str, torch.Tensor] = {}
+    for group, members in snapshot.tensors.items():
+        whole = group == "random"
+        stride = 1 if whole else stride_for(tensor.numel() for tensor in members.values())
+        found |= {f"{group}/{n}": kept_values(tensor, stride) for n, tensor in members.items()}
+    return found, {name: snapshot.values[name] for name in COMPARED_VALUES}
+
+
+def _compared(found: End, expected: End, *, is_exact: bool) -> CheckResult:
+    tensors, values = expected
+    changed = [n for n in tensors if not _same(found[0].get(n), tensors[n])]
+    farthest = max((_distance(found[0].get(n), tensors[n]) for n in changed), default=0.0)
+    others = [name for name in values if found[1][name] != values[name]]
+    if not is_exact and farthest <= GPU_NOISE:
+        changed, others = [], [name for name in others if name != "loss"]
+    numbers = {"num_compared": float(len(tensors)), "relative_difference": farthest}
+    if differing := [*changed, *others]:
+        text = (
+            f"after {STEPS_BEFORE} steps, a checkpoint and {STEPS_AFTER} more, {len(differing)}"
+            f" parts are not as without the break, first {differing[0]}"
+        )
+        remedy = "something that decides the training is not in its checkpoint"
+        return CheckResult(RESUME, "fail", text, remedy, "integration", numbers)
+    how = f"to within {farthest:.2g}" if farthest else "to the same bits"
+    text = f"a new trainer went on from step {STEPS_BEFORE} {how}"
+    return CheckResult(RESUME, "pass", text, "", "integration", numbers)
+
+
+def _distance(found: torch.Tensor | None, expected: torch.Tensor) -> float:
+    return float("inf") if found is None else relative_difference(found, expected)
+
+
+def _same(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
+    return found is not None and torch.equal(found, expected)
+
+
+def check_saved_model(subject: Subject) -> CheckResult:
+    """The model as the run will leave it, saved and loaded, is the one that was trained."""
+    with undone(subject), tempfile.TemporaryDirectory() as folder:
+        take_steps(subject, 1, VISIBLE_LEARNING_RATE)  # else it could be its source by chance
+        try:
+            subject.adapter.save(Path(folder) / "final")
+        except NotImplementedError as error:
+            return CheckResult(SAVED, "skipped", str(error), group="integration")
+        config = subject.trainer.model_config
+        loaded = load_saved(Path(folder) / "final", device=subject.device, model_config=config)
+        difference = _difference(subject, loaded.model)
+    numbers = {"relative_difference": difference}
+    if difference > subject.tolerance:
+        text = f"saved and loaded again it is another model, by {difference:.2g}"
+        remedy = "what the adapter's save leaves out would be lost at the end of the run"
+        return CheckResult(SAVED, "fail", text, remedy, "integration", numbers)
+    text = "saved and loaded again, the trained model is the same"
+    return CheckResult(SAVED, "pass", text, "", "integration", numbers)
+
+
+def _difference(subject: Subject, loaded: torch.nn.Module) -> float:
+    if not subject.reads_text:
+        found, expected = trainable_state(loaded), trainable_state(subject.model)
+        if found.keys() != expected.keys():
+            return float("inf")
+        return max(relative_difference(found[name], expected[name]) for name in expected)
+    be_quiet(subject)
+    example = max(subject.sample, key=lambda one: len(one.input_ids))
+    ids = torch.as_tensor(example.input_ids, device=subject.device).long()[None]
+    with torch.no_grad():
+        again = logits_of(call_model(loaded, {"input_ids": ids}))
+        trained = logits_of(call_model(subject.model, {"input_ids": ids}))
+    return relative_difference(again, trained)

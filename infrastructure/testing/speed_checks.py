@@ -1,0 +1,127 @@
+"""How fast this machine trains this model, and whether it was faster before."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.core.hardware import processor
+from infrastructure.testing.baseline import Baselines, Comparison, compare
+from infrastructure.testing.results import CheckResult
+from infrastructure.testing.subject import NUM_CANDIDATES, Subject, be_quiet, undone
+from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
+from infrastructure.training.recovery.memory_limits import describe_device
+from infrastructure.training.training_facts import installed_versions
+
+NUM_WARM_UPS = 2
+NUM_REPEATS = 5
+MAX_MEASUREMENTS = 3
+SLOWER = "is something else running? --rebaseline takes today's times as the new measure"
+
+
+def check_speed(subject: Subject, *, rebaseline: bool = False) -> CheckResult:
+    """Time a step, a forward pass and the data; compare with what they took before.
+
+    The fastest of five counts, and what is slower than before is measured again: a busy moment is
+    no regression.
+    """
+    baselines, key = Baselines(_directory(subject)), work_of(subject)
+    if rebaseline:
+        baselines.forget(key)
+    earlier = baselines.earlier(key)
+    numbers = measure_times(subject)
+    for _ in range(MAX_MEASUREMENTS - 1):
+        if not _slower(earlier, numbers):
+            break
+        again = measure_times(subject)
+        numbers = {name: min(value, again[name]) for name, value in numbers.items()}
+    shown = {**numbers, "tokens_per_second": _num_tokens(subject) / numbers["seconds_per_step"]}
+    if slower := _slower(earlier, numbers):
+        return CheckResult("speed", "warn", _told(slower), SLOWER, "performance", shown)
+    baselines.keep(key, numbers, {"versions": installed_versions()})
+    text = f"{shown['tokens_per_second']:,.0f} tokens/s in a step of {_num_tokens(subject)} tokens"
+    if earlier:
+        text += ", " + ", ".join(f"{c.name} {c.ratio:.2f} x" for c in compare(earlier, numbers))
+        text += f" of the baseline ({len(earlier)} earlier measurements)"
+    else:
+        text += "; kept as the baseline"
+    return CheckResult("speed", "pass", text, "", "performance", shown)
+
+
+def _slower(earlier: list[dict[str, float]], numbers: dict[str, float]) -> list[Comparison]:
+    return [c for c in compare(earlier, numbers) if c.is_slower]
+
+
+def _told(slower: list[Comparison]) -> str:
+    parts = [
+        f"{c.name} is {c.ratio:.2f} times the baseline of {c.baseline:.3g}"
+        f" (up to {c.allowed:.2f} is chance)"
+        for c in slower
+    ]
+    return "; ".join(parts)
+
+
+def _directory(subject: Subject) -> Path:
+    return Path(subject.trainer.cache_config.directory or DEFAULT_DIRECTORY).expanduser()
+
+
+def _num_tokens(subject: Subject) -> int:
+    return subject.adapter.count_tokens(subject.sample)
+
+
+def work_of(subject: Subject) -> dict[str, Any]:
+    """What decides how long it takes, but for the versions: those are what may make it slower."""
+    described = subject.adapter.describe()
+    told = ("name", "num_parameters", "num_trainable", "dtype", "quantization", "packing")
+    return {
+        **describe_device(subject.device),
+        "num_cores": processor().num_cores,
+        "num_threads": torch.get_num_threads(),
+        "precision": subject.trainer.precision.name,
+        "num_examples": len(subject.sample),
+        "num_tokens": _num_tokens(subject),
+        **{name: described.get(name) for name in told},
+    }
+
+
+def measure_times(subject: Subject) -> dict[str, float]:
+    """The fastest of a few repeats, in seconds, by name; the weights are put back."""
+    items = max(1, subject.adapter.count_items(subject.sample))
+    with undone(subject):
+        strategy, optimizer, scaler = (
+            subject.bound_strategy(),
+            subject.optimizer(),
+            subject.scaler(),
+        )
+
+        def step() -> None:
+            batch = {**subject.adapter.prepare_batch(subject.sample), "total_items": items}
+            strategy.train_step(subject.model, batch, optimizer, scaler, None, True)
+
+        times = {"seconds_per_step": _fastest(subject, step)}
+        be_quiet(subject)
+        with torch.no_grad():
+            times["seconds_per_forward"] = _fastest(subject, lambda: subject.loss(subject.sample))
+    times["seconds_per_data_batch"] = _fastest(subject, lambda: _read_data(subject))
+    return times
+
+
+def _read_data(subject: Subject) -> None:
+    with closing(subject.data.train_batches(0, 0, NUM_CANDIDATES)) as batches:
+        next(batches, None)
+
+
+def _fastest(subject: Subject, work: Callable[[], object]) -> float:
+    """Seconds of the fastest of some repeats, with what a GPU still had to do."""
+    times = []
+    for repeat in range(NUM_WARM_UPS + NUM_REPEATS):
+        started = time.perf_counter()
+        work()
+        if subject.device.type == "cuda":
+            torch.cuda.synchronize(subject.device)
+        if repeat >= NUM_WARM_UPS:
+            times.append(time.perf_counter() - started)
+    return min(times)

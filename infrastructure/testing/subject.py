@@ -1,0 +1,256 @@
+"""What the checks look at: a trainer with its model and data, and a few of its examples.
+
+A check is given a `Subject` and leaves the trainer as it found it: weights, gradients, random
+state, modes. So the same checks run before a training, in the middle of one, and on request.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from infrastructure.backup.random_state import capture_random, restore_random
+from infrastructure.config.resolve import learning_rate_for
+from infrastructure.training.choices import starts_from_scratch
+from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.model_adapters.base_adapter import Batch
+from infrastructure.training.models.model_inputs import (
+    call_model,
+    compute_dtype,
+    logits_of,
+    tolerance,
+)
+from infrastructure.training.models.packed_attention import model_arguments
+from infrastructure.training.stepping import split
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+NUM_CANDIDATES = 32
+NUM_EXAMPLES = 4
+MAX_TOKENS = 512
+# Of a large gradient or weight every so-many-th element is compared.
+MAX_COMPARED = 20_000_000
+# Of fp16: high enough that gradients do not vanish, low enough that they do not overflow.
+GRADIENT_SCALE = 256.0
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of one batch.
+
+    Attributes:
+        values: by parameter name, a sample of the elements, fp32 on the CPU.
+        missing: parameters that should train and got none.
+        not_finite: parameters whose gradient holds NaN or infinity.
+    """
+
+    values: dict[str, torch.Tensor]
+    missing: tuple[str, ...]
+    not_finite: tuple[str, ...]
+
+
+class Subject:
+    """A trainer to look at.
+
+    Args:
+        trainer: its model and its data are made if they are not there yet.
+        make_trainer: makes another trainer of the same configuration, with a model of its own;
+            None: checks that need one are skipped.
+    """
+
+    def __init__(
+        self,
+        trainer: EnhancedTrainer,
+        make_trainer: Callable[[], EnhancedTrainer] | None = None,
+    ) -> None:
+        self.trainer = trainer
+        self.make_trainer = make_trainer
+        self.model = trainer.initialize_model()
+        self.data = trainer.initialize_data()
+        self.adapter = trainer.adapter
+        self.device = trainer.device
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether this is a language model on tokenised examples."""
+        return self.adapter.tokenizer is not None and all(
+            isinstance(example, TokenizedExample) for example in self.candidates
+        )
+
+    @property
+    def tolerance(self) -> float:
+        """What two orders of the same arithmetic may differ by, in this training's precision."""
+        with self.trainer.precision.autocast():
+            return tolerance(compute_dtype(self.model))
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak learning rate of the training."""
+        trainer = self.trainer
+        scratch = starts_from_scratch(trainer.model_config)
+        return learning_rate_for(trainer.training_config, trainer.model_config, scratch)
+
+    @cached_property
+    def candidates(self) -> list[Any]:
+        """The first examples of the training, as they are."""
+        with contextlib.closing(self.data.train_batches(0, 0, NUM_CANDIDATES)) as batches:
+            return list(next(batches, []))
+
+    @cached_property
+    def sample(self) -> list[Any]:
+        """Some of them to calculate with: short, of different lengths, a few tokens in all."""
+        if not self.reads_text:
+            return self.candidates[:NUM_EXAMPLES]
+        by_length = sorted(self.candidates, key=lambda example: len(example.input_ids))
+        spread = np.linspace(0, len(by_length) - 1, NUM_EXAMPLES).astype(int)
+        chosen = [by_length[index] for index in dict.fromkeys(spread)]
+        return [shortened(example, MAX_TOKENS // NUM_EXAMPLES) for example in chosen]
+
+    @property
+    def uneven_sample(self) -> list[Any]:
+        """The same, but no two with equally many things to learn: a wrong weighting shows."""
+        if not self.reads_text:
+            return self.sample
+        return [unsupervised(example, index) for index, example in enumerate(self.sample)]
+
+    def bound_strategy(self) -> TrainingStrategy:
+        """The training's strategy, with what it needs to do a step."""
+        return self.trainer.bind_strategy()
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """A fresh optimizer as the training makes it, over what trains now."""
+        return self.bound_strategy().create_optimizer(self.model, self.learning_rate)
+
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What fp16 needs; None for other formats."""
+        if self.trainer.precision.name != "fp16":
+            return None
+        return torch.amp.GradScaler(self.device.type, init_scale=GRADIENT_SCALE)
+
+    def loss(self, examples: Sequence[Any]) -> tuple[torch.Tensor, int]:
+        """The sum of the losses (scalar) and the number of items, as the training computes it."""
+        with self.trainer.precision.autocast():
+            output = self.adapter.compute_loss(self.model, self.adapter.prepare_batch(examples))
+        return output.loss_sum, output.num_items
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """What the model gives for a prepared batch, (B, L, V)."""
+        with self.trainer.precision.autocast(), torch.no_grad():
+            return logits_of(call_model(self.model, model_arguments(self.model, batch)))
+
+    def logits_by_row(self, examples: Sequence[TokenizedExample]) -> list[torch.Tensor]:
+        """The logits of a batch, (n, V) for each example, without padding."""
+        batch = self.adapter.prepare_batch(examples)
+        logits = self.logits(batch)
+        lengths = [len(example.input_ids) for example in examples]
+        if "cu_seq_lens" in batch:
+            return list(logits[0].split(lengths))
+        return [row[:length] for row, length in zip(logits, lengths, strict=True)]
+
+    def gradients(self, examples: Sequence[Any], micro_batch_size: int) -> Gradients:
+        """The gradients of a batch that is split into micro-batches, by the training's own step."""
+        strategy, optimizer = self.bound_strategy(), self.optimizer()
+        scaler = self.scaler()
+        self.model.zero_grad(set_to_none=True)
+        total_items = max(1, self.adapter.count_items(examples))
+        try:
+            for piece in split(examples, micro_batch_size):
+                batch = {**self.adapter.prepare_batch(piece), "total_items": total_items}
+                strategy.train_step(self.model, batch, optimizer, scaler, None, False)
+            strategy.unscale_gradients(optimizer, scaler)
+            return self._read_gradients()
+        finally:
+            self.model.zero_grad(set_to_none=True)
+
+    def _read_gradients(self) -> Gradients:
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        there = {n: p.grad for n, p in trained.items() if p.grad is not None}
+        wrong = [n for n, gradient in there.items() if not bool(gradient.isfinite().all())]
+        stride = stride_for(p.numel() for p in trained.values())
+        values = {n: kept_values(gradient, stride).float() for n, gradient in there.items()}
+        return Gradients(values, tuple(trained.keys() - there.keys()), tuple(wrong))
+
+
+def stride_for(sizes: Iterator[int] | Sequence[int]) -> int:
+    """Every how-many-th element to compare, so that it is not too many."""
+    return -(-max(1, sum(sizes)) // MAX_COMPARED)
+
+
+def kept_values(tensor: torch.Tensor, stride: int) -> torch.Tensor:
+    """A copy of some elements of a tensor, on the CPU."""
+    return tensor.detach().flatten()[::stride].cpu().clone()
+
+
+def shortened(example: TokenizedExample, max_length: int) -> TokenizedExample:
+    """The last `max_length` tokens up to the last one that is learnt."""
+    if len(example.input_ids) <= max_length or not example.supervised.any():
+        return example
+    end = int(np.flatnonzero(example.supervised)[-1]) + 1
+    kept = slice(max(0, end - max_length), end)
+    mask = example.supervised[kept].copy()
+    mask[:1] = False
+    return replace(example, input_ids=example.input_ids[kept], supervised=mask)
+
+
+def unsupervised(example: TokenizedExample, number: int) -> TokenizedExample:
+    """The example without its first `number` learnt tokens; at least one stays."""
+    mask = example.supervised.copy()
+    learnt = np.flatnonzero(mask)
+    mask[learnt[: min(number, len(learnt) - 1)]] = False
+    return replace(example, supervised=mask)
+
+
+@contextlib.contextmanager
+def undone(subject: Subject) -> Iterator[None]:
+    """Whatever happens inside, model and random state are afterwards what they were, bit for bit.
+
+    Copies what trains and every buffer. What is frozen is not copied: see `fingerprints`.
+    """
+    model = subject.model
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    kept = {n: t.detach().clone() for n, t in [*trained.items(), *model.named_buffers()]}
+    with leaving_no_trace(subject):
+        try:
+            yield
+        finally:
+            living = dict([*model.named_parameters(), *model.named_buffers()])
+            with torch.no_grad():
+                for name, tensor in kept.items():
+                    living[name].copy_(tensor)
+
+
+@contextlib.contextmanager
+def leaving_no_trace(subject: Subject) -> Iterator[None]:
+    """Modes, random state and gradients are afterwards what they were; nothing is compiled."""
+    model, device = subject.model, subject.device
+    random = capture_random(device)
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+        model.zero_grad(set_to_none=True)
+        restore_random(random, device)
+
+
+def be_quiet(subject: Subject) -> None:
+    """Switch off what draws random numbers.
+
+    A language model is switched to evaluation; another kind of model may compute something else
+    there, so only its dropout is.
+    """
+    for module in subject.model.modules():
+        if subject.reads_text or isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.training = False
+
+
+def fingerprints(tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, int]:
+    """A number for each tensor that changes when a value in it does."""
+    hashes = {name: torch.hash_tensor(tensor.detach()) for name, tensor in tensors}
+    return {name: int(value.view(torch.int64)) for name, value in hashes.items()}

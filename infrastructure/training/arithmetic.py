@@ -1,0 +1,100 @@
+"""How much arithmetic a training does, and how much of it this device could do.
+
+Their ratio is the model FLOPs utilization (MFU) of the PaLM paper (Chowdhery et al., 2022,
+appendix B): recomputed activations and padding count as nothing done. What the device could do is
+measured with a large matrix product in the training's number format, so it holds for every device;
+it is a little less than what its maker prints.
+"""
+
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+SIZE = {"cpu": 512, "cuda": 4096}  # of the square matrices
+NUM_PRODUCTS = 5
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Floating-point operations of a training.
+
+    Attributes:
+        per_token: of one token, forward and backward, without attention.
+        per_token_and_position: of attention, for each token that the token may look at.
+    """
+
+    per_token: float
+    per_token_and_position: float
+
+    def per_second(self, tokens_per_second: float, tokens_per_example: float) -> float:
+        """What a training does that is so fast on examples that are so long."""
+        attention = self.per_token_and_position * tokens_per_example
+        return tokens_per_second * (self.per_token + attention)
+
+
+def arithmetic_of(model: torch.nn.Module) -> Arithmetic:
+    """The operations of training `model` as it stands.
+
+    Forward takes two for each weight, backward two for the gradient of what flows through it, and
+    two for the gradient of each weight that trains. A table of embeddings is looked up, which is no
+    arithmetic, unless it is the output layer too.
+    """
+    weights = {id(p): p for p in model.parameters()}
+    if (table := _lookup_table(model)) is not None:
+        weights.pop(id(table), None)
+    numbers = sum(weight.numel() for weight in weights.values())
+    trained = sum(weight.numel() for weight in weights.values() if weight.requires_grad)
+    config = getattr(model, "config", None)
+    layers, width = (_size(config, n) for n in ("num_hidden_layers", "hidden_size"))
+    return Arithmetic(4.0 * numbers + 2.0 * trained, 12.0 * layers * width)
+
+
+def _lookup_table(model: torch.nn.Module) -> torch.Tensor | None:
+    """The weights of the input embeddings that nothing else uses."""
+
+    def weight_of(getter: str) -> torch.Tensor | None:
+        try:
+            found = getattr(model, getter)()
+        except (AttributeError, NotImplementedError):
+            return None
+        weight = getattr(found, "weight", None)
+        return weight if isinstance(weight, torch.Tensor) else None
+
+    table = weight_of("get_input_embeddings")
+    return None if table is None or table is weight_of("get_output_embeddings") else table
+
+
+def _size(config: Any, name: str) -> int:
+    value = getattr(config, name, 0)
+    return value if isinstance(value, int) else 0
+
+
+@torch.no_grad()
+def measure_operations_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """What a large matrix product reaches here: median of five, after one of warm-up.
+
+    Takes a tenth of a second on a slow processor. Uses random numbers of its own.
+    """
+    size = SIZE.get(device.type, SIZE["cpu"])
+    random = torch.Generator().manual_seed(0)
+    rows = torch.randn(size, generator=random).to(device, dtype)
+    factor = (rows[:, None] * rows[None, :]).contiguous()
+    seconds = [_seconds_of_product(factor) for _ in range(NUM_PRODUCTS + 1)]
+    return 2.0 * size**3 / median(seconds[1:])
+
+
+def _seconds_of_product(factor: torch.Tensor) -> float:
+    synchronize(factor.device)
+    started = time.perf_counter()
+    factor @ factor
+    synchronize(factor.device)
+    return time.perf_counter() - started
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,66 @@
+"""The check of a machine with a GPU: its short form on a CPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_check import __main__ as gpu_check
+from benchmarks.gpu_check import numerics
+from benchmarks.gpu_check.bench import Bench, largest_difference
+
+
+def test_a_resume_is_checked_on_any_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics.torch, "use_deterministic_algorithms", lambda on: None)
+    found = gpu_check.run_here("resume_is_exact", Bench(tmp_path, "cpu"))
+    assert found == {"verdict": "pass", "differing_tensors": 0}
+
+
+def test_a_resume_with_other_numbers_would_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numerics.torch, "use_deterministic_algorithms", lambda on: None)
+    monkeypatch.setattr(numerics, "LORA", {**numerics.LORA, "dropout": 0.5})
+    restore = numerics.restored
+
+    def forgetful(*args: object) -> object:
+        trainer = restore(*args)  # type: ignore[arg-type]
+        numerics.torch.manual_seed(7)
+        return trainer
+
+    monkeypatch.setattr(numerics, "restored", forgetful)
+    assert gpu_check.run_here("resume_is_exact", Bench(tmp_path, "cpu"))["verdict"] == "fail"
+
+
+@pytest.mark.parametrize("name", ["cpu_equals_gpu", "fp16_with_scaler", "checkpoint_stall"])
+def test_what_needs_a_gpu_is_skipped_without_one(name: str, tmp_path: Path) -> None:
+    found = gpu_check.run_here(name, Bench(tmp_path, "cpu"))
+    assert found == {"verdict": "skipped", "why": "there is no GPU"}
+
+
+def test_each_check_has_its_line_and_its_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu"]
+    command += ["--only", "cpu_equals_gpu", "--json", str(tmp_path / "found.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "cpu_equals_gpu               skipped" in done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["checks"]["cpu_equals_gpu"]["why"] == "there is no GPU"
+    assert found["environment"]["device"] == "cpu"
+
+
+def test_a_check_that_breaks_fails_and_spoils_no_other(tmp_path: Path) -> None:
+    found = gpu_check.run_apart("no_such_check", Bench(tmp_path, "cpu"), 120)
+    assert found["verdict"] == "fail"
+    assert "no_such_check" in found["why"]
+
+
+def test_without_time_a_check_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu_check, "TOTAL_SECONDS", 0.0)
+    found = gpu_check.run_all(["bf16"], Bench(tmp_path, "cpu"))
+    assert found["bf16"]["why"] == "the time is over"
+
+
+def test_the_largest_difference_is_relative() -> None:
+    assert largest_difference([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)

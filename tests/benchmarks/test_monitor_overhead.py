@@ -1,0 +1,50 @@
+"""The overhead's arithmetic, and its blocks in a real toy training."""
+
+from benchmarks.monitor_overhead import Blocks, growth, ratios
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.state import TrainingState
+from tests.training.toy_training import Training
+
+
+class Counting(Observer):
+    """Counts what it is given."""
+
+    def __init__(self) -> None:
+        self.starts, self.steps, self.ends = 0, 0, 0
+
+    def train_start(self, state: TrainingState) -> None:
+        self.starts += 1
+
+    def step_end(self, state: TrainingState) -> None:
+        self.steps += 1
+
+    def train_end(self, state: TrainingState) -> None:
+        self.ends += 1
+
+
+def test_the_ratio_is_of_neighbouring_blocks_whichever_came_first() -> None:
+    blocks = [
+        (False, 1.0, 2.0),
+        (True, 1.1, 2.2),  # a pair while the machine was free
+        (True, 4.4, 2.2),
+        (False, 4.0, 2.0),  # and one while it was busy
+    ]
+    found = ratios(blocks)
+    assert found["clock"] == {"median": 1.1, "quartiles": [1.1, 1.1], "step_seconds": 2.5}
+    assert found["processor"]["median"] == 1.1
+
+
+def test_blocks_alternate_and_the_watching_hooks_see_their_own_only() -> None:
+    watching = Counting()
+    blocks = Blocks([watching], num_blocks=4, block_seconds=1e-9)
+    training = Training(hooks=[blocks], num_epochs=20).run()
+    assert [block[0] for block in blocks.blocks] == [False, True, True, False]
+    assert training.state.stop_reason == "all blocks are measured"
+    assert (watching.starts, watching.steps, watching.ends) == (1, 2, 1)
+
+
+def test_a_monitor_s_growth_is_measured() -> None:
+    found = growth(12_000)
+    assert found["samples"] == 12_000
+    assert found["grown_bytes"] < 4_000_000
+    assert 0 < found["disk_bytes"] < 40_000_000

@@ -1,0 +1,143 @@
+"""GPU readings: NVML opened once, GPUtil behind it, and an empty list where nothing answers."""
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from infrastructure.core.gpu_readings import GpuReadings
+from infrastructure.core.hardware import GIB, MIB
+
+
+class FakeNVMLError(Exception):
+    """Stands for pynvml.NVMLError."""
+
+
+class FakeNvml(ModuleType):
+    """Two T4 cards with NVML's own function names; a question in `silent` is not supported."""
+
+    NVMLError = FakeNVMLError
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, silent: tuple[str, ...] = ()) -> None:
+        super().__init__("pynvml")
+        self.__spec__ = SimpleNamespace(name="pynvml")  # type: ignore[assignment]
+        self.silent, self.calls = set(silent), list[str]()
+
+    def _answer(self, name: str, value: object) -> object:
+        self.calls.append(name)
+        if name in self.silent:
+            raise FakeNVMLError("Not Supported")
+        return value
+
+    def nvmlInit(self) -> object:  # noqa: N802
+        return self._answer("Init", None)
+
+    def nvmlShutdown(self) -> object:  # noqa: N802
+        return self._answer("Shutdown", None)
+
+    def nvmlDeviceGetCount(self) -> object:  # noqa: N802
+        return self._answer("Count", 2)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:  # noqa: N802
+        return self._answer("Handle", index)
+
+    def nvmlDeviceGetName(self, handle: int) -> object:  # noqa: N802
+        return self._answer("Name", b"Tesla T4")
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> object:  # noqa: N802
+        return self._answer("Memory", SimpleNamespace(total=16 * GIB, used=4 * GIB))
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> object:  # noqa: N802
+        return self._answer("Utilization", SimpleNamespace(gpu=37 + handle, memory=5))
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> object:  # noqa: N802
+        return self._answer("Temperature", 61)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> object:  # noqa: N802
+        return self._answer("Power", 70_500)
+
+
+@pytest.fixture
+def path_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty PATH, whose folder a test may fill."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def test_nvml_is_opened_once_and_read_often(
+    monkeypatch: pytest.MonkeyPatch, path_folder: Path
+) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    readings = GpuReadings()
+    for _ in range(3):
+        first, second = readings.read()
+    assert readings.source == "nvml"
+    assert nvml.calls.count("Init") == 1
+    assert (first.index, first.name, first.utilization_percent) == (0, "Tesla T4", 37.0)
+    assert (second.index, second.utilization_percent) == (1, 38.0)
+    assert (first.memory_percent, first.temperature_celsius, first.power_watts) == (25.0, 61, 70.5)
+
+
+def test_what_a_card_does_not_tell_is_none(
+    monkeypatch: pytest.MonkeyPatch, path_folder: Path
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "pynvml", FakeNvml(silent=("Utilization", "Temperature", "Power"))
+    )
+    reading = GpuReadings().read()[0]
+    assert reading.utilization_percent is reading.temperature_celsius is reading.power_watts is None
+
+
+def test_a_card_that_falls_off_the_bus_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, path_folder: Path
+) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    readings = GpuReadings()
+    nvml.silent = {"Memory"}
+    assert readings.read() == []
+
+
+@pytest.mark.parametrize("broken", ["Init", "Count", "Handle"])
+def test_without_a_driver_there_is_an_empty_list(
+    monkeypatch: pytest.MonkeyPatch, path_folder: Path, broken: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(silent=(broken,)))
+    readings = GpuReadings()
+    assert (readings.source, readings.read()) == ("none", [])
+
+
+def test_closing_lets_the_driver_go(monkeypatch: pytest.MonkeyPatch, path_folder: Path) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    readings = GpuReadings()
+    readings.close()
+    assert nvml.calls[-1] == "Shutdown"
+    assert readings.read() == []
+
+
+def test_gputil_answers_where_nvml_does_not(
+    monkeypatch: pytest.MonkeyPatch, path_folder: Path
+) -> None:
+    card = SimpleNamespace(
+        id="1", name="A100", uuid="GPU-2", driver="580.1", load=0.25, temperature=math.nan
+    )
+    card.memoryTotal, card.memoryUsed = 40960.0, 1024.0
+    module = ModuleType("GPUtil")
+    module.__spec__ = SimpleNamespace(name="GPUtil")  # type: ignore[assignment]
+    module.getGPUs = lambda: [card]  # type: ignore[attr-defined]
+    (path_folder / "nvidia-smi").write_text("#!/bin/sh\n")
+    (path_folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setitem(sys.modules, "GPUtil", module)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(silent=("Init",)))
+    readings = GpuReadings()
+    (reading,) = readings.read()
+    assert readings.source == "gputil"
+    assert (reading.index, reading.utilization_percent) == (1, 25.0)
+    assert reading.memory_used_bytes == 1024 * MIB
+    assert reading.temperature_celsius is None

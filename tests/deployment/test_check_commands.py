@@ -1,0 +1,76 @@
+"""`temper check`: exit codes, what it prints, where the report lies."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infrastructure.cli import main
+from infrastructure.testing.doctor import Finding
+from tests.deployment.runs import write_settings
+from tests.deployment.test_checks_of_runs import plant
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_logging: None) -> Path:
+    """A folder in which `temper` needs no flags, and the doctor finds nothing to say."""
+    write_settings(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("infrastructure.testing.preflight.examine", list)
+    return tmp_path
+
+
+def test_all_is_well(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check"]) == 0
+    out = capsys.readouterr().out
+    assert "  ok    save and resume: a new trainer went on from step 2 to the same bits" in out
+    assert "tokens/s" in out
+    report = Path(out.splitlines()[-1].removeprefix("report: "))
+    assert report.is_file()
+    assert list(folder.glob("runs/*/run.json")) == []
+
+
+def test_quick_leaves_out_what_moves_weights(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(folder / "rows.jsonl"), "--quick"]) == 0
+    out = capsys.readouterr().out
+    assert "accumulation" in out
+    assert "steps:" not in out
+    assert "speed" not in out
+
+
+def test_json_is_one_object_and_nothing_else(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--quick", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["passed"] is True
+    assert Path(report["paths"]["html"]).is_file()
+
+
+def test_a_fault_is_exit_code_1(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert main(["check", "--quick"]) == 1
+    assert "  FAIL  accumulation: in micro-batches of 1" in capsys.readouterr().out
+
+
+def test_a_warning_is_a_failure_when_strict(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings = [Finding("warn", "memory", "1 GiB", "close other programs")]
+    monkeypatch.setattr("infrastructure.testing.preflight.examine", lambda: findings)
+    assert main(["check", "--quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "  WARN  installation: memory: 1 GiB",
+        "        → close other programs",
+    ]
+    assert main(["check", "--quick", "--strict"]) == 1
+
+
+def test_wrong_input_is_exit_code_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "nowhere.jsonl"]) == 2
+    assert "nowhere.jsonl" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""A run that cannot succeed does not start; one that is checked shows it; checks can be off."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.backup.run_files import read_run_files
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.errors import PreflightError
+from infrastructure.deployment import run_checks
+from infrastructure.deployment.run_checks import keep_round
+from infrastructure.monitoring.check_section import read_rounds
+from infrastructure.testing.results import CheckResult
+from infrastructure.training.model_adapters.base_adapter import LossOutput
+from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from tests.deployment.runs import deploy, runs_of, small_config
+
+
+def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapter gives means where sums are meant."""
+    given = StandardModelAdapter.compute_loss
+
+    def compute_loss(self: Any, model: torch.nn.Module, batch: dict[str, Any]) -> LossOutput:
+        output = given(self, model, batch)
+        return LossOutput(output.loss_sum / max(1, output.num_items), output.num_items)
+
+    monkeypatch.setattr(StandardModelAdapter, "compute_loss", compute_loss)
+
+
+def test_a_run_is_checked_before_its_first_step_and_shows_it(tmp_path: Path) -> None:
+    run, said = deploy(small_config(tmp_path, max_steps=2, num_epochs=1))
+    (told,) = [line for line in said if line.startswith("Checked: ")]
+    assert "failed" not in told
+    (one,) = json.loads((run / "checks.json").read_text())
+    assert one["step"] == 0
+    assert told == f"Checked: {one['verdict']}"
+    assert {check["status"] for check in one["checks"]} <= {"pass", "warn", "skipped"}
+    page = (run / "report.html").read_text()
+    assert "Checked before and while training" in page
+    assert one["verdict"] in page
+    assert "files/checks.json@000000000" in read_run_files(run)  # it goes where the run goes
+
+
+def test_a_run_that_cannot_succeed_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(PreflightError, match=r"accumulation: .*--no-testing starts it all"):
+        deploy(small_config(tmp_path))
+    assert runs_of(tmp_path) == []
+
+
+def test_without_testing_it_starts_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    config = small_config(tmp_path, max_steps=2, num_epochs=1)
+    config.enable_testing = False
+    run, said = deploy(config)
+    assert not (run / "checks.json").exists()
+    assert not [line for line in said if line.startswith("Checked")]
+    assert "Checked before" not in (run / "report.html").read_text()
+
+
+def test_the_variable_of_the_specification_switches_it_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from infrastructure.config.loading import load_config
+
+    assert load_config(environment={"DISABLE_TESTING": "1"}).enable_testing is False
+
+
+def test_checks_at_intervals_are_kept_with_their_steps(tmp_path: Path) -> None:
+    config = small_config(tmp_path, max_steps=4, num_epochs=1)
+    config.testing_interval = 1e-3
+    run, _ = deploy(config)
+    rounds = read_rounds(run)
+    assert [one["step"] for one in rounds] == [0, 1, 2, 3, 4]
+    names = {check["name"] for check in rounds[-1]["checks"]}
+    assert {"steps", "learning", "accumulation"} <= names
+
+
+def test_an_interval_without_testing_is_refused(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    config.testing_interval, config.enable_testing = 60.0, False
+    with pytest.raises(ValueError, match=r"testing_interval = 60.0 has no effect, because enable"):
+        deploy(config)
+
+
+RESULTS = [CheckResult("loss", "fail", "it is <b>bad</b>")]
+
+
+def test_a_round_is_added_to_those_that_are_there(tmp_path: Path) -> None:
+    keep_round(tmp_path, 0, RESULTS)
+    keep_round(tmp_path, 7, RESULTS)
+    assert [one["step"] for one in read_rounds(tmp_path)] == [0, 7]
+
+
+@pytest.mark.parametrize("contents", ["{", "3", '["x", null]'])
+def test_a_damaged_file_of_rounds_is_begun_anew(tmp_path: Path, contents: str) -> None:
+    (tmp_path / "checks.json").write_text(contents)
+    keep_round(tmp_path, 1, RESULTS)
+    assert [one["step"] for one in read_rounds(tmp_path)] == [1]
+
+
+def test_rounds_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_checks, "MAX_ROUNDS", 3)
+    for step in range(5):
+        keep_round(tmp_path, step, RESULTS)
+    assert [one["step"] for one in read_rounds(tmp_path)] == [2, 3, 4]
+
+
+def test_rounds_that_cannot_be_written_stop_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").write_text("a file where the folder should be")
+    keep_round(tmp_path / "run", 1, RESULTS)
+    assert "was not written" in caplog.text
+
+
+def test_the_configuration_of_a_check_takes_any_flag() -> None:
+    assert DeploymentConfig(testing_interval="30min").testing_interval == 1800.0

@@ -1,0 +1,46 @@
+"""The time of each stage of a run."""
+
+import pytest
+
+from infrastructure.deployment.stages import STAGES, Stages
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_stage_has_its_time_and_twice_adds_up() -> None:
+    clock = Clock()
+    stages = Stages(clock)
+    for name, seconds in (("model", 2.0), ("data", 1.0), ("model", 0.5)):
+        with stages.stage(name):
+            clock.now += seconds
+    assert [(one["name"], one["seconds"]) for one in stages.records()] == [
+        ("model", 2.5),
+        ("data", 1.0),
+    ]
+    assert stages.records()[0]["what"] == STAGES["model"]
+
+
+def test_a_stage_that_fails_has_its_time_too() -> None:
+    clock = Clock()
+    stages = Stages(clock)
+
+    def save() -> None:
+        with stages.stage("save"):
+            clock.now += 3.0
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        save()
+    assert stages.records() == [
+        {"name": "save", "what": STAGES["save"], "seconds": 3.0, "error": "OSError"}
+    ]
+
+
+def test_a_misspelt_stage_is_refused() -> None:
+    with pytest.raises(KeyError), Stages().stage("trian"):
+        pass

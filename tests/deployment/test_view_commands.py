@@ -1,0 +1,85 @@
+"""`temper watch` and `temper dashboard` as commands, on a real run that trains beside them."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.deployment.runs import end, start_temper, when_saved, write_settings
+from tests.monitoring.written_run import add, step_record, write_run
+
+
+def address(dashboard: "subprocess.Popen[str]") -> str:
+    assert dashboard.stdout is not None
+    return str(json.loads(dashboard.stdout.readline())["url"])
+
+
+def look(url: str) -> dict[str, str]:
+    with urllib.request.urlopen(f"{url}look", timeout=60) as answer:
+        return dict(json.loads(answer.read()))
+
+
+def test_a_dashboard_shows_a_real_training_and_outlives_it(tmp_path: Path) -> None:
+    write_settings(tmp_path, num_epochs=100)
+    dashboard = start_temper("dashboard", "--json", "--port", "0", folder=tmp_path)
+    url = address(dashboard)
+    assert look(url)["state"] == ""
+    training = start_temper("train", folder=tmp_path)
+    run = when_saved(tmp_path, 2, training)
+    told = look(f"{url}")
+    assert run.name in told["title"]
+    code, _, _ = end(training, signal.SIGINT)
+    assert code == 130
+    watched = start_temper("watch", folder=tmp_path)
+    out, _ = watched.communicate(timeout=120)
+    assert (watched.returncode, out.startswith("stopped · step ")) == (0, True)
+    summary = json.loads((run / "summary.json").read_text())
+    assert f"of {summary['total_steps']:,}" in out
+    with urllib.request.urlopen(f"{url}?run={run.name}", timeout=60) as answer:
+        assert b"Loss" in answer.read()
+    assert end(dashboard, signal.SIGINT)[0] == 0
+
+
+def test_watch_shows_a_run_once_and_ends_with_the_run(tmp_path: Path) -> None:
+    add(write_run(tmp_path / "runs", "a", status="failed"), step_record(7))
+    for flags, told in ((["--once"], "step 7 of 40"), ([], "failed · step 7 of 40")):
+        watched = start_temper("watch", "a", *flags, folder=tmp_path)
+        out, _ = watched.communicate(timeout=60)
+        assert (watched.returncode, told in out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["watch"], "no run in runs; start one with: temper train DATA"),
+        (["dashboard", "nothing"], "unknown run or checkpoint 'nothing'"),
+        (["dashboard", "--port", "99999"], "cannot listen on 127.0.0.1, port 99999"),
+        (["watch", "--every", "x"], "argument --every: invalid float value"),
+    ],
+)
+def test_what_cannot_be_shown_is_wrong_input(tmp_path: Path, command: list[str], told: str) -> None:
+    process = start_temper(*command, folder=tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert told in err
+
+
+def test_to_a_person_the_dashboard_says_where_it_is_and_who_may_see_it(tmp_path: Path) -> None:
+    for host, last in (("127.0.0.1", "Through a proxy"), ("0.0.0.0", "Only who has this address")):
+        process = start_temper("dashboard", "--port", "0", "--host", host, folder=tmp_path)
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        assert "The dashboard is at http://" in lines[0]
+        assert ("token=" in lines[0]) == (host == "0.0.0.0")
+        assert lines[1].startswith(last)
+        assert end(process, signal.SIGINT)[0] == 0
+
+
+def test_looking_loads_no_torch() -> None:
+    probe = "import sys, infrastructure.deployment.view_commands; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,158 @@
+"""The terminal view, in a real terminal of its own and where there is none."""
+
+import io
+import math
+import os
+import pty
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from infrastructure.monitoring.live_run import LiveRun
+from infrastructure.monitoring.watch import frame, sparkline, status_line, watch
+from tests.monitoring.written_run import (
+    add,
+    evaluation,
+    falling,
+    sample,
+    step_record,
+    system_file,
+    write_run,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def shown(run: LiveRun, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(frame(run, width))
+    return console.export_text()
+
+
+def a_training(folder: Path) -> Path:
+    directory = write_run(folder)
+    add(directory, *falling(1, 30), evaluation(30, 1.25))
+    add(directory, sample(0, step=30), file=system_file("system"))
+    alert = {"time": time.time(), "step": 29, "rule": "gpu_memory", "message": "93 % is above 90 %"}
+    add(directory, alert, file=system_file("alerts"))
+    error = {"step": 12, "kind": "spike", "action": "went back to step 10", "message": "loss 9"}
+    add(directory, error, file="logs/errors/errors.jsonl")
+    return directory
+
+
+def test_a_frame_tells_everything_that_matters_now(tmp_path: Path) -> None:
+    run = LiveRun(a_training(tmp_path))
+    text = shown(run)
+    for told in (
+        "20260101-a",
+        "running",
+        "step 30 of 40 · 75.0 %",
+        "trained 15 s · about 5.0 s left",
+        "held-out loss",
+        "1.250",
+        "GPU 0 memory",
+        "14.0 of 15.0 GiB",
+        "97 % · 71 °C · 65 W",
+        "backup: none",
+        "step 29: 93 % is above 90 %",
+        "step 12: spike; went back to step 10 (loss 9)",
+        "Ctrl-C leaves; the training goes on",
+    ):
+        assert told in text, told
+    run.close()
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_a_frame_fits_its_terminal(tmp_path: Path, width: int) -> None:
+    run = LiveRun(a_training(tmp_path))
+    assert max(map(len, shown(run, width).splitlines())) == width
+    run.close()
+
+
+def test_text_of_a_run_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    directory = a_training(tmp_path)
+    evil = {"step": 31, "kind": "\x1b[2Jgone", "message": "[bold]x[/bold]\x07"}
+    add(directory, evil, file="logs/errors/errors.jsonl")
+    run = LiveRun(directory)
+    text = shown(run)
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "[bold]x[/bold]" in text
+    run.close()
+
+
+def test_a_sparkline_shows_shape_and_what_is_not_finite() -> None:
+    assert sparkline([(step, step) for step in range(8)], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([(0, 2.0), (1, math.nan), (2, 1.0)], 8) == "█×▁"
+    assert sparkline([(0, 2.0), (1, 2.0)], 8) == "▅▅"
+    assert sparkline([(0, 90.0), (1, 100.0)], 8, from_zero=True) == "██"
+    assert sparkline([(0, math.nan)], 8) == "×"
+    assert len(sparkline([(step, step % 7) for step in range(1000)], 30)) == 30
+
+
+def test_without_a_terminal_a_line_tells_each_state_until_the_end(tmp_path: Path) -> None:
+    directory = a_training(tmp_path)
+    out = io.StringIO()
+
+    def finish(_: float) -> None:
+        add(directory, *[step_record(step, 0.5) for step in range(31, 41)])
+        (directory / "summary.json").write_text('{"status": "finished", "total_steps": 40}')
+
+    assert watch(directory, console=Console(file=out, width=40), sleep=finish) == "finished"
+    first, last = out.getvalue().splitlines()
+    assert first.startswith("step 30 of 40 · 75.0 % · loss 1.069 · 200 tokens/s")
+    assert last == "finished · step 40 of 40 · 100 % · loss 0.5000 · 200 tokens/s"
+
+
+def test_a_run_without_a_step_says_so(tmp_path: Path) -> None:
+    run = LiveRun(write_run(tmp_path))
+    assert status_line(run) == "no step yet"
+    assert "no step yet" in shown(run)
+    run.close()
+
+
+def test_looks_must_have_time_between_them(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--every must be more than 0"):
+        watch(write_run(tmp_path), interval_seconds=0)
+
+
+def test_in_a_real_terminal_the_frame_is_drawn_again_until_the_run_ends(tmp_path: Path) -> None:
+    directory = a_training(tmp_path)
+    ours, theirs = pty.openpty()
+    seen = bytearray()
+
+    def read() -> None:
+        try:
+            while data := os.read(ours, 1 << 16):
+                seen.extend(data)
+        except OSError:  # how a terminal ends on Linux
+            return
+
+    reader = threading.Thread(target=read)
+    command = [sys.executable, "-m", "infrastructure", "watch", str(directory), "--every", "0.05"]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "50"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    reader.start()
+    wait_until(lambda: b"step 30 of 40" in seen)
+    add(directory, step_record(35, 0.5))
+    wait_until(lambda: b"step 35 of 40" in seen)
+    (directory / "summary.json").write_text('{"status": "failed", "error": "E: it broke"}')
+    assert process.wait(timeout=60) == 1
+    reader.join()
+    os.close(ours)
+    assert b"E: it broke" in seen
+
+
+def wait_until(is_true: object, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,51 @@
+"""A webhook on this machine: takes JSON by POST, and answers what it is told to."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class WebhookServer(ThreadingHTTPServer):
+    """Attributes:
+    received: what was posted, in order, whatever was answered.
+    answers: status codes of the next answers; then 200.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.received: list[dict[str, Any]] = []
+        self.answers: list[int] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/hooks/SECRET"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, WebhookServer)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        assert self.headers["Content-Type"] == "application/json"
+        self.server.received.append(json.loads(body))
+        self.send_response(self.server.answers.pop(0) if self.server.answers else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None: ...
+
+
+@contextmanager
+def webhook_server() -> Iterator[WebhookServer]:
+    with WebhookServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

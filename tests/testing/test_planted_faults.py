@@ -1,0 +1,75 @@
+"""Each planted fault is seen by the check that is made for it; none fires on a healthy model."""
+
+from pathlib import Path
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.testing.preflight import INTEGRATION, UNIT, run_check
+from infrastructure.testing.results import lines_of
+from infrastructure.testing.subject import Subject
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from tests.testing.check_models import (
+    MODELS,
+    all_checks,
+    save_model_of,
+    settings_of,
+    subject_of,
+    trainer_of,
+)
+from tests.testing.planted_faults import FAULTS, Fault
+
+LORA = {"lora_config": {"r": 2, "dropout": 0.1}}
+CHECKS = {"end of answers": "ends", "prompts": "template", "start of LoRA": "start"}
+CHECKS |= {"save and resume": "resume", "saved model": "saved_model"}
+
+
+@pytest.fixture(scope="session")
+def model_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one model of each architecture."""
+    folder = tmp_path_factory.mktemp("architectures")
+    for architecture in MODELS:
+        save_model_of(architecture, folder / architecture)
+    return folder
+
+
+def faulty(config: DeploymentConfig, fault: Fault) -> EnhancedTrainer:
+    """Planted in every trainer that is made: whoever goes on has the same mistake."""
+    trainer = trainer_of(config)
+    trainer.initialize_data()
+    fault.plant(trainer)
+    return trainer
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_seen(fault: Fault, model_folders: Path, tmp_path: Path) -> None:
+    model = {"name": str(model_folders / fault.architecture), **(LORA if fault.lora else {})}
+    config = DeploymentConfig(**settings_of(tmp_path, model))
+    subject = Subject(faulty(config, fault), lambda: faulty(config, fault))
+    check = next(
+        c
+        for c in (*UNIT, *INTEGRATION)
+        if c.__name__ == "check_" + CHECKS.get(fault.seen_by, fault.seen_by)
+    )
+    result = run_check(check, subject, "unit")
+    assert (result.name, result.status) == (fault.seen_by, "fail"), result
+    assert "could not be carried out" not in result.text
+
+
+HEALTHY = [(architecture, lora) for architecture in MODELS for lora in (False, True)]
+HEALTHY.remove(("qwen3_moe", True))  # PEFT's own limits with experts
+
+
+@pytest.mark.parametrize(("architecture", "lora"), HEALTHY)
+def test_no_check_fires_on_a_healthy_model(
+    architecture: str, lora: bool, model_folders: Path, tmp_path: Path
+) -> None:
+    model = {"name": str(model_folders / architecture), **(LORA if lora else {})}
+    config = DeploymentConfig(**settings_of(tmp_path, model))
+    results = all_checks(subject_of(config))
+    bad = [result for result in results if result.status in ("warn", "fail")]
+    assert bad == [], "\n".join(lines_of(bad))
+    skipped = {result.name for result in results if result.status == "skipped"}
+    assert skipped <= ({"accumulation"} if architecture == "qwen3_moe" else set()) | (
+        set() if lora else {"start of LoRA"}
+    )

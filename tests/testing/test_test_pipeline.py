@@ -1,0 +1,149 @@
+"""The pipeline as the specification writes it; its groups, its report, its timings."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.testing import preflight
+from infrastructure.testing.speed_checks import check_speed
+from infrastructure.testing.subject import Subject
+from infrastructure.testing.test_pipeline import create_test_pipeline
+from tests.deployment.runs import small_config, small_settings
+from tests.testing.check_models import by_name, subject_of
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DeploymentConfig:
+    return small_config(tmp_path)
+
+
+def test_the_specification_s_sample_runs_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On what the configuration file says; there is no other argument."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".config").mkdir()
+    settings = json.dumps(small_settings(tmp_path))  # JSON is YAML
+    (tmp_path / ".config/training_config.yaml").write_text(settings)
+    names: dict[str, Any] = {}
+    exec(
+        """
+from infrastructure.testing.test_pipeline import create_test_pipeline
+
+# Create test pipeline
+pipeline = create_test_pipeline()
+
+# Run all tests
+results = pipeline.run_all_tests()
+
+# Generate test report
+report = pipeline.generate_test_report()
+""",
+        names,
+    )
+    results, report = names["results"], names["report"]
+    assert list(results) == ["unit", "integration", "performance"]
+    assert report["passed"] is True
+    assert report["counts"]["fail"] == 0
+    assert report["counts"]["pass"] >= 14
+    assert report["about"]["model"]["name"] == "embedded"
+    assert [c["name"] for c in report["checks"] if c["group"] == "performance"] == ["speed"]
+
+
+def test_the_report_is_written_as_page_and_as_json(config: DeploymentConfig) -> None:
+    pipeline = create_test_pipeline(config)
+    pipeline.run_tests("unit")
+    report = pipeline.generate_test_report()
+    saved = json.loads(Path(report["paths"]["json"]).read_text())
+    assert saved == {name: value for name, value in report.items() if name != "paths"}
+    page = Path(report["paths"]["html"]).read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "default-src &#x27;none&#x27;" in page
+    assert "<script" not in page
+    for check in report["checks"]:
+        assert f"<td>{check['name']}</td>" in page
+    assert Path(report["paths"]["html"]).is_relative_to(Path(config.output_dir) / "checks")
+
+
+def test_a_report_of_nothing_checks_first(config: DeploymentConfig, tmp_path: Path) -> None:
+    report = create_test_pipeline(config).generate_test_report(tmp_path / "here")
+    assert len(report["checks"]) > 14
+    assert (tmp_path / "here/report.html").is_file()
+
+
+def test_nothing_is_left_but_the_report_and_the_cache(
+    config: DeploymentConfig, tmp_path: Path
+) -> None:
+    """No run, no checkpoint, and the random numbers go on as if nothing had been."""
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    before = {path.name for path in tmp_path.iterdir()}
+    create_test_pipeline(config).run_tests("integration")
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(1), expected)
+    assert {path.name for path in tmp_path.iterdir()} - before <= {"cache", "runs"}
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_each_result_is_told_as_soon_as_it_is_there(config: DeploymentConfig) -> None:
+    said: list[str] = []
+    pipeline = create_test_pipeline(config, say=said.append)
+    pipeline.run_tests("unit")
+    names = [result.name for result in pipeline.all_results]
+    assert [line[8:].split(":")[0] for line in said if not line.startswith("        ")] == names
+
+
+def test_a_model_that_became_slower_is_told(config: DeploymentConfig) -> None:
+    subject = subject_of(config)
+    assert "kept as the baseline" in check_speed(subject).text
+    usual = check_speed(subject)
+    assert usual.status == "pass" or "times the baseline" in usual.text  # a busy machine
+    slow_down(subject, 0.3)
+    result = check_speed(subject)
+    assert result.status == "warn"
+    assert "seconds_per_step is" in result.text
+    assert "seconds_per_forward is" in result.text
+    assert check_speed(subject).status == "warn", "a slow measurement became the baseline"
+    assert "kept as the baseline" in check_speed(subject, rebaseline=True).text
+    assert check_speed(subject).status == "pass"
+
+
+def slow_down(subject: Subject, seconds: float) -> None:
+    body: Any = subject.model
+    body.model.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+
+
+def test_a_check_that_raises_has_failed(config: DeploymentConfig) -> None:
+    def check_something(subject: Subject) -> Any:
+        raise KeyError("the model\nhas gone")
+
+    result = preflight.run_check(check_something, subject_of(config), "unit")
+    assert (result.name, result.status) == ("something", "fail")
+    assert result.text == "could not be carried out: KeyError: 'the model\\nhas gone'"
+
+
+def test_a_check_without_enough_memory_is_skipped(config: DeploymentConfig) -> None:
+    def check_something(subject: Subject) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory: planted")
+
+    result = preflight.run_check(check_something, subject_of(config), "unit")
+    assert result.status == "skipped"
+
+
+def test_a_model_without_text_is_checked_as_far_as_it_goes(tmp_path: Path) -> None:
+    config = DeploymentConfig(
+        model_name="tactical_mappo", output_dir=str(tmp_path / "runs"), device="cpu"
+    )
+    config.cache.directory = str(tmp_path / "cache")
+    pipeline = create_test_pipeline(config)
+    found = by_name([result for group in pipeline.run_all_tests().values() for result in group])
+    assert [name for name, result in found.items() if result.status == "fail"] == []
+    passed = {name for name, result in found.items() if result.status == "pass"}
+    assert passed >= {"loss", "accumulation", "optimizer", "steps", "save and resume"}
+    assert passed >= {"saved model", "speed", "weights"}
+    assert found["labels"].status == "skipped"
