@@ -2,11 +2,11 @@
 
     python benchmarks/batch_size_auto.py
 
-A Llama with new weights learns rows of 8 to 256 tokens. The sweep trains each batch size for some
-steps of the real training loop, the sizes in turns, so that a busy machine is busy for all of them.
-A speed is the best of the rounds. Then `auto` decides by itself in the same process; its choice
-takes part in further rounds. At the end the training that was chosen does its 500 steps: nothing
-may run out of memory, and the peak must stay below what was allowed.
+A Llama with new weights learns rows of 8 to 248 tokens. `auto` decides by itself. Then each batch
+size does steps of the real training loop, the chosen one among them, in turns, so that a busy
+machine is busy for all of them; a speed is the best of the rounds. At the end the training that was
+chosen does its 500 steps: nothing may run out of memory, and the peak must stay below what was
+allowed.
 
 Prints one JSON line; progress to stderr.
 """
@@ -93,7 +93,7 @@ def write_rows(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--steps", type=int, default=500, help="of the long training")
-    parser.add_argument("--model", default="8 M", help="as in memory_prediction")
+    parser.add_argument("--model", default="2 M", help="as in memory_prediction")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -23,7 +23,7 @@ from typing import Any
 
 VOCAB_SIZE = 8192
 NUM_STEPS = 2
-MODELS = {"8 M": (256, 4), "29 M": (512, 6), "67 M": (768, 8)}  # width, layers
+MODELS = {"2 M": (128, 2), "8 M": (256, 4), "29 M": (512, 6), "67 M": (768, 8)}  # width, layers
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from infrastructure.optimization.memory_prediction import MemoryLine, MemoryPoin
 LARGEST = 256
 # Sizes this close to the fastest are as good: the smallest of them leaves most memory.
 AS_FAST = 0.98
-WORTH_A_LOOK = 0.9
+WORTH_A_LOOK = 0.8
 STILL_FASTER = 1.02
-SLOWER_IN_A_ROW = 2
-ROUNDS = 3
+SLOWER_IN_A_ROW = 3
+FIRST_TRIES = 2
+ROUNDS = 4
 SECONDS = 60.0
 
 
@@ -93,7 +94,7 @@ class BatchSizeSearch:
         while not reason and size <= largest:
             reason = self._why_not(size)
             if not reason:
-                self._speeds[size] = self.speed_of(size)
+                self._speeds[size] = max(self.speed_of(size) for _ in range(FIRST_TRIES))
                 reason = self._why_no_more(time.monotonic() - started)
                 size *= 2
         if not self._speeds:

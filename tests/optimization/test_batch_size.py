@@ -76,7 +76,7 @@ def test_of_sizes_as_fast_the_smallest_is_chosen() -> None:
     machine = Machine(speeds=lambda size: min(size, 8) * 100.0 + size * 0.1)
     choice = machine.search(budget=1 << 40).run()
     assert choice.size == 8
-    assert machine.tried == [1, 2, 4, 8, 16, 32]  # two that were no faster end the search
+    assert machine.tried == [1, 2, 4, 8, 16, 32, 64]  # three that were no faster end the search
     assert choice.reason == "larger ones are no faster"
 
 
@@ -85,7 +85,7 @@ def test_a_busy_moment_does_not_decide() -> None:
 
     def speed(size: int) -> float:
         asked.append(size)
-        is_busy = size == 4 and asked.count(4) == 1
+        is_busy = size == 4 and asked.count(4) <= 2
         return {1: 300.0, 2: 600.0, 4: 1000.0, 8: 970.0, 16: 960.0}[size] * (0.93 if is_busy else 1)
 
     assert Machine(speed).search(budget=1 << 40).run(largest=16).size == 4
