@@ -16,6 +16,8 @@ THERE = [
     "from infrastructure.deployment.deploy_training import TrainingDeployment, DeploymentConfig",
     "from infrastructure.training import TrainingConfig",
     "from infrastructure.backup.backup_system import create_backup_system",
+    "from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer",
+    "from infrastructure.optimization.memory_optimizer import create_memory_optimizer",
     "from infrastructure.monitoring.training_monitor import TrainingMonitor",
     "from infrastructure.testing.test_pipeline import create_test_pipeline",
     # used there without an import
@@ -30,12 +32,6 @@ THERE = [
 LATER = {
     "from infrastructure.training import UnifiedTrainer, TrainingConfig": (
         "UnifiedTrainer comes with the part on stack-wise training"
-    ),
-    "from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer": (
-        "create_gpu_optimizer comes with part C"
-    ),
-    "from infrastructure.optimization.memory_optimizer import create_memory_optimizer": (
-        "create_memory_optimizer comes with part C"
     ),
 }
 

@@ -31,14 +31,17 @@ from benchmarks.gpu_check.numerics import Figures
 CHECKS: dict[str, Callable[[Bench], Figures]] = {
     check.__name__: check
     for check in (
+        numerics.self_checks,
         numerics.cpu_equals_gpu,
         numerics.resume_is_exact,
         numerics.fp16_with_scaler,
         numerics.bf16,
         numerics.qlora_4bit,
         numerics.unsloth,
+        memory.memory_is_predicted,
         memory.out_of_memory_is_recovered,
         speed.checkpoint_stall,
+        speed.monitor_overhead,
         speed.speed_llama,
         speed.speed_phi4,
     )

@@ -6,10 +6,28 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.bench import Bench, Watched, largest_difference
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.testing.test_pipeline import create_test_pipeline
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 Figures = dict[str, Any]
 LORA = {"r": 8, "alpha": 32, "dropout": 0.1}  # of the first specification
+
+
+def self_checks(bench: Bench) -> Figures:
+    """The full tier of `temper check` on this machine: none may fail."""
+    config = DeploymentConfig(
+        model={"name": str(bench.model("tiny"))},
+        data={"path": str(bench.rows), "max_length": 512, "num_workers": 0},
+        cache={"directory": str(bench.folder / "cache")},
+        output_dir=str(bench.folder / "runs"),
+        device=bench.device,
+    )
+    pipeline = create_test_pipeline(config)
+    pipeline.run_all_tests()
+    results = pipeline.all_results
+    failed = {result.name: result.text for result in results if result.status == "fail"}
+    return {"passed": not failed, "checks": len(results), "failed": failed}
 
 
 def cpu_equals_gpu(bench: Bench) -> Figures:

@@ -55,6 +55,15 @@ def _copy(state: dict[str, torch.Tensor], pinned: dict[str, torch.Tensor]) -> No
     torch.cuda.synchronize()
 
 
+def monitor_overhead(bench: Bench) -> Figures:
+    """Steps that are watched beside steps that are not; readings of the GPU included."""
+    command = [sys.executable, "-m", "benchmarks.monitor_overhead"]
+    command += ["--pairs", "6", "--block-seconds", "3", "--samples", "10000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    figures: Figures = next(iter(json.loads(done.stdout).values()))
+    return {"passed": not figures["missed"], **figures}
+
+
 def speed_llama(bench: Bench) -> Figures:
     """4-bit LoRA of a Llama-3.2-1B-shaped model, packed, length 2048."""
     return compare(bench, "llama-3.2-1b")

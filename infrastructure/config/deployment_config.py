@@ -31,7 +31,7 @@ from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.section import ConfigurationError, Section
 from infrastructure.config.spellings import KEYS
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.config.values import Allowed, Duration, Later, LogLevel, PathText, Percent
+from infrastructure.config.values import Allowed, Duration, LogLevel, PathText, Percent
 from infrastructure.core.redact import redact, redact_mapping
 
 DEFAULT_SOURCE = Source(Layer.DEFAULT, "default")
@@ -106,19 +106,14 @@ class DeploymentConfig(Section):
     cuda_visible_devices: Annotated[str | None, BeforeValidator(_device_list)] = Field(
         default=None, description='GPUs that this run may see, such as "0"; "" hides all.'
     )
-    enable_gpu_optimization: Annotated[
-        bool,
-        Later(
-            "C",
-            instead="training.mixed_precision and training.compile_mode are set by hand",
-        ),
-    ] = Field(
+    enable_gpu_optimization: bool = Field(
         default=True,
-        description="Choose precision, kernels and compiling for the GPU by measurement.",
+        description="TF32 where the GPU has it; compile_mode auto measures whether compiling pays.",
     )
-    enable_memory_optimization: Annotated[
-        bool, Later("C", instead="training.gradient_checkpointing and data.streaming save memory")
-    ] = Field(default=True, description="Hold max_memory_percent by releasing and moving memory.")
+    enable_memory_optimization: bool = Field(
+        default=True,
+        description="Hold max_memory_percent, collect garbage between steps, look for leaks.",
+    )
     enable_monitoring: bool = Field(
         default=True, description="Watch the machine and raise alerts while training."
     )
@@ -133,7 +128,7 @@ class DeploymentConfig(Section):
         default=None,
         description="Time between two rounds of checks during the training; none: before it only.",
     )
-    max_memory_percent: Annotated[Percent, Later("C")] = Field(
+    max_memory_percent: Percent = Field(
         default=85.0, description="Main memory above which memory is released, in percent."
     )
 

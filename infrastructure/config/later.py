@@ -26,7 +26,7 @@ def later_of(spec: FieldSpec) -> Later | None:
 def unsupported(config: Section, source_of: SourceOf) -> Iterator[str]:
     """A sentence for each setting that this version cannot carry out."""
     for spec, later, value in _waiting(config):
-        if later.instead is None and _waits(spec, later, value):
+        if _waits(spec, later, value):
             yield (
                 f"{spec.key} = {show(value)} ({source_of(spec.key).place}) is not there yet: "
                 f"it comes with {PARTS[later.part]}; leave it out until then"
@@ -39,10 +39,9 @@ def notes(config: Section, source_of: SourceOf) -> Iterator[str]:
         given = source_of(spec.key).layer is not Layer.DEFAULT
         if not given or later.values or _waits(spec, later, value):
             continue
-        instead = f"; {later.instead}" if later.instead else ""
         yield (
             f"{spec.key} = {show(value)} ({source_of(spec.key).place}) has no effect yet: "
-            f"it comes with {PARTS[later.part]}{instead}"
+            f"it comes with {PARTS[later.part]}"
         )
 
 

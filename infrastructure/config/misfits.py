@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.data_config import DataConfig
-from infrastructure.config.later import PARTS
 from infrastructure.config.layers import Layer, Source
 from infrastructure.config.model_config import EmbeddedModelConfig, ModelConfig
 from infrastructure.config.resolve import attention_for
+from infrastructure.config.resource_config import MemoryConfig
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.config.words import show
@@ -24,12 +24,16 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
 
 class HasSections(Protocol):
-    """What is looked at: four sections of a configuration."""
+    """What is looked at: some sections and switches of a configuration."""
 
     model: ModelConfig
     data: DataConfig
     training: TrainingConfig
     backup: BackupConfig
+    memory: MemoryConfig
+    enable_gpu_optimization: bool
+    enable_memory_optimization: bool
+    max_memory_percent: float
 
 
 SourceOf = Callable[[str], Source]
@@ -41,6 +45,8 @@ class _Defaults(NamedTuple):
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     backup: BackupConfig = BackupConfig()
+    memory: MemoryConfig = MemoryConfig()
+    max_memory_percent: float = 85.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,17 @@ UNUSED = (
         for name in BackupConfig.model_fields
         if name != "place"
     ),
+    Unused(
+        "training.gradient_checkpointing_mode",
+        lambda config: not config.training.gradient_checkpointing,
+        "training.gradient_checkpointing is off",
+        "switch that on, or leave it out",
+    ),
+    Unused(
+        "training.gradient_checkpointing_mode",
+        lambda config: config.model.backend == "unsloth",
+        "model.backend unsloth has a way of its own",
+    ),
     Unused("training.adam_beta1", _is_sgd, _NO_BETAS),
     Unused("training.adam_beta2", _is_sgd, _NO_BETAS),
     Unused(
@@ -128,6 +145,20 @@ UNUSED = (
         "nothing stops early",
         "set training.early_stopping_patience",
     ),
+    *(
+        Unused(
+            key,
+            lambda config: not config.enable_memory_optimization,
+            "enable_memory_optimization is off",
+            "switch that on, or leave it out",
+        )
+        for key in (
+            "memory.gpu_cache_size",
+            "memory.cpu_memory_limit",
+            "memory.cache_ttl",
+            "max_memory_percent",
+        )
+    ),
     Unused("training.layerwise_lr_decay", _is_standard, *_ALIKE),
     Unused("training.unfreeze_interval", _is_standard, *_ALIKE),
 )
@@ -138,6 +169,7 @@ def misfits(config: HasSections, source_of: SourceOf) -> Iterator[str]:
     yield from _attention(config.model, config.training)
     yield from _longer_than_the_model_sees(config.model, config.data)
     yield from _web_addresses(config)
+    yield from _unmeasured(config)
     for unused, value, is_default in _without_effect(config):
         if not is_default:
             yield f"{_told(unused, value, source_of)}: {unused.remedy}"
@@ -157,8 +189,8 @@ def several_gpus(cuda_visible_devices: str | None) -> Iterator[str]:
     """A sentence where more than one GPU is named: training uses one."""
     if "," in (cuda_visible_devices or ""):
         yield (
-            f"cuda_visible_devices = {cuda_visible_devices} names several GPUs, and training on "
-            f"more than one comes with {PARTS['C']}: name one"
+            f"cuda_visible_devices = {cuda_visible_devices} names several GPUs, and a run "
+            "trains on one: name one"
         )
 
 
@@ -188,6 +220,14 @@ def _attention(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
         attention_for(model, training)
     except ConfigurationError as error:
         yield str(error)
+
+
+def _unmeasured(config: HasSections) -> Iterator[str]:
+    if config.training.compile_mode == "auto" and not config.enable_gpu_optimization:
+        yield (
+            "training.compile_mode auto measures whether compiling pays, and"
+            " enable_gpu_optimization is off: switch that on, or name a mode"
+        )
 
 
 def _longer_than_the_model_sees(model: ModelConfig, data: DataConfig) -> Iterator[str]:

@@ -22,6 +22,7 @@ DOES_NOT_COUNT = frozenset(
         "training.checkpoint_frequency",
         "training.checkpoint_seconds",
         "training.keep_checkpoints",
+        "training.gradient_checkpointing_mode",
         "training.keep_best",
         "training.keep_every",
         "training.compress_checkpoints",

@@ -24,7 +24,6 @@ from infrastructure.config.values import (
 
 _HOST_AND_PORT = re.compile(r"(?:([\w.-]+|\[[0-9A-Fa-f:]+\]):)?(\d{1,5})")
 _LOOPBACK = "127.0.0.1"
-_C = Later("C")
 _E = Later("E")
 
 
@@ -64,22 +63,22 @@ class MemoryConfig(Section):
 
     prefix: ClassVar[str] = "memory"
 
-    gpu_memory_fraction: Annotated[ShareAboveZero | None, _C] = Field(
+    gpu_memory_fraction: ShareAboveZero | None = Field(
         default=None, description="Share of the GPU's memory that may be used, from 0 to 1."
     )
-    gpu_cache_size: Annotated[MemoryAmount | None, _C] = Field(
+    gpu_cache_size: MemoryAmount | None = Field(
         default=None, description="Memory that the GPU allocator may keep cached."
     )
-    cpu_memory_limit: Annotated[MemoryAmount | None, _C] = Field(
+    cpu_memory_limit: MemoryAmount | None = Field(
         default=None, description="Main memory that the whole training may take."
     )
-    worker_memory: Annotated[MemoryAmount | None, _C] = Field(
+    worker_memory: MemoryAmount | None = Field(
         default=None, description="Main memory that each data worker may take."
     )
-    cache_size: Annotated[MemoryAmount | None, _C] = Field(
+    cache_size: MemoryAmount | None = Field(
         default=None, description="Memory and disk that all caches together may take."
     )
-    cache_ttl: Annotated[Count | None, _C] = Field(
+    cache_ttl: Count | None = Field(
         default=None, description="Seconds after which an entry of a memory cache is dropped."
     )
 
@@ -152,10 +151,10 @@ class GpuResources(Section):
 
     prefix: ClassVar[str] = "resources.gpu"
 
-    memory_limit: Annotated[MemoryAmount | None, _C] = Field(
+    memory_limit: MemoryAmount | None = Field(
         default=None, description="GPU memory that the training may take."
     )
-    compute_capability: Annotated[Positive | None, _C] = Field(
+    compute_capability: Positive | None = Field(
         default=None,
         description="Least CUDA compute capability that the GPU must have, such as 8.0.",
     )

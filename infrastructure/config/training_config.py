@@ -70,22 +70,30 @@ class TrainingConfig(StackwiseFields):
     max_grad_norm: Positive | None = Field(
         default=1.0, description="Clip gradients to this norm; none: no clipping."
     )
-    optimizer: Literal["adamw", "adamw_8bit", "sgd"] = Field(
-        default="adamw", description="Optimizer; adamw_8bit needs bitsandbytes."
+    optimizer: Literal[
+        "adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "adamw_offload", "sgd"
+    ] = Field(
+        default="adamw",
+        description="Optimizer; 8bit and paged (both bitsandbytes) and offload save GPU memory.",
     )
     adam_beta1: ShareBelowOne = Field(
         default=0.9, description="Decay of AdamW's mean of gradients."
     )
     adam_beta2: ShareBelowOne = Field(default=0.95, description="Decay of AdamW's mean of squares.")
-    mixed_precision: bool | Literal["bf16", "fp16", "fp32"] = Field(
+    mixed_precision: bool | Literal["bf16", "fp16", "fp32", "fp8"] = Field(
         default=True,
         description="Precision of the forward pass; true: the best that the device has.",
     )
     gradient_checkpointing: bool = Field(
         default=False, description="Recompute activations in backward: less memory, more time."
     )
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] | None = Field(
-        default=None, description="Compile the model with torch.compile in this mode; none: do not."
+    gradient_checkpointing_mode: Literal["all", "selective", "offload"] = Field(
+        default="all",
+        description="Of all blocks, of every second, or of all and what is kept in main memory.",
+    )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "auto"] | None = Field(
+        default=None,
+        description="Compile the model with torch.compile; auto: if it pays, none: do not.",
     )
     memory_efficient_attention: bool | None = Field(
         default=None,

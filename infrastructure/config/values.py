@@ -35,12 +35,10 @@ class Later:
     Attributes:
         part: key of `infrastructure.config.later.PARTS`.
         values: the values that wait for that part; empty means every value but the default.
-        instead: what there is meanwhile; such a field is on by default and is never refused.
     """
 
     part: str
     values: tuple[Any, ...] = ()
-    instead: str | None = None
 
 
 def parse_size(text: str) -> int:

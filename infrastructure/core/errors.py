@@ -35,3 +35,7 @@ class DeviceFailedError(TemperError):
 
 class SamplerError(TemperError):
     """No sampler answered a question."""
+
+
+class MemoryLimitError(TemperError):
+    """The training does not fit into the memory that it was given."""

@@ -1,7 +1,6 @@
 """The parts that are still to come, in words for people."""
 
 PARTS = {
-    "C": "part C (monitoring and fitting the machine)",
     "E": "part E (the quantum step)",
     "stackwise": "the part on stack-wise training",
     "adapters": "the part on dialogue and multimodal models",

@@ -238,7 +238,7 @@ def bytes_of_version(model: torch.nn.Module, training: TrainingConfig) -> int:
     """About what a checkpoint of this training takes, before there is one."""
     tensors = [t for t in trainable_state(model).values() if t.is_floating_point()]
     weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    if training.optimizer == "adamw_8bit":
+    if training.optimizer.endswith("_8bit"):
         memory = BYTES_PER_NUMBER_8BIT * sum(tensor.numel() for tensor in tensors)
     else:
         memory = OPTIMIZER_SHARE[training.optimizer] * weights

@@ -20,6 +20,7 @@ from infrastructure.monitoring.metrics_file import spell_numbers
 from infrastructure.monitoring.tables import before_after_table
 from infrastructure.training.data.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.machine_limits import memory_facts
 from infrastructure.training.training_facts import installed_versions
 
 
@@ -100,6 +101,7 @@ def summarise(
         "loss": state.loss,
         "recoveries": state.recoveries,
         "peak_memory_bytes": state.metrics.get("memory_bytes"),
+        "memory": memory_facts(trainer),
         "before": before.table_row(),
         "after": None if after is None else after.table_row(),
         "example": {**example, **written} if before.example else None,

@@ -1,5 +1,245 @@
-"""Fitting a model to a GPU: comes with part C; its name says so when it is imported."""
+"""The GPU optimizer: precision, kernels and compiling by what the GPU can do.
 
-from infrastructure.core.lazy import lazy_names
+    optimizer = create_gpu_optimizer(device_ids=[0], mixed_precision=True, compile_model=True)
+    model = optimizer.optimize_model(model, "my_model")
+    scaler = optimizer.create_scaler()
 
-__getattr__ = lazy_names(__name__, {}, {"create_gpu_optimizer": "C"})
+Without a GPU the same calls fit the model to the CPU. Several GPUs are used through accelerate, one
+process each: `accelerate launch`. A run of Temper uses the same parts by itself.
+"""
+
+import functools
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from infrastructure.core.gpu_readings import GpuReading, GpuReadings
+from infrastructure.optimization.compiling import CompileDecision, decide_compiling, set_compiled
+from infrastructure.optimization.gpu_capability import (
+    DTYPES,
+    best_attention,
+    best_precision,
+    can_compile,
+    refuse_fp8,
+    train_in_fp8,
+    use_tf32,
+)
+from infrastructure.optimization.inference import InferenceResult, Inputs, optimize_inference
+
+SAMPLE_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """How one GPU was used over some time; None where the card does not tell."""
+
+    index: int
+    name: str
+    num_samples: int
+    mean_utilization_percent: float | None
+    max_memory_used_bytes: int
+    memory_total_bytes: int
+    max_temperature_celsius: float | None
+    mean_power_watts: float | None
+
+
+class GPUOptimizer:
+    """See above; made by `create_gpu_optimizer`.
+
+    Attributes:
+        device: where models go.
+        precision: "fp32", "fp16", "bf16" or "fp8".
+        decisions: of each model's name, what was measured about compiling.
+        applied: of each model's name, what was done, in words.
+    """
+
+    def __init__(
+        self, devices: Sequence[torch.device], precision: str, compile_model: bool
+    ) -> None:
+        self.devices = list(devices)
+        self.device = self.devices[0]
+        self.precision = precision
+        self.compile_model = compile_model
+        self.decisions: dict[str, CompileDecision] = {}
+        self.applied: dict[str, list[str]] = {}
+
+    def optimize_model(
+        self,
+        model: torch.nn.Module,
+        name: str = "model",
+        *,
+        run_step: Callable[[torch.nn.Module, int], None] | None = None,
+        num_steps: int = 0,
+    ) -> torch.nn.Module:
+        """The model on its device, in its precision, with the fastest attention, compiled.
+
+        Weights keep their format; the forward pass runs under autocast and gives fp32 outputs where
+        the model gives tensors. In a process that `accelerate launch` started the model is
+        distributed over all of them.
+
+        Args:
+            run_step: `(model, number)`, does one step's forward and backward and leaves no trace;
+                with it, compiling is measured and kept only where it pays back.
+            num_steps: of the run.
+        """
+        told = self.applied[name] = [f"device: {self.device}", f"precision: {self.precision}"]
+        if use_tf32(self.device):
+            told.append("fp32 matrices: TF32")
+        model = model.to(self.device)
+        self._choose_attention(model, told)
+        if self.precision == "fp8":
+            model = train_in_fp8(model)
+        if self.precision != "fp32":
+            self._autocast(model)
+        if self.compile_model:
+            told.append(self._compile(model, name, run_step, num_steps))
+        for line in told:
+            log.info("%s: %s", name, line)
+        return self._distributed(model)
+
+    def create_scaler(self) -> torch.amp.GradScaler:
+        """A gradient scaler, which is off (and changes nothing) unless the precision is fp16."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+
+    def optimize_for_inference(
+        self, model: torch.nn.Module, inputs: Inputs, methods: Sequence[str] | None = None
+    ) -> InferenceResult:
+        """The fastest form of a model for answering, with its latency before and after."""
+        moved = tuple(tensor.to(self.device) for tensor in inputs)
+        return optimize_inference(model.to(self.device), moved, methods)
+
+    def monitor_gpu_utilization(self, duration: float = 60.0) -> list[GpuUse]:
+        """Watch the GPUs for `duration` seconds; returns at once, empty, where there is none."""
+        readings = GpuReadings()
+        try:
+            seen: dict[int, list[GpuReading]] = {}
+            end = time.monotonic() + duration
+            while found := readings.read():
+                for reading in found:
+                    seen.setdefault(reading.index, []).append(reading)
+                if time.monotonic() >= end:
+                    break
+                time.sleep(min(SAMPLE_SECONDS, duration))
+        finally:
+            readings.close()
+        return [_summed_up(samples) for samples in seen.values()]
+
+    def _choose_attention(self, model: Any, told: list[str]) -> None:
+        best, config = best_attention(self.device), getattr(model, "config", None)
+        used = getattr(config, "_attn_implementation", None)
+        if used is None or used == best or not hasattr(model, "set_attn_implementation"):
+            return
+        model.set_attn_implementation(best)
+        told.append(f"attention: {best} instead of {used}")
+
+    def _autocast(self, model: torch.nn.Module) -> None:
+        dtype = DTYPES.get(self.precision, torch.bfloat16)
+        forward = model.forward
+
+        @functools.wraps(forward)
+        def in_precision(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(self.device.type, dtype=dtype):
+                output = forward(*args, **kwargs)
+            return output.float() if isinstance(output, torch.Tensor) else output
+
+        model.forward = in_precision
+
+    def _compile(
+        self,
+        model: torch.nn.Module,
+        name: str,
+        run_step: Callable[[torch.nn.Module, int], None] | None,
+        num_steps: int,
+    ) -> str:
+        if reason := can_compile(self.device):
+            return f"torch.compile is not used: {reason}"
+        if run_step is None:
+            set_compiled(model, True)
+            return "torch.compile: on, not measured (give run_step and num_steps)"
+        self.decisions[name] = decide_compiling(
+            lambda number: run_step(model, number),
+            lambda is_on: set_compiled(model, is_on),
+            steps_left=num_steps,
+            device=self.device,
+        )
+        return str(self.decisions[name])
+
+    def _distributed(self, model: torch.nn.Module) -> torch.nn.Module:
+        if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+            from accelerate import Accelerator
+
+            return Accelerator(cpu=self.device.type == "cpu").prepare_model(model)
+        if len(self.devices) > 1:
+            log.warning(
+                "one process trains on one GPU (%s); start the script with `accelerate launch"
+                " --multi_gpu` to use all %d",
+                self.device,
+                len(self.devices),
+            )
+        return model
+
+
+def create_gpu_optimizer(
+    device_ids: Sequence[int] | None = None,
+    mixed_precision: bool | str = True,
+    compile_model: bool = False,
+) -> GPUOptimizer:
+    """A GPU optimizer for the GPUs that are there.
+
+    Args:
+        device_ids: which GPUs; None: all. One that is not there is left out with a warning, and
+            without any the CPU is used.
+        mixed_precision: true: the best that the GPU has; false: fp32; or "bf16", "fp16", "fp8".
+        compile_model: compile models with torch.compile.
+
+    Raises:
+        ValueError: there is no such precision, or this device cannot compute in it.
+    """
+    there = range(torch.cuda.device_count())
+    wanted = list(there) if device_ids is None else list(device_ids)
+    missing = [index for index in wanted if index not in there]
+    if missing:
+        log.warning("GPUs %s are not there (%d are): going on without", missing, len(there))
+    devices = [torch.device("cuda", i) for i in wanted if i in there] or [torch.device("cpu")]
+    return GPUOptimizer(devices, _precision(mixed_precision, devices[0]), compile_model)
+
+
+def _precision(mixed_precision: bool | str, device: torch.device) -> str:
+    if isinstance(mixed_precision, bool):
+        return best_precision(device) if mixed_precision else "fp32"
+    if mixed_precision not in (*DTYPES, "fp8"):
+        raise ValueError(
+            f'mixed_precision must be true, false, "bf16", "fp16", "fp32" or "fp8", not'
+            f" {mixed_precision!r}"
+        )
+    if mixed_precision == "fp8":
+        refuse_fp8(device)
+    if mixed_precision == "fp16" and device.type == "cpu":
+        raise ValueError("mixed_precision='fp16' needs a GPU; use true or 'fp32' on this CPU")
+    return mixed_precision
+
+
+def _summed_up(samples: list[GpuReading]) -> GpuUse:
+    temperatures = [s.temperature_celsius for s in samples if s.temperature_celsius is not None]
+    return GpuUse(
+        index=samples[0].index,
+        name=samples[0].name,
+        num_samples=len(samples),
+        mean_utilization_percent=_mean([s.utilization_percent for s in samples]),
+        max_memory_used_bytes=max(s.memory_used_bytes for s in samples),
+        memory_total_bytes=samples[0].memory_total_bytes,
+        max_temperature_celsius=max(temperatures, default=None),
+        mean_power_watts=_mean([s.power_watts for s in samples]),
+    )
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

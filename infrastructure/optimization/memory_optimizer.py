@@ -1,5 +1,226 @@
-"""Holding a memory limit: comes with part C; its name says so when it is imported."""
+"""The memory optimizer: measures what memory is used for, saves it, and says what would save more.
 
-from infrastructure.core.lazy import lazy_names
+    optimizer = create_memory_optimizer(max_memory_percent=85.0)
+    model = optimizer.optimize_for_training(model)
+    loader = optimizer.create_memory_efficient_dataloader(dataset)
+    with optimizer.memory_profiler("training_step") as profile:
+        ...
+    print(*optimizer.get_memory_recommendations(), sep="\\n")
 
-__getattr__ = lazy_names(__name__, {}, {"create_memory_optimizer": "C"})
+A run of Temper uses the same parts by itself: `enable_memory_optimization`.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from infrastructure.core.hardware import processor
+from infrastructure.optimization.checkpointing import (
+    can_checkpoint,
+    checkpoint_gradients,
+)
+from infrastructure.optimization.memory_guard import Action, MemoryGuard
+from infrastructure.optimization.memory_profile import MemoryProfile, profile_memory
+from infrastructure.optimization.memory_readings import MemoryInfo, read_memory, release_memory
+from infrastructure.optimization.recommendations import (
+    Forward,
+    MemoryBudget,
+    Recommendation,
+    measure_budget,
+    recommend,
+)
+
+BATCH_SIZE = 32
+MAX_WORKERS = 4
+SAMPLE_ITEMS = 8
+QUEUE_SHARE = 0.05  # of the available memory, for batches that wait
+MAX_PREFETCH = 4
+CROWDED_SHARE = 0.5  # of the room, taken by weights, gradients and moments
+
+log = logging.getLogger(__name__)
+
+
+class MemoryOptimizer:
+    """See above; made by `create_memory_optimizer`.
+
+    Attributes:
+        profiles: of the blocks that `memory_profiler` measured, the newest last.
+        applied: what `optimize_for_training` changed, in words.
+    """
+
+    def __init__(self, max_memory_percent: float, gradient_checkpointing: bool | str) -> None:
+        self.max_memory_percent = max_memory_percent
+        self.gradient_checkpointing = gradient_checkpointing
+        self.profiles: list[MemoryProfile] = []
+        self.applied: list[str] = []
+        self._guard = MemoryGuard(max_memory_percent)
+        self._model: torch.nn.Module | None = None
+        self._budget: MemoryBudget | None = None
+        self._micro_batch_size = 1
+
+    def optimize_for_training(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The same model, set up to take less memory; what was changed is in `applied`.
+
+        The cache of generation is switched off. Gradient checkpointing is switched on where it was
+        asked for, and with "auto" where weights, gradients and moments take more than half of what
+        `max_memory_percent` leaves.
+
+        Raises:
+            ValueError: checkpointing was asked for, and the model cannot.
+        """
+        self._model, self._budget, self.applied = model, measure_budget(model), []
+        config = getattr(model, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False  # type: ignore[union-attr]
+            self.applied.append("use_cache: off (it is of use in generation only)")
+        mode = self._checkpointing_for(model, self._budget)
+        if mode != "off":
+            checkpoint_gradients(model, mode)
+            self.applied.append(f"gradient checkpointing: {mode}")
+        release_memory()
+        for line in self.applied:
+            log.info("memory: %s", line)
+        return model
+
+    def create_memory_efficient_dataloader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
+        """A DataLoader whose workers and queues fit into memory.
+
+        The first items are measured; batches that wait take at most a twentieth of the available
+        memory. Without `batch_size` it is 32, without `shuffle` a data set with a length is
+        shuffled; every option of DataLoader may be given and then holds.
+        """
+        has_order = not isinstance(dataset, IterableDataset)
+        options.setdefault("batch_size", BATCH_SIZE)
+        if has_order and "sampler" not in options and "batch_sampler" not in options:
+            options.setdefault("shuffle", True)
+        options.setdefault("num_workers", self._num_workers(dataset, has_order))
+        options.setdefault("pin_memory", torch.cuda.is_available())
+        if options["num_workers"]:
+            batch_bytes = item_bytes(dataset, has_order) * (options["batch_size"] or 1)
+            room = QUEUE_SHARE * read_memory().available_bytes / options["num_workers"]
+            options.setdefault(
+                "prefetch_factor", min(MAX_PREFETCH, max(1, int(room // max(1, batch_bytes))))
+            )
+        return DataLoader(dataset, **options)
+
+    @contextmanager
+    def memory_profiler(self, name: str) -> Iterator[MemoryProfile]:
+        """Measure a block: peak, what it leaves behind, and the lines that allocate most.
+
+        The profile is filled in when the block ends, logged, and kept in `profiles`.
+        """
+        with profile_memory(name) as profile:
+            yield profile
+        self.profiles.append(profile)
+        for line in profile.lines():
+            log.info("%s", line)
+
+    def get_memory_info(self) -> MemoryInfo:
+        """Main memory, this process's share of it, and the GPUs', in bytes."""
+        return read_memory()
+
+    def measure(
+        self,
+        forward: Forward,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        micro_batch_size: int = 1,
+    ) -> MemoryBudget:
+        """Measure what one micro-batch of the model takes, for `get_memory_recommendations`.
+
+        Args:
+            forward: computes the loss of one micro-batch; see `measure_budget`.
+
+        Raises:
+            ValueError: no model was given to `optimize_for_training` yet.
+        """
+        if self._model is None:
+            raise ValueError("give the model to optimize_for_training first")
+        self._budget = measure_budget(self._model, forward, optimizer)
+        self._micro_batch_size = micro_batch_size
+        return self._budget
+
+    def get_memory_recommendations(self) -> list[Recommendation]:
+        """What to change, and how much it saves on the model of `optimize_for_training`.
+
+        Savings in activations are there after `measure`. Empty without a model.
+        """
+        if self._budget is None:
+            return []
+        return recommend(self._budget, micro_batch_size=self._micro_batch_size)
+
+    def release_if_needed(self) -> bool:
+        """Release memory if more than `max_memory_percent` is in use; whether that was done."""
+        return self._guard.check() is Action.RELEASED
+
+    def _checkpointing_for(self, model: torch.nn.Module, budget: MemoryBudget) -> str:
+        if self.gradient_checkpointing != "auto":
+            mode = self.gradient_checkpointing
+            return mode if isinstance(mode, str) else "all" if mode else "off"
+        room = self._room_bytes(model) + budget.weights_bytes  # the weights are there already
+        crowded = budget.total_bytes > CROWDED_SHARE * room
+        return "all" if crowded and can_checkpoint(model) else "off"
+
+    def _room_bytes(self, model: torch.nn.Module) -> float:
+        """What `max_memory_percent` of the memory that the model lies in leaves free now."""
+        info, share = read_memory(), self.max_memory_percent / 100
+        device = next(model.parameters()).device
+        if device.type == "cuda":
+            gpu = info.gpus[device.index or 0]
+            return gpu.free_bytes - (1 - share) * gpu.total_bytes
+        return info.available_bytes - (1 - share) * info.total_bytes
+
+    def _num_workers(self, dataset: Any, has_order: bool) -> int:
+        """Processes cost some hundred MB each: none where there are few cores or few items."""
+        cores = processor().num_cores
+        is_small = has_order and len(dataset) < 10 * BATCH_SIZE
+        info = read_memory()
+        room = info.available_bytes - (1 - self.max_memory_percent / 100) * info.total_bytes
+        affordable = int(max(0, room) // (2 * info.process_bytes))
+        return 0 if is_small or cores <= 2 else min(MAX_WORKERS, cores - 1, affordable)
+
+
+def item_bytes(dataset: Any, has_order: bool) -> int:
+    """Mean size of the first items' tensors and texts."""
+    items = [dataset[i] for i in range(min(SAMPLE_ITEMS, len(dataset)))] if has_order else None
+    sample = list(islice(iter(dataset), SAMPLE_ITEMS)) if items is None else items
+    return sum(map(_size, sample)) // max(1, len(sample))
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_size, value))
+    return len(value) if isinstance(value, str | bytes) else int(getattr(value, "nbytes", 8))
+
+
+def create_memory_optimizer(
+    max_memory_percent: float = 85.0, gradient_checkpointing: bool | str = "auto"
+) -> MemoryOptimizer:
+    """A memory optimizer.
+
+    Args:
+        max_memory_percent: share of memory above which it is released.
+        gradient_checkpointing: "auto", true, false, "selective" or "offload".
+
+    Raises:
+        ValueError: the share is not between 0 and 100, or there is no such mode.
+    """
+    if not 0 < max_memory_percent <= 100:
+        raise ValueError(
+            f"max_memory_percent must be above 0 and at most 100, not {max_memory_percent}"
+        )
+    if gradient_checkpointing not in (True, False, "auto", "selective", "offload"):
+        raise ValueError(
+            f'gradient_checkpointing must be "auto", true, false, "selective" or "offload",'
+            f" not {gradient_checkpointing!r}"
+        )
+    return MemoryOptimizer(max_memory_percent, gradient_checkpointing)

@@ -92,7 +92,8 @@ class BatchPlanner:
             "max_length": self.data_config.max_length,
             "precision": self.precision.name,
             "lora": bool(self.adapter.describe().get("lora")),
-            "gradient_checkpointing": self.config.gradient_checkpointing,
+            "gradient_checkpointing": self.config.gradient_checkpointing
+            and self.config.gradient_checkpointing_mode,
         }
 
     def _tuning_key(self, fit: MachineFit) -> dict[str, Any]:

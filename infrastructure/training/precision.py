@@ -9,17 +9,22 @@ from typing import Any
 
 import torch
 
+from infrastructure.optimization.gpu_capability import DTYPES, best_precision, refuse_fp8
+
 
 @dataclass(frozen=True)
 class Precision:
-    """A number format on a device: `name` is "fp32", "bf16" or "fp16"."""
+    """A number format on a device: `name` is "fp32", "bf16", "fp16" or "fp8".
+
+    With fp8 the model's large layers multiply in fp8 (`train_in_fp8`), all else computes in bf16.
+    """
 
     name: str
     device_type: str
 
     @property
     def dtype(self) -> torch.dtype:
-        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.name]
+        return DTYPES.get(self.name, torch.bfloat16)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context that forward passes and loss computation run in."""
@@ -35,12 +40,10 @@ class Precision:
 def choose_precision(mixed_precision: bool | str, device: torch.device) -> Precision:
     """The format for `mixed_precision`: a format's name, False (fp32), or True: by the device.
 
-    True means bf16 on GPUs of compute capability 8 and above and on CPUs with bf16 instructions,
-    fp16 with a gradient scaler on older GPUs, and fp32 elsewhere, where bf16 would be emulated
-    and slower.
+    True means what `best_precision` says: bf16 where the hardware has it.
 
     Raises:
-        ValueError: fp16 was asked for on a CPU.
+        ValueError: fp16 was asked for on a CPU, or fp8 where there is none.
     """
     if mixed_precision is False:
         return Precision("fp32", device.type)
@@ -49,16 +52,10 @@ def choose_precision(mixed_precision: bool | str, device: torch.device) -> Preci
             raise ValueError(
                 "mixed_precision='fp16' needs a GPU; on this CPU use mixed_precision=true or 'fp32'"
             )
+        if mixed_precision == "fp8":
+            refuse_fp8(device)
         return Precision(str(mixed_precision), device.type)
-    if device.type == "cuda":
-        native = torch.cuda.get_device_capability(device) >= (8, 0)
-        return Precision("bf16" if native else "fp16", device.type)
-    return Precision("bf16" if cpu_has_bf16() else "fp32", device.type)
-
-
-def cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return Precision(best_precision(device), device.type)
 
 
 def choose_device(name: str) -> torch.device:

@@ -15,6 +15,7 @@ from infrastructure.config.training_config import TrainingConfig
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.data.samples import SAMPLE_HELDOUT, SAMPLE_TRAIN
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.machine_limits import fit_to_machine
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.source import EMBEDDED
 from infrastructure.training.unsloth_trainer import UnslothTrainer
@@ -37,7 +38,7 @@ class TrainerFactory:
         show_gpus(config.cuda_visible_devices)
         if config.source("log_level").layer is not Layer.DEFAULT:
             logging.getLogger(PACKAGE).setLevel(config.log_level)
-        return self.create_trainer(
+        trainer = self.create_trainer(
             config.model,
             config.training,
             config.data,
@@ -46,6 +47,8 @@ class TrainerFactory:
             memory_budget=MemoryBudget.of(config),
             **options,
         )
+        fit_to_machine(trainer, config)
+        return trainer
 
     def create_trainer(
         self,

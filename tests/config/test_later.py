@@ -9,8 +9,7 @@ from tests.config.field_values import other_value
 
 FIELDS = schema_of(DeploymentConfig).fields
 MARKS = {key: mark for key, spec in FIELDS.items() if (mark := later_of(spec))}
-WHOLE = [key for key, mark in MARKS.items() if not mark.values and not mark.instead]
-SWITCHES = [key for key, mark in MARKS.items() if mark.instead]
+WHOLE = [key for key, mark in MARKS.items() if not mark.values]
 
 
 def test_every_mark_names_a_part() -> None:
@@ -33,16 +32,6 @@ def test_its_default_given_by_hand_is_told(key: str) -> None:
     config = DeploymentConfig(**{key: FIELDS[key].default})
     config.check_supported()
     assert [note.split(" = ")[0] for note in config.notes()] == [key]
-
-
-@pytest.mark.parametrize("key", SWITCHES)
-def test_a_switch_for_what_is_not_there_is_told_and_may_be_off(key: str) -> None:
-    on, off = DeploymentConfig(**{key: True}), DeploymentConfig(**{key: False})
-    on.check_supported()
-    off.check_supported()
-    assert off.notes() == []
-    assert len(on.notes()) == 1
-    assert str(MARKS[key].instead) in on.notes()[0]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,10 @@ from infrastructure.config.words import show
             {"training.strategy": "standard", "training.unfreeze_interval": 1},
             "unfreeze_interval = 1 (keyword training.unfreeze_interval) has no effect, because",
         ),
+        (
+            {"training.compile_mode": "auto", "enable_gpu_optimization": False},
+            "compile_mode auto measures whether compiling pays, and enable_gpu_optimization is off",
+        ),
         ({"data.max_length": 1024}, "raise model.embedded.max_positions (512)"),
         ({"data.path": "https://example.org/rows.jsonl"}, "is a web address: download it"),
         ({"data.eval_path": Path("https://me:letmein@x.org/r")}, '"https:/***@x.org/r" is a web'),
@@ -57,6 +61,20 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("backup.megabytes_per_second", 5.0, {}),
     ("backup.finish_seconds", 5.0, {}),
     ("backup.emergency_seconds", 5.0, {}),
+    ("training.gradient_checkpointing_mode", "selective", {}),
+    (
+        "training.gradient_checkpointing_mode",
+        "offload",
+        {
+            "training.gradient_checkpointing": True,
+            "model.backend": "unsloth",
+            "model.name": "some/model",
+        },
+    ),
+    ("memory.gpu_cache_size", "1GB", {"enable_memory_optimization": False}),
+    ("memory.cpu_memory_limit", "8GB", {"enable_memory_optimization": False}),
+    ("memory.cache_ttl", 60, {"enable_memory_optimization": False}),
+    ("max_memory_percent", 70.0, {"enable_memory_optimization": False}),
     ("training.adam_beta1", 0.8, {"training.optimizer": "sgd"}),
     ("training.adam_beta2", 0.8, {"training.optimizer": "sgd"}),
     ("training.keep_best", 2, {"data.validation_split": 0}),
@@ -72,7 +90,7 @@ def test_a_setting_that_cannot_take_effect_is_refused(
     config = DeploymentConfig(**rest, **{key: value})
     with pytest.raises(ValueError, match=rf"^{key} = {show(value)} \(keyword {key}\) has no"):
         config.check_supported()
-    if not key.startswith("backup."):  # a section that a trainer is not given
+    if key.startswith(("model.", "data.", "training.")):  # sections that a trainer is given
         with pytest.raises(ValueError, match=f"^{key} = "):
             check_sections(config.model, config.training, config.data)
     DeploymentConfig(**rest).check_supported()

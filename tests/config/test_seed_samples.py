@@ -43,11 +43,7 @@ YAML_SAMPLES: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
             "resources.quantum.max_qubits": 5000,
             "resources.quantum.timeout": 300,
         },
-        {
-            "resources.gpu.memory_limit",
-            "resources.gpu.compute_capability",
-            "resources.quantum.solver",
-        },
+        {"resources.quantum.solver"},
         {"resources.quantum.max_qubits", "resources.quantum.timeout"},
     ),
     "003_sections": ({}, set(), set()),
@@ -114,14 +110,7 @@ YAML_SAMPLES: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
             "memory.cache_size": "10GB",
             "memory.cache_ttl": 3600,
         },
-        {
-            "memory.gpu_memory_fraction",
-            "memory.gpu_cache_size",
-            "memory.cpu_memory_limit",
-            "memory.worker_memory",
-            "memory.cache_size",
-            "memory.cache_ttl",
-        },
+        set(),
         set(),
     ),
     "003_example": (
@@ -212,11 +201,7 @@ def test_the_flat_names_are_keywords_and_read_back() -> None:
     config = DeploymentConfig(**FLAT_002)
     assert {name: getattr(config, name) for name in FLAT_002} == FLAT_002
     config.check_supported()
-    assert told_keys(config) == {
-        "enable_gpu_optimization",
-        "enable_memory_optimization",
-        "max_memory_percent",
-    }
+    assert told_keys(config) == set()
 
 
 @pytest.mark.parametrize("name", FLAT_002)

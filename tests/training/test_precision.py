@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from infrastructure.training.precision import (
-    choose_device,
-    choose_precision,
-    cpu_has_bf16,
-)
+from infrastructure.optimization.gpu_capability import cpu_has_bf16
+from infrastructure.training.precision import choose_device, choose_precision
 
 CPU = torch.device("cpu")
 
@@ -25,6 +22,11 @@ def test_a_named_format_is_taken(asked: bool | str, name: str) -> None:
 def test_fp16_on_a_cpu_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a GPU"):
         choose_precision("fp16", CPU)
+
+
+def test_fp8_needs_a_gpu_that_has_it() -> None:
+    with pytest.raises(ValueError, match=r"needs a GPU of compute capability 8\.9"):
+        choose_precision("fp8", CPU)
 
 
 def test_autocast_computes_in_the_format() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from infrastructure.config.data_config import DataConfig
-from infrastructure.config.resource_config import CacheConfig
+from infrastructure.config.resource_config import CacheConfig, MemoryConfig
 from infrastructure.training.data.augmentation import Augmentation, get_augmentation
 from infrastructure.training.data.chat_format import special_tokens
 from infrastructure.training.data.data_report import DataReport
@@ -39,6 +39,7 @@ from infrastructure.training.data.planning import (
     plan_key,
     plan_preparation,
     read_chat_template,
+    total_bytes_of,
     training_texts,
 )
 from infrastructure.training.data.prefetch import prefetch
@@ -83,6 +84,7 @@ class DataPipeline:
             so that it is saved with the model.
         cache_config: where prepared data is kept, and how much of it.
         seed: of the order.
+        memory_config: what processes that prepare data may take.
 
     Raises:
         ValueError: the chat template is neither a template nor a file.
@@ -95,7 +97,9 @@ class DataPipeline:
         *,
         cache_config: CacheConfig | None = None,
         seed: int = 0,
+        memory_config: MemoryConfig | None = None,
     ) -> None:
+        self.memory_config = memory_config or MemoryConfig()
         self.config = data_config
         self.tokenizer = tokenizer
         self.cache_config = cache_config or CacheConfig()
@@ -117,7 +121,8 @@ class DataPipeline:
         if self._prepared is None:
             name = self.config.augmentation
             augment = get_augmentation(name) if name is not None else None
-            plan = plan_preparation(self.config, self.tokenizer)
+            worker_bytes = total_bytes_of(self.memory_config.worker_memory)
+            plan = plan_preparation(self.config, self.tokenizer, worker_bytes)
             cache = TokenCache(self.cache_config, memory_bytes(self.config))
             entry = cache.open(plan_key(plan), lambda folder: Preparation(plan, folder).run())
             try:
@@ -213,6 +218,14 @@ class DataPipeline:
             )
             for conversation in self._held_out(max_questions)
         ]
+
+    def release_memory(self, unused_seconds: float = 0.0) -> int:
+        """Read prepared data from the disk from now on, where it was not used for so long.
+
+        Returns:
+            Bytes of main memory that are free for others now.
+        """
+        return 0 if self._prepared is None else self.store.release_memory(unused_seconds)
 
     def close(self) -> None:
         """Let the cache entry be swept; the pipeline cannot be used afterwards."""

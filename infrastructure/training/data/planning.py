@@ -28,8 +28,13 @@ MAX_TOKENIZER_ROWS = 200_000
 NUM_BAD_SHOWN = 3
 
 
-def plan_preparation(config: DataConfig, tokenizer: Any) -> PreparationPlan:
+def plan_preparation(
+    config: DataConfig, tokenizer: Any, worker_bytes: int | None = None
+) -> PreparationPlan:
     """Look at files and columns; tokenises nothing yet.
+
+    Args:
+        worker_bytes: main memory that each process which prepares data may take.
 
     Raises:
         ValueError: the configuration contradicts itself, or the data is not there or not clear.
@@ -53,6 +58,7 @@ def plan_preparation(config: DataConfig, tokenizer: Any) -> PreparationPlan:
         window_limits=(config.buffer_size, memory_bytes(config)) if config.streaming else None,
         keep_conversations=config.augmentation is not None and not config.streaming,
         num_processes=num_processes(config, train, tokenizer),
+        worker_bytes=worker_bytes,
     )
 
 
@@ -69,9 +75,12 @@ def _path(config: DataConfig) -> str:
 
 def memory_bytes(config: DataConfig) -> int | None:
     """`data.memory_limit` in bytes; a share is one of this machine's memory."""
-    if config.memory_limit is None:
-        return None
-    return max(1, amount_bytes(config.memory_limit, memory().total_bytes))
+    return total_bytes_of(config.memory_limit)
+
+
+def total_bytes_of(amount: str | None) -> int | None:
+    """An amount of main memory in bytes; a share is one of what there is in all."""
+    return None if amount is None else max(1, amount_bytes(amount, memory().total_bytes))
 
 
 def num_processes(config: DataConfig, files: list[DataFile], tokenizer: Any) -> int:

@@ -55,6 +55,7 @@ class PreparationPlan:
         shapes: of the two.
         window_limits: rows and bytes of a streaming window; None stores all tokens.
         keep_conversations: keep the texts as well, for augmentation.
+        worker_bytes: main memory that each process may take; None: no limit.
     """
 
     files: tuple[list[DataFile], list[DataFile]]
@@ -64,6 +65,7 @@ class PreparationPlan:
     window_limits: tuple[int, int | None] | None = None
     keep_conversations: bool = False
     num_processes: int = 0
+    worker_bytes: int | None = None
 
 
 class Preparation:
@@ -94,7 +96,7 @@ class Preparation:
 
     def run(self) -> None:
         """Do everything."""
-        worker = RowWorker(self.plan.encoder, list(self.plan.shapes))
+        worker = RowWorker(self.plan.encoder, list(self.plan.shapes), self.plan.worker_bytes)
         arrays = (self.conversation_ends.file, self.row_files.file, self.row_lines.file)
         with ExitStack() as opened:
             for file in (self.store, self.evaluation, self.conversations, *arrays):

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from typing import Self
 
 from infrastructure.core.errors import DataError
+from infrastructure.core.process_memory import HardLimit, can_limit_hard, resident_bytes
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.data.fingerprints import content_number
 from infrastructure.training.data.rows import KILLS_PROCESS, BadRow, Conversation, Row, excerpt
@@ -67,11 +68,18 @@ class PreparedChunk:
 
 
 class RowWorker:
-    """Turns rows into examples; can be sent to another process."""
+    """Turns rows into examples; can be sent to another process.
 
-    def __init__(self, encoder: ConversationEncoder, shapes: list[Shape]) -> None:
+    Args:
+        max_bytes: private memory that the other process may take; a row that needs more kills it.
+    """
+
+    def __init__(
+        self, encoder: ConversationEncoder, shapes: list[Shape], max_bytes: int | None = None
+    ) -> None:
         self.encoder = encoder
         self.shapes = shapes
+        self.max_bytes = max_bytes
         texts = [text for text in encoder.special_tokens.values() if text]
         self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
@@ -109,11 +117,16 @@ def _start_process(worker: RowWorker) -> None:
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     _worker = worker
+    if worker.max_bytes is not None and can_limit_hard():
+        HardLimit(worker.max_bytes).tighten(resident_bytes())
 
 
 def _work_in_process(chunk: Chunk) -> PreparedChunk:
     assert _worker is not None
-    return _worker(chunk)
+    try:
+        return _worker(chunk)
+    except MemoryError:
+        os._exit(1)  # the row that needs so much is found as one that kills its process
 
 
 def work_on(

@@ -15,6 +15,7 @@ they lie, and each MiB is checked when it is first used.
 """
 
 import json
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -205,8 +206,19 @@ class MappedArray:
         self.values: Array = np.array(mapped) if in_memory else mapped
         self._data_start = facts["num_bytes"] - self.values.nbytes
         self._in_memory = in_memory
+        self._used_at = time.monotonic()
+
+    def release_memory(self, unused_seconds: float) -> int:
+        """Use the file where it lies from now on; the bytes that were held in memory."""
+        if not self._in_memory or time.monotonic() - self._used_at < unused_seconds:
+            return 0
+        held = self.values.nbytes
+        self.values = np.load(self._file.path, mmap_mode="r", allow_pickle=False)
+        self._in_memory = False
+        return held
 
     def __getitem__(self, where: slice) -> Array:
+        self._used_at = time.monotonic()
         if not self._in_memory:
             size = self.values.itemsize
             start, end = where.start * size, where.stop * size
@@ -274,6 +286,16 @@ class TokenStore:
         with damage_told(self.folder):
             self._check(name)
         return (self.folder / name).read_text("utf-8").split("\n")[:-1]
+
+    def release_memory(self, unused_seconds: float = 0.0) -> int:
+        """Read examples from the files from now on, where they were not used for so long.
+
+        Returns:
+            Bytes that were held in memory. They were checked when they were read.
+        """
+        return sum(
+            array.release_memory(unused_seconds) for array in (self._input_ids, self._supervised)
+        )
 
     def task(self, index: int) -> str:
         return self._task_names[self._tasks[index]]

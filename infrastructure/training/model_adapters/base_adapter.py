@@ -14,8 +14,9 @@ import torch
 
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig
+from infrastructure.config.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.optimization.compiling import set_compiled
 
 Batch = dict[str, Any]
 
@@ -63,6 +64,7 @@ class ModelAdapter(ABC):
         tokenizer: its tokenizer, or None for models that read no text.
         data_config: which data it will be fed, and in which form.
         saved_tokenizer: folder of the tokenizer that this run began with, when it is resumed.
+        memory_config: limits of memory for whatever prepares its data.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class ModelAdapter(ABC):
         self.tokenizer: Any = None
         self.data_config = DataConfig()
         self.saved_tokenizer: Path | None = None
+        self.memory_config = MemoryConfig()
 
     @abstractmethod
     def initialize_model(self) -> torch.nn.Module:
@@ -107,6 +110,11 @@ class ModelAdapter(ABC):
         Raises:
             ValueError, DataError: the data cannot be used.
         """
+
+    def set_compiled(self, is_on: bool, mode: str = "default") -> None:
+        """Compile what of the model takes the time, in place, or take that back."""
+        assert self.model is not None
+        set_compiled(self.model, is_on, mode)
 
     def describe(self) -> dict[str, Any]:
         """What the model is, for run.json: name, parameters, backend."""

@@ -9,6 +9,8 @@ import torch
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.optimization.compiling import set_compiled
+from infrastructure.optimization.gpu_capability import train_in_fp8
 from infrastructure.training.data.collate import pack, pad
 from infrastructure.training.data.data_pipeline import DataPipeline, training_texts
 from infrastructure.training.data.examples import TokenizedExample
@@ -48,6 +50,7 @@ class StandardModelAdapter(ModelAdapter):
             device=self.device,
             seed=self.training_config.seed,
             gradient_checkpointing=self.training_config.gradient_checkpointing,
+            checkpointing_mode=self.training_config.gradient_checkpointing_mode,
             memory_efficient_attention=self.training_config.memory_efficient_attention,
             max_length=self.data_config.max_length,
             tokenizer_texts=lambda: training_texts(self.data_config),
@@ -55,13 +58,20 @@ class StandardModelAdapter(ModelAdapter):
         ).load()
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.description = loaded.description
-        with choose_precision(self.training_config.mixed_precision, self.device).autocast():
+        precision = choose_precision(self.training_config.mixed_precision, self.device)
+        if precision.name == "fp8":
+            train_in_fp8(loaded.model)
+        with precision.autocast():
             self._probe(loaded.model)
-        if self.training_config.compile_mode is not None:
-            compiled = backbone(loaded.model) or loaded.model
-            # dynamic: every batch has another length, and each would be compiled anew
-            compiled.compile(mode=self.training_config.compile_mode, dynamic=True)
+        mode = self.training_config.compile_mode
+        if mode not in (None, "auto"):  # auto is decided when the training begins
+            self.set_compiled(True, mode)
         return loaded.model
+
+    def set_compiled(self, is_on: bool, mode: str = "default") -> None:
+        """Compile the layers without the output layer, whose loss is computed in pieces."""
+        assert self.model is not None
+        set_compiled(backbone(self.model) or self.model, is_on, mode)
 
     def _probe(self, model: torch.nn.Module) -> None:
         """Measure what this model allows, in the number format that it will train in."""
@@ -105,7 +115,11 @@ class StandardModelAdapter(ModelAdapter):
             ValueError, DataError: they cannot be used; names file, line and remedy.
         """
         pipeline = DataPipeline(
-            self.data_config, self.tokenizer, cache_config=cache_config, seed=seed
+            self.data_config,
+            self.tokenizer,
+            cache_config=cache_config,
+            seed=seed,
+            memory_config=self.memory_config,
         )
         pipeline.prepare()
         return pipeline

@@ -60,6 +60,7 @@ class TacticalMappoAdapter(ModelAdapter):
             device=self.device,
             seed=self.training_config.seed,
             gradient_checkpointing=self.training_config.gradient_checkpointing,
+            checkpointing_mode=self.training_config.gradient_checkpointing_mode,
         ).load()
         self.model, self.description = loaded.model, loaded.description
         return loaded.model

@@ -60,20 +60,6 @@ def check_vocabulary(model: torch.nn.Module, tokenizer: Any, name: str) -> None:
         )
 
 
-def enable_gradient_checkpointing(model: torch.nn.Module) -> None:
-    """Recompute activations in the backward pass, in the form that works with frozen inputs.
-
-    Raises:
-        ValueError: this model cannot.
-    """
-    if not getattr(model, "supports_gradient_checkpointing", False):
-        raise ValueError(
-            f"training.gradient_checkpointing: {type(model).__name__} cannot do it; leave it out"
-        )
-    arguments = {"use_reentrant": False}
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)  # type: ignore[operator]
-
-
 def check_same_lora(model: Any, wanted: LoraConfig | None, folder: str) -> None:
     """Raise ValueError when `lora_config` asks for another LoRA than the one that was loaded."""
     if wanted is None:

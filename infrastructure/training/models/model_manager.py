@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.optimization.checkpointing import checkpoint_gradients
 from infrastructure.training.models.embedded import build_embedded_model
 from infrastructure.training.models.fitting import (
     check_length,
@@ -20,7 +21,6 @@ from infrastructure.training.models.fitting import (
     check_vocabulary,
     choose_dtype,
     describe,
-    enable_gradient_checkpointing,
 )
 from infrastructure.training.models.lora import apply_lora
 from infrastructure.training.models.registry import MODELS
@@ -77,6 +77,7 @@ class ModelManager:
         seed: decides all new weights (the embedded model, a registered module, LoRA matrices).
         max_length: longest training example in tokens; a model with fewer positions is refused.
         gradient_checkpointing: recompute activations in the backward pass.
+        checkpointing_mode: of which blocks, and where they wait: see `checkpoint_gradients`.
         memory_efficient_attention: as in the training section.
         tokenizer_texts: gives the texts that the embedded model's tokenizer is trained on.
         tokenizer_directory: a tokenizer saved earlier, used for the embedded model instead of
@@ -91,6 +92,7 @@ class ModelManager:
         seed: int,
         max_length: int | None = None,
         gradient_checkpointing: bool = False,
+        checkpointing_mode: str = "all",
         memory_efficient_attention: bool | None = None,
         tokenizer_texts: TokenizerTexts | None = None,
         tokenizer_directory: Path | None = None,
@@ -100,6 +102,7 @@ class ModelManager:
         self.seed = seed
         self.max_length = max_length
         self.gradient_checkpointing = gradient_checkpointing
+        self.checkpointing_mode = checkpointing_mode
         self.attention = choose_attention(
             model_config.attention, memory_efficient_attention, self.device
         )
@@ -178,7 +181,7 @@ class ModelManager:
         else:
             _, model = load_registered(source.folder)
         if self.gradient_checkpointing:
-            enable_gradient_checkpointing(model)
+            checkpoint_gradients(model, self.checkpointing_mode)
         return model.to(self.device), None
 
     def _load_language_model(self, source: ModelSource) -> ModelAndTokenizer:
@@ -202,7 +205,7 @@ class ModelManager:
         if source.kind is not SourceKind.LORA_FOLDER:
             return self._with_lora(model), tokenizer
         if self.gradient_checkpointing:
-            enable_gradient_checkpointing(model)
+            checkpoint_gradients(model, self.checkpointing_mode)
         model = load_lora(source.folder, model)
         check_same_lora(model, self.config.lora_config, source.location)
         return model, tokenizer
@@ -230,7 +233,7 @@ class ModelManager:
 
     def _with_lora(self, model: torch.nn.Module) -> torch.nn.Module:
         if self.gradient_checkpointing:
-            enable_gradient_checkpointing(model)
+            checkpoint_gradients(model, self.checkpointing_mode)
         if self.config.lora_config is None:
             return model
         torch.manual_seed(self.seed)

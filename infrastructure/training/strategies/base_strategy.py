@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import require
+from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
 from infrastructure.training.precision import Precision
 from infrastructure.training.state import Phase, StepOutput
 
@@ -150,11 +151,26 @@ def _adamw(
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
 
-def _adamw_8bit(
+def _from_bitsandbytes(name: str, class_name: str) -> Callable[..., torch.optim.Optimizer]:
+    """8-bit moments take a quarter of the memory; paged ones move to main memory when the GPU's is
+    full. On a CPU they are there already, and paged means nothing."""
+
+    def build(
+        groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
+    ) -> torch.optim.Optimizer:
+        optim: Any = require("bitsandbytes", f"optimizer {name}").optim
+        on_cpu = groups[0]["params"][0].device.type == "cpu"
+        build_optimizer = getattr(optim, class_name.removeprefix("Paged") if on_cpu else class_name)
+        optimizer: torch.optim.Optimizer = build_optimizer(groups, lr=learning_rate, betas=betas)
+        return optimizer
+
+    return build
+
+
+def _adamw_offload(
     groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
 ) -> torch.optim.Optimizer:
-    bitsandbytes = require("bitsandbytes", "optimizer adamw_8bit")
-    return bitsandbytes.optim.AdamW8bit(groups, lr=learning_rate, betas=betas)
+    return OffloadedAdamW(groups, lr=learning_rate, betas=betas)
 
 
 def _sgd(
@@ -165,7 +181,10 @@ def _sgd(
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": _adamw,
-    "adamw_8bit": _adamw_8bit,
+    "adamw_8bit": _from_bitsandbytes("adamw_8bit", "AdamW8bit"),
+    "paged_adamw": _from_bitsandbytes("paged_adamw", "PagedAdamW32bit"),
+    "paged_adamw_8bit": _from_bitsandbytes("paged_adamw_8bit", "PagedAdamW8bit"),
+    "adamw_offload": _adamw_offload,
     "sgd": _sgd,
 }
 

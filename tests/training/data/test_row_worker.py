@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from infrastructure.core.errors import DataError
+from infrastructure.core.process_memory import can_limit_hard
 from infrastructure.training.data import row_worker
 from infrastructure.training.data.row_worker import CHUNKS_PER_WORKER, Chunk, PreparedChunk, work_on
 from infrastructure.training.data.rows import BadRow, Row
@@ -17,6 +18,8 @@ from infrastructure.training.data.rows import BadRow, Row
 class Counting:
     """Stands for the worker: gives the chunk's number back. Light enough to start quickly."""
 
+    max_bytes = None
+
     def __call__(self, chunk: Chunk) -> PreparedChunk:
         sum(range(100_000 * (chunk.file % 3)))  # some take longer
         return PreparedChunk(chunk.file, 0, [])
@@ -24,6 +27,8 @@ class Counting:
 
 class Deadly:
     """Rows are marked: "exit" and "kill" end the process, "once" does so the first time only."""
+
+    max_bytes = None
 
     def __init__(self, home: int, folder: Path) -> None:
         self.home, self.folder = home, folder
@@ -112,3 +117,27 @@ def test_too_many_rows_that_kill_are_refused(
     worker: Any = Deadly(os.getpid(), tmp_path)
     with pytest.raises(DataError, match=r"too many rows.*rows\.jsonl:3: kills its process"):
         list(work_on(chunks_of(["", "exit", "exit", ""]), worker, 1))
+
+
+class Hungry:
+    """Holds as many MB as a row is marked with, under a limit."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        for row in chunk.rows:
+            assert isinstance(row, Row)
+            bytearray(int(row.values["mark"]) * 10**6)
+        return PreparedChunk(chunk.file, 0, list(chunk.rows))  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not can_limit_hard(), reason="only Linux refuses memory to one process")
+def test_a_row_that_needs_more_than_a_worker_may_take_is_set_aside() -> None:
+    worker: Any = Hungry(max_bytes=700 * 10**6)
+    prepared = list(work_on(chunks_of(["1", "1", "2000", "1"]), worker, 1))
+    [rows] = [chunk.rows for chunk in prepared]
+    assert [isinstance(row, BadRow) for row in rows] == [False, False, True, False]
+    unlimited: Any = Hungry(max_bytes=10**13)
+    [chunk] = work_on(chunks_of(["2000"]), unlimited, 1)
+    assert not isinstance(chunk.rows[0], BadRow)

@@ -151,3 +151,14 @@ def test_a_store_of_several_chunks(tmp_path: Path) -> None:
     store = TokenStore(tmp_path / "entry", MAPPED)
     assert same(store.example(5), long)
     assert len(store.meta["files"]["input_ids.npy"]["crc32"]) == 3
+
+
+def test_memory_that_is_released_is_read_from_the_files_from_then_on(tmp_path: Path) -> None:
+    examples = random_examples(100)
+    write(tmp_path / "entry", examples)
+    store = TokenStore(tmp_path / "entry", IN_MEMORY)
+    assert store.release_memory(unused_seconds=60.0) == 0
+    num_tokens = sum(len(example.input_ids) for example in examples)
+    assert store.release_memory() == 2 * num_tokens + -(-num_tokens // 8)
+    assert store.release_memory() == 0
+    assert all(same(store.example(i), example) for i, example in enumerate(examples))

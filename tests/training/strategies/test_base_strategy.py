@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
 from infrastructure.training.state import StepOutput
 from infrastructure.training.strategies import STRATEGIES, get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
@@ -50,19 +51,39 @@ def test_only_matrices_decay() -> None:
     assert {g["lr"] for g in groups} == {0.5}
 
 
-@pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD), ("adamw_offload", OffloadedAdamW)],
+)
 def test_the_optimizer_is_the_configured_one(name: str, kind: type) -> None:
     strategy = get_training_strategy("standard", TrainingConfig(optimizer=name))
     assert isinstance(strategy.create_optimizer(ToyModel(), 0.1), kind)
 
 
-def test_adamw_8bit_holds_its_state_in_bytes() -> None:
-    strategy = get_training_strategy("standard", TrainingConfig(optimizer="adamw_8bit"))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("adamw_8bit", torch.uint8),
+        ("paged_adamw_8bit", torch.uint8),
+        ("paged_adamw", torch.float32),
+    ],
+)
+def test_the_optimizers_of_bitsandbytes_hold_their_state_as_they_say(
+    name: str, dtype: torch.dtype
+) -> None:
+    strategy = get_training_strategy("standard", TrainingConfig(optimizer=name))
     model = torch.nn.Linear(128, 128)
     optimizer = strategy.create_optimizer(model, 0.1)
     model(torch.ones(1, 128)).sum().backward()
     strategy.update_parameters(model, optimizer, None, None)
-    assert optimizer.state[model.weight]["state1"].dtype is torch.uint8
+    assert optimizer.state[model.weight]["state1"].dtype is dtype
+
+
+def test_a_paged_optimizer_is_made_where_there_is_a_gpu() -> None:
+    """On the meta device nothing is allocated, and the class is the GPU's."""
+    strategy = get_training_strategy("standard", TrainingConfig(optimizer="paged_adamw_8bit"))
+    optimizer = strategy.create_optimizer(torch.nn.Linear(8, 8, device="meta"), 0.1)
+    assert type(optimizer).__name__ == "PagedAdamW8bit"
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:

@@ -1,0 +1,95 @@
+"""Main memory of this process: how much it has, how it gives some back, and a limit to it.
+
+Sizes are bytes. "Resident" is what lies in main memory now.
+"""
+
+import ctypes
+import resource
+import sys
+from pathlib import Path
+
+import psutil
+
+from infrastructure.core.hardware import MIB
+
+PEAK_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+LEAST_ROOM_BYTES = 16 * MIB
+FILE_PAGES_BYTES = 32 * MIB
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; some ten microseconds."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def children_bytes() -> int:
+    """Resident memory of all processes below this one; one that ends meanwhile counts nothing."""
+    total = 0
+    for child in psutil.Process().children(recursive=True):
+        try:
+            total += child.memory_info().rss
+        except psutil.Error:
+            continue
+    return total
+
+
+def peak_resident_bytes() -> int:
+    """The most resident memory that this process ever had.
+
+    Linux tells it in /proc; what `getrusage` tells there is never below the starting process's.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT_BYTES
+    [peak] = [line for line in lines if line.startswith("VmHWM:")]
+    return int(peak.split()[1]) * 1024
+
+
+def trim_heap() -> None:
+    """Let glibc return the free pages that it keeps; other C libraries keep none worth asking."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def can_limit_hard() -> bool:
+    """Whether the system refuses memory beyond a limit to one process (Linux does)."""
+    return sys.platform == "linux"
+
+
+class HardLimit:
+    """The kernel refuses this process more private memory than leads to `limit_bytes`.
+
+    RLIMIT_DATA counts address space. What of it is there and not used yet may be used any time, so
+    each `tighten` allows as much new address space as the limit leaves above what is resident and
+    what may become so. A failed allocation is an ordinary MemoryError, or torch's RuntimeError,
+    which the training answers with smaller pieces.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._before: tuple[int, int] | None = None
+
+    def tighten(self, used_bytes: int) -> None:
+        """Allow no more than what `limit_bytes` leaves above `used_bytes`, in use now.
+
+        Some room is kept free for pages of files, which the kernel does not count; and some is left
+        even beyond the limit: not even an error can be told without memory.
+        """
+        if self._before is None:
+            self._before = resource.getrlimit(resource.RLIMIT_DATA)
+        now = psutil.Process().memory_info()
+        unused = max(0, now.data - (now.rss - now.shared))
+        room = self.limit_bytes - used_bytes - unused - FILE_PAGES_BYTES
+        allowed = now.data + max(LEAST_ROOM_BYTES, room)
+        hard = self._before[1]
+        if hard != resource.RLIM_INFINITY:
+            allowed = min(allowed, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
+
+    def lift(self) -> None:
+        """Back to what it was."""
+        if self._before is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, self._before)
+            self._before = None

@@ -1,0 +1,122 @@
+"""Which lines of code allocate tensors, and how much memory a forward pass keeps for its backward.
+
+Both are exact counts of storages, not samples: the same on a CPU and on a GPU.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+FIRST_LOOK = 10_000
+TORCH_FOLDER = str(Path(torch.__file__).parent)
+
+
+class _NewTensors(TorchDispatchMode):
+    """Calls `note` for every storage that an operation inside the block makes."""
+
+    def note(self, line: str, storage: torch.UntypedStorage) -> None:
+        raise NotImplementedError
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        made = {
+            _address(t): t.untyped_storage()
+            for t in tree_leaves(result)
+            if isinstance(t, torch.Tensor) and _address(t) not in given
+        }
+        if made:
+            line = _line_outside_torch()
+            for storage in made.values():
+                self.note(line, storage)
+        return result
+
+
+class AllocationCounter(_NewTensors):
+    """Counts, by the line that asked for it, the bytes of every tensor made inside the block.
+
+    The line is the nearest one outside of torch; what a backward pass makes counts for the line
+    that called it.
+
+    Attributes:
+        bytes_of_line: `file:line` to bytes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes_of_line: Counter[str] = Counter()
+
+    def note(self, line: str, storage: torch.UntypedStorage) -> None:
+        self.bytes_of_line[line] += storage.nbytes()
+
+    def top(self, count: int) -> list[tuple[str, int]]:
+        """The lines that allocated most, with their bytes."""
+        return self.bytes_of_line.most_common(count)
+
+
+class LiveTensors(_NewTensors):
+    """Knows which of the tensors made inside the block are still held, by Python or by a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[tuple[StorageWeakRef, str, int]] = []
+        self._next_look = FIRST_LOOK
+
+    def note(self, line: str, storage: torch.UntypedStorage) -> None:
+        self._made.append((StorageWeakRef(storage), line, storage.nbytes()))
+        if len(self._made) >= self._next_look:
+            self._made = [one for one in self._made if not one[0].expired()]
+            self._next_look = max(FIRST_LOOK, 2 * len(self._made))
+
+    def bytes_of_line(self) -> Counter[str]:
+        """`file:line` to the bytes of its tensors that are held now."""
+        sizes: Counter[str] = Counter()
+        for reference, line, size in self._made:
+            if not reference.expired():
+                sizes[line] += size
+        return sizes
+
+
+@contextmanager
+def kept_for_backward(model: torch.nn.Module) -> Iterator[list[int]]:
+    """Sums up what autograd saves inside the block: a list whose only entry is the bytes.
+
+    Each storage counts once; the model's own weights count nothing.
+    """
+    own = {_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[tuple[int, Any], int] = {}
+    total = [0]
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if (place := _address(tensor)) not in own and place not in kept:
+            kept[place] = tensor.untyped_storage().nbytes()
+            total[0] += kept[place]
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield total
+
+
+def _address(tensor: torch.Tensor) -> tuple[int, Any]:
+    return tensor.untyped_storage().data_ptr(), tensor.device
+
+
+def _line_outside_torch() -> str:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name != __file__ and not name.startswith((TORCH_FOLDER, "<")):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "torch"

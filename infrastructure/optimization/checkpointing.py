@@ -1,0 +1,49 @@
+"""Gradient checkpointing: activations are computed again in the backward pass instead of kept.
+
+Method: Chen et al. 2016, arXiv 1604.06174, as transformers has it. Four modes, each takes less
+memory and more time than the one before: "off", "selective" (every second block), "all", "offload"
+(all, and what each block begins with waits in main memory instead of the GPU's).
+"""
+
+import inspect
+from typing import Any
+
+import torch
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "selective": {"every_n_layers": 2},
+    "all": {},
+    "offload": {"offload": True},
+}
+MODES = ("off", *OPTIONS)
+
+
+def can_checkpoint(model: torch.nn.Module) -> bool:
+    """Whether this model can compute its activations again."""
+    return bool(getattr(model, "supports_gradient_checkpointing", False))
+
+
+def checkpoint_gradients(model: Any, mode: str) -> None:
+    """Put a model into a mode, in the form that works with frozen inputs.
+
+    On a CPU "offload" is the same as "all": what it would move is in main memory already.
+
+    Raises:
+        ValueError: the model, or this version of transformers, cannot.
+    """
+    if mode == "off":
+        model.gradient_checkpointing_disable()
+        return
+    if not can_checkpoint(model):
+        raise ValueError(
+            f"training.gradient_checkpointing: {type(model).__name__} cannot do it; leave it out"
+        )
+    if mode == "offload" and next(model.parameters()).device.type == "cpu":
+        mode = "all"
+    enable, options = model.gradient_checkpointing_enable, OPTIONS[mode]
+    missing = options.keys() - inspect.signature(enable).parameters.keys()
+    if missing:
+        raise ValueError(
+            f"training.gradient_checkpointing {mode} needs transformers 5.17 or later; use true"
+        )
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False}, **options)

@@ -1,0 +1,110 @@
+"""torch.compile, kept only where it pays back inside the run: decided by measurement."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+TIMED_STEPS = 3
+LEAST_GAIN = 0.02  # a smaller gain may be chance
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CompileDecision:
+    """What was measured.
+
+    Attributes:
+        eager_seconds, compiled_seconds: of one step, median; the latter None where compiling
+            failed.
+        compile_seconds: what the first compiled steps took beyond that.
+        steps_left: of the run.
+        reason: why compiling was not possible, if it was not.
+    """
+
+    eager_seconds: float
+    compiled_seconds: float | None
+    compile_seconds: float
+    steps_left: int
+    reason: str = ""
+
+    @property
+    def saved_seconds(self) -> float:
+        """Over the rest of the run, compiling already paid for; negative where it loses."""
+        if self.compiled_seconds is None:
+            return 0.0
+        gain = self.eager_seconds - self.compiled_seconds
+        return gain * self.steps_left - self.compile_seconds
+
+    @property
+    def pays(self) -> bool:
+        """Whether the rest of the run is over sooner with it."""
+        if self.compiled_seconds is None:
+            return False
+        is_faster = self.compiled_seconds < (1 - LEAST_GAIN) * self.eager_seconds
+        return is_faster and self.saved_seconds > 0
+
+    def __str__(self) -> str:
+        if self.compiled_seconds is None:
+            return f"torch.compile is not used: {self.reason}"
+        told = (
+            f"a step takes {self.eager_seconds:.3f} s, compiled {self.compiled_seconds:.3f} s after"
+            f" {self.compile_seconds:.1f} s of compiling, with {self.steps_left} steps left"
+        )
+        return f"torch.compile is {'kept' if self.pays else 'not kept'}: {told}"
+
+
+def decide_compiling(
+    run_step: Callable[[int], None],
+    set_compiled: Callable[[bool], None],
+    *,
+    steps_left: int,
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CompileDecision:
+    """Time a few steps without and with compiling; leaves the model as it is better.
+
+    Args:
+        run_step: does the work of one step, forward and backward, on batch number 0, 1, …; it must
+            leave weights and random state as they were.
+        set_compiled: switches compiling on or off.
+        steps_left: steps that the run still has.
+
+    Returns:
+        The decision, which is in force.
+    """
+
+    def timed(number: int) -> float:
+        started = clock()
+        run_step(number)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return clock() - started
+
+    timed(0)  # the first one loads kernels
+    eager = median(timed(number) for number in range(TIMED_STEPS))
+    set_compiled(True)
+    try:
+        # twice: the second length of a sequence may compile once more, for all lengths
+        first = sum(timed(number) for number in range(TIMED_STEPS))
+        compiled = median(timed(number) for number in range(TIMED_STEPS))
+    except Exception as error:  # a compiler fails in a hundred ways, and none is worth the run
+        set_compiled(False)
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return CompileDecision(eager, None, 0.0, steps_left, reason)
+    spent = max(0.0, first - TIMED_STEPS * compiled)
+    decision = CompileDecision(eager, compiled, spent, steps_left)
+    set_compiled(decision.pays)
+    return decision
+
+
+def set_compiled(model: torch.nn.Module, is_on: bool, mode: str = "default") -> None:
+    """Compile a module in place, for all lengths of a sequence, or take that back."""
+    if is_on:
+        model.compile(mode=mode, dynamic=True)
+    else:
+        model._compiled_call_impl = None

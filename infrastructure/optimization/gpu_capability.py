@@ -1,0 +1,135 @@
+"""What a GPU can do by its compute capability, and the limits that a run sets it."""
+
+import shutil
+from typing import Any
+
+import torch
+
+from infrastructure.core.optional import is_installed, require
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+AMPERE, ADA = (8, 0), (8, 9)
+TRITON = (7, 0)
+
+
+def cpu_has_bf16() -> bool:
+    """Whether this CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def best_precision(device: torch.device) -> str:
+    """The fastest number format that trains as well as fp32: "bf16", "fp16" or "fp32".
+
+    bf16 on GPUs of compute capability 8 and above (Ampere, Hopper) and on CPUs with bf16
+    instructions; fp16, with a gradient scaler, on older GPUs (T4); fp32 elsewhere. fp8 is never
+    chosen by itself: it pays on large matrices only, and rounds coarsely.
+    """
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device) >= AMPERE else "fp16"
+    return "bf16" if cpu_has_bf16() else "fp32"
+
+
+def refuse_fp8(device: torch.device) -> None:
+    """Raise ValueError where fp8 cannot be computed, with the reason."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < ADA:
+        raise ValueError(
+            "mixed_precision='fp8' needs a GPU of compute capability 8.9 or above (Ada, Hopper);"
+            " use mixed_precision=true"
+        )
+    require("torchao", "mixed_precision='fp8'")
+
+
+def train_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> torch.nn.Module:
+    """Let large linear layers of the model multiply in fp8, in place; names of weights stay.
+
+    Every linear layer whose two widths divide by 16 is converted, but the output layer. Method:
+    dynamic scaling by tensor (torchao).
+
+    Args:
+        emulate: compute the same numbers without fp8 instructions, slowly; for tests.
+    """
+    float8: Any = require("torchao.float8", "mixed_precision='fp8'")
+    config = float8.Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+
+    def is_converted(module: torch.nn.Module, name: str) -> bool:
+        if not isinstance(module, torch.nn.Linear) or module is head:
+            return False
+        return module.in_features % 16 == 0 and module.out_features % 16 == 0
+
+    converted: torch.nn.Module = float8.convert_to_float8_training(
+        model, module_filter_fn=is_converted, config=config
+    )
+    return converted
+
+
+def best_attention(device: torch.device) -> str:
+    """transformers' attention that is the fastest here: "flash_attention_2" or "sdpa"."""
+    is_recent = device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
+    return "flash_attention_2" if is_recent and is_installed("flash_attn") else "sdpa"
+
+
+def use_tf32(device: torch.device) -> bool:
+    """Let fp32 matrices be multiplied in TF32 where the GPU can; whether it can.
+
+    TF32 keeps fp32's range and 10 of its 23 bits of mantissa; sums stay fp32.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < AMPERE:
+        return False
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    return True
+
+
+def can_compile(device: torch.device) -> str | None:
+    """None where torch.compile can make code for this device, else the reason why it cannot."""
+    if device.type == "cuda":
+        if not is_installed("triton"):
+            return "the package triton is not installed"
+        if torch.cuda.get_device_capability(device) < TRITON:
+            return "the GPU's compute capability is below 7.0"
+        return None
+    has_compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+    return None if has_compiler else "there is no C++ compiler"
+
+
+def require_capability(device: torch.device, least: float | None) -> None:
+    """Raise ValueError unless the device is a GPU of at least this compute capability (8.6)."""
+    if least is None:
+        return
+    if device.type != "cuda":
+        raise ValueError(
+            f"resources.gpu.compute_capability = {least:g} asks for a GPU, and this training runs"
+            f" on {device.type}: take another machine or leave it out"
+        )
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (int(least), round(least * 10) % 10):
+        name = torch.cuda.get_device_name(device)
+        raise ValueError(
+            f"resources.gpu.compute_capability = {least:g}, and {name} has {major}.{minor}: take"
+            " another GPU or leave it out"
+        )
+
+
+def limit_gpu_memory(device: torch.device, limit_bytes: int | None, share: float | None) -> None:
+    """Let this process allocate no more of the GPU than the smaller of a size and a share.
+
+    Beyond it torch raises its out-of-memory error, which a training answers by smaller pieces.
+    Nothing happens on a CPU.
+    """
+    if device.type != "cuda":
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    shares = [1.0 if share is None else share, 1.0 if limit_bytes is None else limit_bytes / total]
+    if min(shares) < 1:
+        torch.cuda.set_per_process_memory_fraction(min(shares), device)
+
+
+def drop_gpu_cache_above(device: torch.device, limit_bytes: int) -> bool:
+    """Give the allocator's free blocks back where they are more than this; whether it was done."""
+    if device.type != "cuda":
+        return False
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if kept > limit_bytes:
+        torch.cuda.empty_cache()
+    return kept > limit_bytes

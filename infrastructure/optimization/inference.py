@@ -1,0 +1,153 @@
+"""A model made faster for answering, with the latency before and after, measured.
+
+Each way is tried on the given inputs: it must give the same outputs, and is kept where it is faster
+than the model as it is. TorchScript and torch.export give a program that can be saved for a
+consumer without this code.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from infrastructure.core.optional import is_installed, require
+
+ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
+NUM_TIMED = 10
+NUM_WARMUPS = 3
+
+log = logging.getLogger(__name__)
+
+Inputs = tuple[torch.Tensor, ...]
+
+
+@dataclass
+class InferenceResult:
+    """What was found.
+
+    Attributes:
+        model: the fastest that gives the same outputs; the original where nothing is faster.
+        method: how it was made; "eager" is the original.
+        before_seconds, after_seconds: median latency of one call.
+        seconds_of_method: of each way that worked.
+        failures: why the others did not.
+    """
+
+    model: Callable[..., Any]
+    method: str
+    before_seconds: float
+    after_seconds: float
+    seconds_of_method: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster than before."""
+        return self.before_seconds / self.after_seconds
+
+
+def optimize_inference(
+    model: torch.nn.Module,
+    inputs: Inputs,
+    methods: Sequence[str] | None = None,
+) -> InferenceResult:
+    """Try every way and keep the fastest; the model is in evaluation mode afterwards.
+
+    Args:
+        inputs: tensors that the model is called with, of the shape that will be usual.
+        methods: of METHODS; None: all, TensorRT where it is installed.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    chosen = list(methods) if methods is not None else usable_methods()
+    if unknown := set(chosen) - METHODS.keys():
+        raise ValueError(f"unknown methods {sorted(unknown)}; there are: {', '.join(METHODS)}")
+    model.eval()
+    with torch.inference_mode():
+        expected = model(*inputs)
+    before = latency_seconds(model, inputs)
+    result = InferenceResult(model, "eager", before, before)
+    for method in chosen:
+        try:
+            made = METHODS[method](model, inputs)
+            with torch.inference_mode():
+                _check_equal(made(*inputs), expected)
+            seconds = latency_seconds(made, inputs)
+        except Exception as error:  # a converter that cannot do this model is no failure of ours
+            result.failures[method] = f"{type(error).__name__}: {error}".splitlines()[0]
+            continue
+        result.seconds_of_method[method] = seconds
+        if seconds < result.after_seconds:
+            result.model, result.method, result.after_seconds = made, method, seconds
+    return result
+
+
+def latency_seconds(model: Callable[..., Any], inputs: Inputs) -> float:
+    """Median time of one call after a few to warm up."""
+    on_gpu = any(tensor.is_cuda for tensor in inputs)
+
+    def call() -> float:
+        started = time.perf_counter()
+        with torch.inference_mode():
+            model(*inputs)
+        if on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    for _ in range(NUM_WARMUPS):
+        call()
+    return median(call() for _ in range(NUM_TIMED))
+
+
+def usable_methods() -> list[str]:
+    """The methods whose packages are there."""
+    return [name for name in METHODS if name != "tensorrt" or is_installed("torch_tensorrt")]
+
+
+def _check_equal(found: Any, expected: Any) -> None:
+    for ours, theirs in zip(_tensors(found), _tensors(expected), strict=True):
+        torch.testing.assert_close(
+            ours, theirs, atol=ABSOLUTE_TOLERANCE, rtol=RELATIVE_TOLERANCE, check_dtype=False
+        )
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    values = output.values() if isinstance(output, dict) else output
+    leaves = tree_leaves(tuple(values) if isinstance(output, dict) else values)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _compiled(model: torch.nn.Module, inputs: Inputs) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(model)
+    return compiled
+
+
+def _exported(model: torch.nn.Module, inputs: Inputs) -> Callable[..., Any]:
+    with torch.no_grad():
+        return torch.export.export(model, inputs).module()
+
+
+def _scripted(model: torch.nn.Module, inputs: Inputs) -> Callable[..., Any]:
+    with torch.no_grad():
+        traced: Any = torch.jit.trace(model, inputs, strict=False, check_trace=False)
+    return torch.jit.optimize_for_inference(torch.jit.freeze(traced))
+
+
+def _tensorrt(model: torch.nn.Module, inputs: Inputs) -> Callable[..., Any]:
+    tensorrt: Any = require("torch_tensorrt", "inference with TensorRT")
+    made: Callable[..., Any] = tensorrt.compile(model, ir="dynamo", inputs=list(inputs))
+    return made
+
+
+METHODS: dict[str, Callable[[torch.nn.Module, Inputs], Callable[..., Any]]] = {
+    "compile": _compiled,
+    "export": _exported,
+    "torchscript": _scripted,
+    "tensorrt": _tensorrt,
+}

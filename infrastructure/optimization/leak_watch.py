@@ -1,0 +1,146 @@
+"""Notices memory that grows steadily, and finds the line that holds it.
+
+Watching costs nothing: one number every few seconds. Only when these have grown through a whole
+window does Python's own tracer (`tracemalloc`) and a count of living tensors run, for one more
+stretch, and the lines whose objects pile up in it are told.
+
+"Steadily" is Kendall's rank correlation with time (Mann 1945): nearly every later reading is larger
+than nearly every earlier one. Memory that rises and falls, or jumps once, does not count.
+"""
+
+import gc
+import sys
+import tracemalloc
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infrastructure.core.hardware import MIB
+from infrastructure.optimization.allocations import LiveTensors
+
+WINDOW = 12  # readings
+MIN_CORRELATION = 0.8
+MIN_GROWTH_SHARE = 0.02  # of what was there
+MIN_GROWTH_BYTES = 32 * MIB
+FRAMES_KEPT = 12
+NUM_LINES = 3
+OWN_FOLDER = str(Path(__file__).parent)
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Memory that grows steadily.
+
+    Attributes:
+        bytes_per_step: how fast.
+        lines: `file:line` and the bytes that piled up there while it was traced; the most first,
+            empty where it is memory that Python does not see.
+    """
+
+    bytes_per_step: float
+    lines: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        told = f"memory grows steadily, by {self.bytes_per_step / MIB:.2f} MiB a step"
+        if not self.lines:
+            return f"{told}; no Python object holds it: a library that keeps memory of its own"
+        where = "; ".join(f"{line} ({size / MIB:.1f} MiB)" for line, size in self.lines)
+        return f"{told}; what piled up was made at {where}"
+
+
+@dataclass
+class LeakWatch:
+    """Told of the memory in use now and then; answers with a leak, at most once.
+
+    Args:
+        min_growth_bytes: growth over a window below which nothing is said.
+        counts_tensors: find the lines that make tensors; not for a compiled model, whose code would
+            be run operation by operation.
+    """
+
+    window: int = WINDOW
+    min_growth_bytes: int = MIN_GROWTH_BYTES
+    counts_tensors: bool = True
+    is_told: bool = False
+    _readings: deque[tuple[int, int]] = field(default_factory=deque)
+    _traced_from: int | None = None
+    _num_traced: int = 0
+    _tensors: LiveTensors | None = None
+
+    def add(self, step: int, used_bytes: int) -> Leak | None:
+        """Take note of one reading; a `Leak` when the tracing after a suspicion is over."""
+        if self.is_told:
+            return None
+        self._readings.append((step, used_bytes))
+        while len(self._readings) > self.window:
+            self._readings.popleft()
+        if self._traced_from is None:
+            if self._grows():
+                self._start_tracing(step)
+            return None
+        self._num_traced += 1
+        return self._conclude() if self._num_traced >= self.window else None
+
+    def stop(self) -> None:
+        """End the tracing, if there is one."""
+        if self._traced_from is not None:
+            tracemalloc.stop()
+            self._traced_from = None
+        if self._tensors is not None:
+            self._tensors.__exit__(None, None, None)
+            self._tensors = None
+
+    def _grows(self) -> bool:
+        sizes = [size for _, size in self._readings]
+        if len(sizes) < self.window:
+            return False
+        growth = sizes[-1] - sizes[0]
+        enough = max(self.min_growth_bytes, MIN_GROWTH_SHARE * sizes[0])
+        return growth >= enough and kendall(sizes) >= MIN_CORRELATION
+
+    def _start_tracing(self, step: int) -> None:
+        if tracemalloc.is_tracing():  # somebody else's: theirs would end with ours
+            self.is_told = True
+            return
+        self._traced_from, self._num_traced = step, 0
+        tracemalloc.start(FRAMES_KEPT)
+        if self.counts_tensors:
+            self._tensors = LiveTensors()
+            self._tensors.__enter__()
+
+    def _conclude(self) -> Leak | None:
+        still_grows = self._grows()
+        held = self._tensors.bytes_of_line() if self._tensors is not None else Counter()
+        lines = largest_lines(held) if still_grows else ()
+        self.stop()
+        if not still_grows:
+            self._readings.clear()
+            return None
+        self.is_told = True
+        (first_step, first), (last_step, last) = self._readings[0], self._readings[-1]
+        return Leak((last - first) / max(1, last_step - first_step), lines)
+
+
+def kendall(values: list[int]) -> float:
+    """Kendall's tau of values with their order: 1 where each is larger than all before it."""
+    pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
+    return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
+
+
+def largest_lines(tensors: Counter[str]) -> tuple[tuple[str, int], ...]:
+    """The lines whose objects, made since the tracing began and still alive, take most memory."""
+    gc.collect()
+    sizes = Counter(tensors)
+    for trace in tracemalloc.take_snapshot().traces:
+        sizes[_own_line(trace.traceback)] += trace.size
+    sizes.pop("", None)
+    return tuple(sizes.most_common(NUM_LINES))
+
+
+def _own_line(traceback: tracemalloc.Traceback) -> str:
+    """The innermost line that is neither Python's nor an installed package's nor this watch's."""
+    for frame in reversed(traceback):
+        name = frame.filename
+        if not name.startswith((sys.prefix, sys.base_prefix, OWN_FOLDER, "<")):
+            return f"{name}:{frame.lineno}"
+    return ""

@@ -1,0 +1,110 @@
+"""Holds two limits of main memory while something runs: a share of the machine and a size.
+
+    guard = MemoryGuard(max_percent=85.0, limit_bytes=8 * 10**9, release=[data.release_memory])
+    ...
+    action = guard.check()      # after each step
+
+`max_percent` is where memory is released: garbage, free pages, caches. It is the whole machine's,
+so others may be to blame, and then nothing more is done. `limit_bytes` is this training's own
+(its processes together): on a CPU under Linux the system itself refuses memory beyond it
+(`hard_limit`), which the training answers as any lack of memory, by smaller pieces; elsewhere the
+guard asks for smaller pieces when it finds the limit passed.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from infrastructure.core.hardware import memory
+from infrastructure.core.process_memory import children_bytes, resident_bytes
+from infrastructure.optimization.memory_readings import release_memory
+
+MACHINE_SECONDS = 1.0
+CHILDREN_SECONDS = 2.0
+RELEASE_SECONDS = 30.0
+NEAR_LIMIT = 0.9
+
+Release = Callable[[], int]
+
+
+class Action(StrEnum):
+    """What `check` did, or asks for."""
+
+    NONE = "none"
+    RELEASED = "released"
+    SMALLER = "smaller"
+
+
+@dataclass
+class MemoryGuard:
+    """See above.
+
+    Args:
+        max_percent: share of main memory in use above which memory is released.
+        limit_bytes: resident memory that this process and its children may take; None: no limit.
+        release: each gives memory back and returns how many bytes that were.
+
+    Attributes:
+        released_bytes, num_releases: what was given back, and how often that was tried.
+        highest_bytes: the most resident memory that `check` saw.
+    """
+
+    max_percent: float
+    limit_bytes: int | None = None
+    release: Sequence[Release] = ()
+    clock: Callable[[], float] = time.monotonic
+    machine_percent: Callable[[], float] = lambda: machine_percent()
+    released_bytes: int = 0
+    num_releases: int = 0
+    highest_bytes: int = 0
+    _children: int = 0
+    _next: dict[str, float] = field(default_factory=dict)
+
+    def used_bytes(self) -> int:
+        """Resident memory of this process and, as of the last seconds, of its children."""
+        if self._is_due("children", CHILDREN_SECONDS):
+            self._children = children_bytes()
+        used = resident_bytes() + self._children
+        self.highest_bytes = max(self.highest_bytes, used)
+        return used
+
+    def check(self) -> Action:
+        """Look, and release what can be released; some twenty microseconds where all is well."""
+        used, limit = self.used_bytes(), self.limit_bytes
+        if limit is not None and used > limit:
+            self.release_all()
+            is_over = self.used_bytes() > limit and self._is_due("smaller", RELEASE_SECONDS)
+            return Action.SMALLER if is_over else Action.RELEASED
+        if limit is not None and used > NEAR_LIMIT * limit and self._may_release():
+            self.release_all()
+            return Action.RELEASED
+        is_due = self._is_due("machine", MACHINE_SECONDS)
+        if is_due and self.machine_percent() > self.max_percent and self._may_release():
+            self.release_all()
+            return Action.RELEASED
+        return Action.NONE
+
+    def release_all(self) -> int:
+        """Give back all that can be given back; the bytes that were."""
+        released = sum(release() for release in self.release) + release_memory()
+        self.num_releases += 1
+        self.released_bytes += released
+        return released
+
+    def _may_release(self) -> bool:
+        """It takes a fraction of a second: not at each step while memory stays short."""
+        return self._is_due("release", RELEASE_SECONDS)
+
+    def _is_due(self, what: str, seconds: float) -> bool:
+        now = self.clock()
+        if now < self._next.get(what, now):
+            return False
+        self._next[what] = now + seconds
+        return True
+
+
+def machine_percent() -> float:
+    """Main memory in use on this machine, or in this container, in percent."""
+    now = memory()
+    return 100.0 * (now.total_bytes - now.available_bytes) / now.total_bytes

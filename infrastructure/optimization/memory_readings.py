@@ -1,0 +1,94 @@
+"""How much memory is in use, read cheaply enough for every step, and how to give some back.
+
+Sizes are bytes. "Resident" is what lies in main memory now; where child processes count, theirs is
+added (pages that are shared with them then count twice, so the sum is never too small).
+"""
+
+import gc
+from dataclasses import dataclass
+
+import torch
+
+from infrastructure.core.hardware import memory
+from infrastructure.core.process_memory import (
+    children_bytes,
+    peak_resident_bytes,
+    resident_bytes,
+    trim_heap,
+)
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A GPU's memory: of this process's tensors, kept by its allocator, free and there in all."""
+
+    index: int
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """One look at main memory and the GPUs.
+
+    Attributes:
+        total_bytes, available_bytes: the machine's, or the container's where that is less.
+        process_bytes: resident memory of this process.
+        children_bytes: that of the processes that it started.
+        peak_process_bytes: the most this process ever had.
+    """
+
+    total_bytes: int
+    available_bytes: int
+    process_bytes: int
+    children_bytes: int
+    peak_process_bytes: int
+    gpus: tuple[DeviceMemory, ...] = ()
+
+    @property
+    def used_percent(self) -> float:
+        """Share of main memory that is not available, in percent."""
+        return 100.0 * (self.total_bytes - self.available_bytes) / self.total_bytes
+
+
+def read_memory() -> MemoryInfo:
+    """Look at everything; takes about a millisecond."""
+    machine = memory()
+    return MemoryInfo(
+        total_bytes=machine.total_bytes,
+        available_bytes=machine.available_bytes,
+        process_bytes=resident_bytes(),
+        children_bytes=children_bytes(),
+        peak_process_bytes=peak_resident_bytes(),
+        gpus=tuple(map(read_gpu, range(torch.cuda.device_count()))),
+    )
+
+
+def read_gpu(index: int) -> DeviceMemory:
+    """One GPU's memory; begins to use the GPU if nothing has yet."""
+    free, total = torch.cuda.mem_get_info(index)
+    return DeviceMemory(
+        index=index,
+        allocated_bytes=torch.cuda.memory_allocated(index),
+        reserved_bytes=torch.cuda.memory_reserved(index),
+        peak_allocated_bytes=torch.cuda.max_memory_allocated(index),
+        free_bytes=free,
+        total_bytes=total,
+    )
+
+
+def release_memory() -> int:
+    """Collect garbage and give free pages back to the system and to the GPU's other users.
+
+    Returns:
+        Bytes by which this process's resident memory fell; 0 where nothing could be given back.
+    """
+    before = resident_bytes()
+    gc.collect()
+    trim_heap()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return max(0, before - resident_bytes())

@@ -1,0 +1,189 @@
+"""What to change so that a training takes less memory, and how much each change saves.
+
+Weights, gradients and the optimizer's state are counted; activations are measured on the very model
+with the very batch, with and without checkpointing. Nothing is guessed from a table of models.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from infrastructure.core.hardware import MIB
+from infrastructure.optimization.allocations import kept_for_backward
+from infrastructure.optimization.checkpointing import can_checkpoint, checkpoint_gradients
+
+BYTES_PER_8BIT_STATE = 2 * (1 + 4 / 256)  # two moments of a byte, and a scale for each 256
+LEAST_SAVING_BYTES = MIB
+LORA_RANK = 16
+CHECKPOINTING_SETTING = {
+    "selective": "training.gradient_checkpointing: true, in the mode selective",
+    "all": "training.gradient_checkpointing: true",
+}
+
+Forward = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Where a training's memory goes, in bytes.
+
+    Attributes:
+        activations_bytes: kept for the backward pass of one micro-batch; None: not measured.
+        checkpointed_bytes: the same in each mode of checkpointing that the model can do.
+        lora_bytes: what the same three would be of LoRA matrices beside the linear layers.
+    """
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    num_trainable: int
+    lora_bytes: int
+    activations_bytes: int | None
+    checkpointed_bytes: dict[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it at the end of a forward pass."""
+        fixed = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return fixed + (self.activations_bytes or 0)
+
+    def of_examples(self, count: int) -> "MemoryBudget":
+        """The same with the activations of `count` examples like the one that was measured."""
+        if self.activations_bytes is None:
+            return self
+        several = {mode: count * size for mode, size in self.checkpointed_bytes.items()}
+        kept = count * self.activations_bytes
+        return replace(self, activations_bytes=kept, checkpointed_bytes=several)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One change.
+
+    Attributes:
+        change: the setting, as it is written.
+        saves_bytes: how much less memory that takes.
+        costs: what it costs in return.
+        is_measured: on this model and batch; else counted.
+    """
+
+    change: str
+    saves_bytes: int
+    costs: str
+    is_measured: bool
+
+    def __str__(self) -> str:
+        how = "measured" if self.is_measured else "counted"
+        return f"{self.change} saves {self.saves_bytes / MIB:.0f} MiB ({how}); {self.costs}"
+
+
+def measure_budget(
+    model: torch.nn.Module,
+    forward: Forward | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> MemoryBudget:
+    """Count what is there, and measure activations where `forward` can be run.
+
+    Args:
+        forward: computes a loss of one micro-batch with gradients enabled; it must leave no trace
+            besides random numbers. It is run once, and once for each mode of checkpointing.
+        optimizer: its state is counted; without one, or before its first step, AdamW's is.
+    """
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    kept, modes = (None, {}) if forward is None else _measure_activations(model, forward)
+    return MemoryBudget(
+        weights_bytes=_num_bytes(model.parameters()),
+        gradients_bytes=_num_bytes(trainable),
+        optimizer_bytes=_optimizer_bytes(optimizer) or 2 * _num_bytes(trainable),
+        num_trainable=sum(p.numel() for p in trainable),
+        lora_bytes=3 * 4 * _num_lora_weights(model),
+        activations_bytes=kept,
+        checkpointed_bytes=modes,
+    )
+
+
+def recommend(
+    budget: MemoryBudget, *, micro_batch_size: int = 1, optimizer_name: str = "adamw"
+) -> list[Recommendation]:
+    """The changes that save memory, the largest saving first."""
+    found = [
+        *_about_activations(budget, micro_batch_size),
+        *_about_optimizer(budget, optimizer_name),
+    ]
+    worth = [one for one in found if one.saves_bytes >= LEAST_SAVING_BYTES]
+    return sorted(worth, key=lambda one: one.saves_bytes, reverse=True)
+
+
+def _about_activations(budget: MemoryBudget, micro_batch_size: int) -> Iterator[Recommendation]:
+    kept = budget.activations_bytes
+    if kept is None:
+        return
+    for mode, less in budget.checkpointed_bytes.items():
+        setting = CHECKPOINTING_SETTING[mode]
+        cost = "up to a third more time" if mode == "all" else "up to a sixth more time"
+        yield Recommendation(setting, kept - less, cost, True)
+    if micro_batch_size > 1:
+        half = micro_batch_size // 2
+        yield Recommendation(
+            f"training.batch_size: {half} with twice the training.gradient_accumulation",
+            kept - kept * half // micro_batch_size,
+            "the same result, smaller pieces",
+            True,
+        )
+
+
+def _about_optimizer(budget: MemoryBudget, name: str) -> Iterator[Recommendation]:
+    small = int(BYTES_PER_8BIT_STATE * budget.num_trainable)
+    if name == "adamw":
+        yield Recommendation(
+            "training.optimizer: adamw_8bit",
+            budget.optimizer_bytes - small,
+            "moments in 8 bits",
+            False,
+        )
+    moving = budget.gradients_bytes + budget.optimizer_bytes
+    if budget.lora_bytes < moving // 2:
+        yield Recommendation(
+            f"model.lora_config (r={LORA_RANK})",
+            moving - budget.lora_bytes,
+            "trains matrices beside the weights instead of the weights",
+            False,
+        )
+
+
+def _measure_activations(model: torch.nn.Module, forward: Forward) -> tuple[int, dict[str, int]]:
+    kept = _kept(model, forward)
+    modes: dict[str, int] = {}
+    whole: Any = model
+    base = whole.get_base_model() if hasattr(whole, "get_base_model") else whole
+    if can_checkpoint(base) and not getattr(base, "is_gradient_checkpointing", False):
+        try:
+            for mode in CHECKPOINTING_SETTING:
+                checkpoint_gradients(base, mode)
+                modes[mode] = _kept(model, forward)
+        finally:
+            checkpoint_gradients(base, "off")
+    return kept, modes
+
+
+def _kept(model: torch.nn.Module, forward: Forward) -> int:
+    with kept_for_backward(model) as total:
+        forward()
+    return total[0]
+
+
+def _num_bytes(tensors: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _optimizer_bytes(optimizer: torch.optim.Optimizer | None) -> int:
+    states = optimizer.state.values() if optimizer is not None else ()
+    values = (value for state in states for value in state.values())
+    return _num_bytes(value for value in values if isinstance(value, torch.Tensor))
+
+
+def _num_lora_weights(model: torch.nn.Module) -> int:
+    linear = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    return sum(LORA_RANK * (m.in_features + m.out_features) for m in linear)

@@ -1,0 +1,74 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from infrastructure.core.process_memory import (
+    HardLimit,
+    can_limit_hard,
+    children_bytes,
+    peak_resident_bytes,
+    resident_bytes,
+)
+
+MIB = 1 << 20
+
+
+def test_what_is_allocated_is_resident_and_stays_in_the_peak() -> None:
+    before = resident_bytes()
+    block = bytearray(os.urandom(1) * (64 * MIB))
+    assert resident_bytes() - before > 48 * MIB
+    highest = peak_resident_bytes()
+    del block
+    assert peak_resident_bytes() >= highest >= before + 48 * MIB
+
+
+def test_children_count_while_they_live() -> None:
+    script = "x = bytearray(b'1' * 50_000_000); print('there', flush=True); input()"
+    before = children_bytes()
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        child.stdout.readline()
+        assert children_bytes() - before > 50_000_000
+        child.stdin.write("\n")
+    assert children_bytes() == before
+
+
+LIMITED = """
+from infrastructure.core.process_memory import *
+MIB = 1 << 20
+limit = resident_bytes() + 200 * MIB
+hard = HardLimit(limit)
+hard.tighten(resident_bytes())
+kept = []
+try:
+    while len(kept) < 400:
+        kept.append(bytearray(b"1" * MIB))
+except MemoryError:
+    del kept[-5:]
+    print("refused", peak_resident_bytes() <= limit, len(kept) > 50)
+hard.lift()
+kept.append(bytearray(b"1" * (300 * MIB)))
+print("lifted", resident_bytes() > limit)
+"""
+
+
+@pytest.mark.skipif(not can_limit_hard(), reason="only Linux refuses memory to one process")
+def test_the_system_refuses_memory_beyond_the_limit_until_it_is_lifted() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["refused", "True", "True", "lifted", "True"]
+
+
+@pytest.mark.skipif(not can_limit_hard(), reason="only Linux refuses memory to one process")
+def test_a_limit_that_was_never_set_is_lifted_without_a_trace() -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    HardLimit(1).lift()
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before

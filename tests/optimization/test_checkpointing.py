@@ -1,0 +1,45 @@
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.optimization.allocations import kept_for_backward
+from infrastructure.optimization.checkpointing import checkpoint_gradients
+
+INPUTS = torch.arange(128).view(2, 64)
+
+
+def kept_and_gradient(model: Any, mode: str) -> tuple[int, torch.Tensor]:
+    checkpoint_gradients(model, mode)
+    model.zero_grad()
+    with kept_for_backward(model) as kept:
+        loss = model(input_ids=INPUTS, labels=INPUTS).loss
+    loss.backward()
+    gradient: torch.Tensor = model.model.layers[0].mlp.up_proj.weight.grad.clone()
+    return kept[0], gradient
+
+
+def test_each_mode_keeps_less_and_gives_the_same_gradient(small_llama: Any) -> None:
+    off, expected = kept_and_gradient(small_llama, "off")
+    selective, gradient = kept_and_gradient(small_llama, "selective")
+    assert torch.allclose(gradient, expected, atol=1e-7)
+    everything, gradient = kept_and_gradient(small_llama, "all")
+    assert torch.allclose(gradient, expected, atol=1e-7)
+    assert everything < 0.75 * selective < 0.75 * 0.75 * off
+    _, gradient = kept_and_gradient(small_llama, "offload")
+    assert torch.allclose(gradient, expected, atol=1e-7)
+    assert kept_and_gradient(small_llama, "off")[0] == off
+
+
+def test_a_model_that_cannot_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"gradient_checkpointing: Linear cannot do it"):
+        checkpoint_gradients(torch.nn.Linear(2, 2), "all")
+
+
+def test_an_older_transformers_is_told(small_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        small_llama, "gradient_checkpointing_enable", lambda gradient_checkpointing_kwargs: None
+    )
+    with pytest.raises(ValueError, match=r"selective needs transformers 5\.17"):
+        checkpoint_gradients(small_llama, "selective")
+    checkpoint_gradients(small_llama, "all")

@@ -1,0 +1,56 @@
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from infrastructure.optimization.garbage import ScheduledCollection
+
+
+class Node:
+    """Part of a cycle, which only the collector can free."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def automatic_collection() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_cycles_are_freed_when_it_is_time_and_not_before() -> None:
+    now = [0.0]
+    collection = ScheduledCollection(interval_seconds=10.0, clock=lambda: now[0])
+    collection.start()
+    assert not gc.isenabled()
+    dead = weakref.ref(Node())
+    now[0] = 9.0
+    collection.collect_if_due()
+    assert dead() is not None
+    now[0] = 10.0
+    collection.collect_if_due()
+    assert dead() is None
+    assert collection.num_collections == 2  # the other one at the start
+    collection.stop()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_was_off_before_stays_off() -> None:
+    gc.disable()
+    collection = ScheduledCollection()
+    collection.start()
+    collection.start()
+    collection.stop()
+    assert not gc.isenabled()
+
+
+def test_nothing_is_collected_outside_of_start_and_stop() -> None:
+    collection = ScheduledCollection(interval_seconds=0.0)
+    collection.collect_if_due()
+    collection.stop()
+    assert collection.num_collections == 0
+    assert gc.isenabled()

@@ -1,0 +1,187 @@
+"""The GPU optimizer: seed 002's samples run as written, and what each method does."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.core.gpu_readings import GpuReading
+from infrastructure.optimization import gpu_optimizer as module
+from infrastructure.optimization.gpu_capability import cpu_has_bf16
+from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
+from tests.optimization.conftest import FakeGpu
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = """
+from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
+
+# Create optimizer
+optimizer = create_gpu_optimizer(
+    device_ids=[0, 1],
+    mixed_precision=True,
+    compile_model=True
+)
+
+# Optimize model
+optimized_model = optimizer.optimize_model(model, "my_model")
+
+# Create scaler for mixed precision
+scaler = optimizer.create_scaler()
+"""
+WATCHING = "optimizer.monitor_gpu_utilization(duration=60.0)"
+
+
+def layers() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
+def test_the_samples_of_the_specification_run_as_written_without_a_gpu() -> None:
+    names: dict[str, Any] = {"model": layers()}
+    exec(SAMPLE + WATCHING, names)
+    model, scaler = names["optimized_model"], names["scaler"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model[0].weight.detach().clone()
+    loss = model(torch.randn(4, 16)).sum()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert not torch.equal(model[0].weight, before)
+    assert names["optimizer"].applied["my_model"][0] == "device: cpu"
+
+
+def test_gpus_that_are_not_there_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    optimizer = create_gpu_optimizer(device_ids=[97])
+    assert "GPUs [97] are not there" in caplog.text
+    assert optimizer.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("mixed_precision", "expected"),
+    [(True, "bf16" if cpu_has_bf16() else "fp32"), (False, "fp32"), ("bf16", "bf16")],
+)
+def test_the_precision_is_the_one_asked_for_or_the_best(
+    mixed_precision: bool | str, expected: str
+) -> None:
+    assert create_gpu_optimizer([], mixed_precision).precision == expected
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), [("fp16", "needs a GPU"), ("fp64", "not 'fp64'")])
+def test_a_precision_that_cannot_be_is_refused(wrong: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        create_gpu_optimizer([], wrong)
+
+
+def test_the_forward_pass_runs_in_the_precision_and_the_weights_stay() -> None:
+    model = create_gpu_optimizer([], "bf16").optimize_model(layers())
+    exact = layers()(torch.ones(2, 16))
+    output = model(torch.ones(2, 16))
+    assert output.dtype is torch.float32
+    assert not torch.equal(output, exact)
+    torch.testing.assert_close(output, exact, atol=0.02, rtol=0.02)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_the_scaler_works_for_fp16_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not create_gpu_optimizer([], "bf16").create_scaler().is_enabled()
+    FakeGpu(monkeypatch, (7, 5))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    on_t4 = create_gpu_optimizer([0], True)
+    assert on_t4.precision == "fp16"
+    monkeypatch.setattr(
+        torch.amp.grad_scaler.torch.cuda.amp.common, "amp_definitely_not_available", bool
+    )
+    assert on_t4.create_scaler().is_enabled()
+
+
+def test_compiling_is_measured_where_steps_can_be_run() -> None:
+    optimizer = create_gpu_optimizer([], False, compile_model=True)
+    inputs = torch.randn(8, 16)
+
+    def run_step(model: torch.nn.Module, number: int) -> None:
+        model(inputs).sum().backward()
+        model.zero_grad()
+
+    model = optimizer.optimize_model(layers(), "short", run_step=run_step, num_steps=1)
+    assert not optimizer.decisions["short"].pays  # one step pays for no compiler
+    assert model._compiled_call_impl is None
+    assert "torch.compile is not kept" in optimizer.applied["short"][-1]
+
+
+def test_a_language_model_gets_the_fastest_attention(small_llama: Any) -> None:
+    small_llama.set_attn_implementation("eager")
+    optimizer = create_gpu_optimizer([], False)
+    optimizer.optimize_model(small_llama, "llama")
+    assert small_llama.config._attn_implementation == "sdpa"
+    assert "attention: sdpa instead of eager" in optimizer.applied["llama"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own about TorchScript
+def test_inference_is_measured_before_and_after() -> None:
+    optimizer = create_gpu_optimizer([])
+    result = optimizer.optimize_for_inference(layers(), (torch.randn(2, 16),), ["torchscript"])
+    assert result.before_seconds >= result.after_seconds > 0
+
+
+class Readings:
+    """Two looks at one GPU; the card tells no power."""
+
+    def read(self) -> list[GpuReading]:
+        Readings.looks += 1
+        load = 20.0 * Readings.looks
+        return [GpuReading(0, "T4", load, 100 * Readings.looks, 1000, 60.0, None)]
+
+    looks = 0
+
+    def close(self) -> None:
+        Readings.looks = -1
+
+
+def test_the_use_of_a_gpu_is_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GpuReadings", Readings)
+    [use] = create_gpu_optimizer([]).monitor_gpu_utilization(duration=0.01)
+    assert use.num_samples == 2
+    assert use.mean_utilization_percent == 30.0
+    assert use.max_memory_used_bytes == 200
+    assert (use.max_temperature_celsius, use.mean_power_watts) == (60.0, None)
+    assert Readings.looks == -1  # closed
+
+
+def test_one_process_says_how_several_gpus_are_used(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING)
+    optimizer = module.GPUOptimizer([torch.device("cpu"), torch.device("cpu")], "fp32", False)
+    optimizer.optimize_model(layers())
+    assert "accelerate launch --multi_gpu" in caplog.text
+
+
+DISTRIBUTED = """
+import torch, torch.distributed as dist
+from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
+torch.manual_seed(0)
+model = create_gpu_optimizer([], False).optimize_model(torch.nn.Linear(3, 1))
+rank = dist.get_rank()
+model(torch.full((1, 3), float(rank))).sum().backward()
+print(dist.get_world_size(), type(model).__name__, model.module.weight.grad.tolist(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_launched_processes_share_their_gradients(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(DISTRIBUTED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # inputs 0 and 1: the mean of their gradients in both
+    assert done.stdout.splitlines() == ["2 DistributedDataParallel [[0.5, 0.5, 0.5]]"] * 2

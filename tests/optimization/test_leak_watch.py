@@ -1,0 +1,87 @@
+import random
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+
+from infrastructure.optimization.leak_watch import LeakWatch, kendall
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def told(readings: list[int], watch: LeakWatch) -> list[str]:
+    leaks = [watch.add(step, size) for step, size in enumerate(readings)]
+    return [str(leak) for leak in leaks if leak]
+
+
+def test_a_leak_is_told_once_with_the_line_that_holds_it() -> None:
+    watch = LeakWatch(window=6)
+    held: list[torch.Tensor] = []
+    found = []
+    for step in range(40):
+        held.append(torch.zeros(MIB))  # the line to be found
+        leak = watch.add(10 * step, GIB + sum(t.nbytes for t in held) * 8)
+        found += [leak] if leak else []
+    assert len(found) == 1
+    assert found[0].bytes_per_step == pytest.approx(3.2 * MIB)
+    line, size = found[0].lines[0]
+    assert line.startswith(f"{__file__}:")
+    source = Path(__file__).read_text().splitlines()[int(line.rsplit(":", 1)[1]) - 1]
+    assert "the line to be found" in source
+    assert size >= 4 * 4 * MIB
+    assert "memory grows steadily, by 3.20 MiB a step" in str(found[0])
+    assert not tracemalloc.is_tracing()
+
+
+def test_memory_that_rises_and_falls_is_no_leak() -> None:
+    random.seed(0)
+    noisy = [GIB + random.randrange(300 * MIB) for _ in range(200)]
+    assert told(noisy, LeakWatch()) == []
+
+
+def test_one_jump_is_no_leak() -> None:
+    jump = [GIB] * 30 + [3 * GIB] * 30
+    assert told(jump, LeakWatch()) == []
+
+
+def test_slow_growth_below_what_matters_is_not_told() -> None:
+    assert told([GIB + step * 1000 for step in range(200)], LeakWatch()) == []
+
+
+def test_a_suspicion_that_is_not_confirmed_ends_without_a_word() -> None:
+    watch = LeakWatch(window=6)
+    warm_up = [GIB + step * 50 * MIB for step in range(6)]
+    assert told(warm_up + [warm_up[-1]] * 20, watch) == []
+    assert not tracemalloc.is_tracing()
+
+
+def test_what_no_python_object_holds_is_said_so() -> None:
+    watch = LeakWatch(window=6)
+    [sentence] = told([GIB + step * 50 * MIB for step in range(12)], watch)
+    assert "a library that keeps memory of its own" in sentence or "what piled up" in sentence
+
+
+def test_somebody_elses_tracing_is_left_alone() -> None:
+    tracemalloc.start()
+    try:
+        assert told([GIB + step * 50 * MIB for step in range(60)], LeakWatch()) == []
+        assert tracemalloc.is_tracing()
+    finally:
+        tracemalloc.stop()
+
+
+def test_stopping_ends_the_tracing() -> None:
+    watch = LeakWatch(window=6)
+    told([GIB + step * 50 * MIB for step in range(7)], watch)
+    assert tracemalloc.is_tracing()
+    watch.stop()
+    assert not tracemalloc.is_tracing()
+
+
+@pytest.mark.parametrize(
+    ("values", "tau"), [([1, 2, 3], 1.0), ([3, 2, 1], -1.0), ([1, 1, 1], 0.0), ([1, 3, 2], 1 / 3)]
+)
+def test_kendalls_tau(values: list[int], tau: float) -> None:
+    assert kendall(values) == pytest.approx(tau)
