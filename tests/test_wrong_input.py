@@ -87,7 +87,7 @@ CONFIGURATION = [
     Wrong("a sink twice", "config --metrics-sinks csv,csv", ["metrics_sinks", "once"]),
     Wrong("too many to count", f"config --batch-size {10**12}", ["batch_size", "2147483647"]),
     Wrong("a setting without effect", "train --buffer-size 9", ["buffer_size", "streaming"]),
-    Wrong("a batch size of later", "train --batch-size auto", ["batch_size", "not there yet"]),
+    Wrong("a mode of later", "train --mode blockwise", ["mode", "not there yet"]),
     Wrong("a secret for a name", f"train --run-name hf_{'aB' * 17}", ["run_name must be a name"]),
     Wrong("a feature of a later part", "train --mode blockwise", ["mode"]),
     Wrong("a GPU that is not there", "train --device cuda:7", ["cuda:7"]),
@@ -336,8 +336,8 @@ CHECKPOINT = [
     ),
     Wrong(
         "evaluating with a setting of a later part",
-        "train-eval runs/a data.jsonl --batch-size auto",
-        ["batch_size", "not there yet"],
+        "train-eval runs/a data.jsonl --mode blockwise",
+        ["mode", "not there yet"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(

@@ -10,6 +10,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer
 from infrastructure.config.model_config import EmbeddedModelConfig
 from infrastructure.config.section import ConfigurationError
+from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.files import write_json
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.tables import render_table
@@ -77,6 +78,8 @@ def set_aside(config: DeploymentConfig) -> list[str]:
         raise ConfigurationError("; ".join(f"{refusal}; leave it out" for refusal in refusals))
     config.data.eval_path, config.data.validation_split = None, 0
     config.model.lora_config, config.model.embedded = None, EmbeddedModelConfig()
+    if config.training.batch_size == "auto":  # of a training; what does not fit here is halved
+        config.training.batch_size = TrainingConfig().batch_size
     return notes
 
 

@@ -74,8 +74,15 @@ def test_what_a_measurement_has_no_use_for_is_refused_or_told(setting: str, tmp_
     config.check_supported()
 
 
+def test_a_batch_that_a_training_would_measure_is_an_ordinary_one_here() -> None:
+    config = DeploymentConfig(model_name="some/model", batch_size="auto")
+    assert set_aside(config) == []
+    assert config.training.batch_size == 32
+
+
 def test_a_setting_of_a_later_part_is_refused_before_anything_is_loaded() -> None:
-    config = DeploymentConfig(model_name="nowhere", data_path="nowhere.jsonl", batch_size="auto")
+    config = DeploymentConfig(model_name="nowhere", data_path="nowhere.jsonl")
+    config.training.mode = "blockwise"
     with pytest.raises(ValueError, match="is not there yet"):
         evaluate_model(config)
 

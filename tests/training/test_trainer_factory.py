@@ -34,7 +34,6 @@ def test_the_backend_chooses_the_trainer(
 @pytest.mark.parametrize(
     "keywords",
     [
-        {"batch_size": "auto"},
         {"training": {"mode": "blockwise"}},
         {"data": {"path": "rows.jsonl", "buffer_size": 5}},
     ],
