@@ -48,7 +48,6 @@ class Ending:
 
     def finish(self) -> dict[str, Any]:
         """Save the trained model, measure it, wait for its copies."""
-        self._stop_the_clock()
         with self.stages.stage("save"):
             self.trainer.adapter.save(self.run.final)
         self.say("Measuring the trained model")
@@ -97,7 +96,7 @@ class Ending:
             log.warning("%s was not written again: %r", self.run.summary_file, error)
 
     def _stop_the_clock(self) -> float:
-        """The training's time is what it was when this was asked first."""
+        """The time until the model was measured, or the training stopped: what is asked first."""
         self._seconds = self._seconds or time.monotonic() - self.started
         return self._seconds
 

@@ -149,7 +149,7 @@ class RunForecast:
         if self.config.enable_memory_optimization and trainer.device.type == "cpu":
             self._keep_within(trainer, costs)
 
-    def compared(self, seconds: float, backup_bytes: int | None = None) -> list[dict[str, Any]]:
+    def compared(self, seconds: float) -> list[dict[str, Any]]:
         """Rows of forecast and truth, for summary.json; none where nothing was foretold."""
         if self.forecast is None:
             return []
@@ -157,7 +157,6 @@ class RunForecast:
             "seconds": seconds,
             "peak_memory_bytes": self.peak.highest_bytes,
             "disk_bytes": _bytes_in(self.run.path),
-            "backup_bytes": backup_bytes,
         }
         foretold = asdict(self.forecast)
         return [
