@@ -31,7 +31,7 @@ from infrastructure.training.recovery.memory_limits import (
 )
 from infrastructure.training.training_facts import installed_versions
 
-Sections = tuple[ModelConfig, TrainingConfig, DataConfig, CacheConfig]
+Sections = tuple[ModelConfig, TrainingConfig, DataConfig]
 VERSIONS_THAT_COUNT = ("torch", "transformers", "peft", "bitsandbytes", "unsloth")
 
 
@@ -39,22 +39,24 @@ class BatchPlanner:
     """Decides for one training.
 
     Args:
-        sections: model, training, data and cache of the configuration.
+        sections: model, training and data of the configuration.
+        cache: gives its section on the cache, as it is when it is needed.
         fit: gives what measures the training, once model and data are there.
     """
 
     def __init__(
         self,
         sections: Sections,
+        cache: Callable[[], CacheConfig],
         adapter: ModelAdapter,
         precision: Precision,
         fit: Callable[[], MachineFit],
     ) -> None:
-        self.model_config, self.config, self.data_config, cache_config = sections
+        self.model_config, self.config, self.data_config = sections
+        self.cache = cache
         self.adapter = adapter
         self.precision = precision
         self.fit = fit
-        self.cache_directory = Path(cache_config.directory or DEFAULT_DIRECTORY).expanduser()
         self._plan = configured(self.config)
 
     def decide(self) -> BatchPlan:
@@ -80,6 +82,11 @@ class BatchPlanner:
     def repeat(self, resolved: Mapping[str, Any]) -> None:
         """Decide as it was decided when a checkpoint's run began."""
         self._plan = repeated(self.config, resolved) or self._plan
+
+    @property
+    def cache_directory(self) -> Path:
+        """Where what was found out on this machine is kept."""
+        return Path(self.cache().directory or DEFAULT_DIRECTORY).expanduser()
 
     def memory_limit(self) -> RememberedLimit:
         """The micro-batch that was found to fit on this device while training."""

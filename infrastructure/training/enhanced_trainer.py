@@ -119,7 +119,8 @@ class EnhancedTrainer:
         self.planned_steps = 0
         self.memory_budget = memory_budget or MemoryBudget()
         self.planner = BatchPlanner(
-            (model_config, training_config, data_config, self.cache_config),
+            (model_config, training_config, data_config),
+            lambda: self.cache_config,
             self.adapter,
             self.precision,
             self.machine_fit,
@@ -219,7 +220,6 @@ class EnhancedTrainer:
         num_epochs = num_epochs_for(config, starts_from_scratch(self.model_config), steps_per_epoch)
         total_steps = min(config.max_steps or sys.maxsize, num_epochs * steps_per_epoch)
         scheduler = self.strategy.create_scheduler(optimizer, total_steps)
-        phases = self.strategy.phases(model, num_epochs)
         loop = TrainingLoop(
             config=config,
             adapter=self.adapter,
@@ -229,7 +229,7 @@ class EnhancedTrainer:
             optimizer=optimizer,
             scheduler=scheduler,
             scaler=self.precision.create_scaler(),
-            phases=phases,
+            phases=self.strategy.phases(model, num_epochs),
             batch_size=batch_size,
             total_steps=total_steps,
             evaluate=self._evaluate_in_loop if holds_out(data) else None,

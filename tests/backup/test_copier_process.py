@@ -20,7 +20,7 @@ from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.store import Store
 
-NUM_KILLS = 30
+NUM_KILLS = 15
 PATIENCE_SECONDS = 60.0
 
 TRAINING = """

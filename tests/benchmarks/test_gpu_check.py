@@ -1,6 +1,7 @@
 """The check of a machine with a GPU: its short form on a CPU."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,21 +9,23 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_check import __main__ as gpu_check
-from benchmarks.gpu_check import numerics
+from benchmarks.gpu_check import bench, numerics
 from benchmarks.gpu_check.bench import Bench, largest_difference
 
 
-def test_a_resume_is_checked_on_any_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench with short rows, in a process whose other tests may use any operation."""
+    monkeypatch.setattr(bench, "ROW_CHARACTERS", 100)
     monkeypatch.setattr(numerics.torch, "use_deterministic_algorithms", lambda on: None)
-    found = gpu_check.run_here("resume_is_exact", Bench(tmp_path, "cpu"))
-    assert found == {"verdict": "pass", "differing_tensors": 0}
+    return Bench(tmp_path, "cpu")
 
 
-def test_a_resume_with_other_numbers_would_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_resume_is_checked_on_any_device_and_other_numbers_would_show(
+    small: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numerics.torch, "use_deterministic_algorithms", lambda on: None)
-    monkeypatch.setattr(numerics, "LORA", {**numerics.LORA, "dropout": 0.5})
+    found = gpu_check.run_here("resume_is_exact", small)
+    assert found == {"verdict": "pass", "differing_tensors": 0}
     restore = numerics.restored
 
     def forgetful(*args: object) -> object:
@@ -30,8 +33,9 @@ def test_a_resume_with_other_numbers_would_show(
         numerics.torch.manual_seed(7)
         return trainer
 
+    shutil.rmtree(small.folder / "half")
     monkeypatch.setattr(numerics, "restored", forgetful)
-    assert gpu_check.run_here("resume_is_exact", Bench(tmp_path, "cpu"))["verdict"] == "fail"
+    assert gpu_check.run_here("resume_is_exact", small)["verdict"] == "fail"
 
 
 @pytest.mark.parametrize("name", ["cpu_equals_gpu", "fp16_with_scaler", "checkpoint_stall"])

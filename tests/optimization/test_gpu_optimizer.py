@@ -1,5 +1,6 @@
 """The GPU optimizer: seed 002's samples run as written, and what each method does."""
 
+import json
 import logging
 import os
 import subprocess
@@ -163,13 +164,16 @@ def test_one_process_says_how_several_gpus_are_used(
 
 
 DISTRIBUTED = """
+import json, sys
+from pathlib import Path
 import torch, torch.distributed as dist
 from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
 torch.manual_seed(0)
 model = create_gpu_optimizer([], False).optimize_model(torch.nn.Linear(3, 1))
 rank = dist.get_rank()
 model(torch.full((1, 3), float(rank))).sum().backward()
-print(dist.get_world_size(), type(model).__name__, model.module.weight.grad.tolist(), flush=True)
+told = [dist.get_world_size(), type(model).__name__, model.module.weight.grad.tolist()]
+Path(sys.argv[1], str(rank)).write_text(json.dumps(told))
 dist.destroy_process_group()
 """
 
@@ -178,10 +182,12 @@ def test_launched_processes_share_their_gradients(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(DISTRIBUTED)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script)]
+    command.append(str(tmp_path))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     # inputs 0 and 1: the mean of their gradients in both
-    assert done.stdout.splitlines() == ["2 DistributedDataParallel [[0.5, 0.5, 0.5]]"] * 2
+    told = [json.loads((tmp_path / rank).read_text()) for rank in ("0", "1")]
+    assert told == [[2, "DistributedDataParallel", [[0.5, 0.5, 0.5]]]] * 2

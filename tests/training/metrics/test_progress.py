@@ -113,7 +113,8 @@ def test_a_bar_without_a_known_end_counts(terminal: Terminal) -> None:
     assert terminal.lines()[0] == "training 7, loss 1.500"
 
 
-def test_a_bar_leaves_no_thread_behind(terminal: Terminal) -> None:
+def test_a_bar_leaves_no_thread_behind(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tqdm, "monitor", None)  # other bars of this process may have begun one
     Progress(10, stream=terminal.stream).close()
     assert tqdm.monitor is None
 
