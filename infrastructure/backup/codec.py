@@ -154,7 +154,7 @@ def _runs(data: Buffer) -> list[Run]:
 
 def _pack_runs(view: memoryview) -> Iterator[Run]:
     start = 8 + int.from_bytes(view[:8], "little")
-    header = json.loads(bytes(view[8:start]))
+    header = json.loads(bytes(view[8:start]).decode())
     yield 1, start
     tensors = (
         (*found["data_offsets"], _width(found["dtype"]))

@@ -155,7 +155,7 @@ def _parse_json(data: bytes) -> Any:
     if len(data) > MAX_MANIFEST_BYTES:
         raise CheckpointError(f"the manifest has {len(data)} bytes, more than any real one")
     try:
-        return json.loads(data, parse_constant=_no_constant)
+        return json.loads(data.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"the manifest is no JSON: {error}") from error
 

@@ -107,7 +107,7 @@ def decode(pack: Buffer) -> dict[str, TensorBytes]:
         start = 8 + int.from_bytes(view[:8], "little")
         if len(view) < 8 or start > len(view):
             raise ValueError("the header is longer than the file")
-        header = json.loads(bytes(view[8:start]))
+        header = json.loads(bytes(view[8:start]).decode())
         return {
             name: _tensor(found, view[start:]) for name, found in header.items() if name != METADATA
         }
