@@ -19,7 +19,10 @@ def test_a_stopped_training_has_lost_nothing_and_goes_on_to_the_same_end(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("mutant", "shows_in"), [("saves_nothing", "unsaved"), ("forgets_generators", "differing")]
+    ("mutant", "num_stops", "shows_in"),
+    [("saves_nothing", "2", "unsaved"), ("forgets_generators", "8", "differing")],
 )
-def test_the_storm_finds_a_defect(mutant: str, shows_in: str, tmp_path: Path) -> None:
-    assert storm(tmp_path, "--stops", "8", "--mutant", mutant)[shows_in] > 0
+def test_the_storm_finds_a_defect(
+    mutant: str, num_stops: str, shows_in: str, tmp_path: Path
+) -> None:
+    assert storm(tmp_path, "--stops", num_stops, "--mutant", mutant)[shows_in] > 0

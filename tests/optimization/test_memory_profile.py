@@ -1,40 +1,11 @@
-import pytest
-import torch
+"""What is in memory_profile_cases.py, in a process of its own.
 
-from infrastructure.optimization.memory_profile import profile_memory
+The C library keeps the memory of earlier blocks, so in a process with a past a new block may take
+none from the system.
+"""
 
-MIB = 1 << 20
-
-
-def test_a_block_is_measured_with_its_peak_what_it_leaves_and_who_allocates() -> None:
-    with profile_memory("two blocks") as profile:
-        kept = torch.ones(16 * MIB // 4)
-        freed = torch.ones(64 * MIB // 4)
-        del freed
-    assert profile.rise_bytes > 70 * MIB
-    assert 10 * MIB < profile.delta_bytes < 40 * MIB
-    assert [size for _, size in profile.top_allocations] == [64 * MIB, 16 * MIB]
-    told = profile.lines()
-    assert told[0].startswith("two blocks: peak ")
-    assert f"64.0 MiB by {__file__}:" in told[1]
-    assert kept.sum() > 0
+from tests.optimization.fresh_process import run_cases
 
 
-def test_a_block_that_fails_is_measured_too() -> None:
-    profiles = []
-
-    def fail() -> None:
-        with profile_memory("fails") as profile:
-            profiles.append(profile)
-            raise MemoryError(torch.ones(32 * MIB // 4).sum())
-
-    with pytest.raises(MemoryError):
-        fail()
-    assert profiles[0].rise_bytes > 24 * MIB
-
-
-def test_lines_are_not_looked_for_where_that_is_not_wanted() -> None:
-    with profile_memory("plain", count_allocations=False) as profile:
-        torch.ones(10)
-    assert profile.top_allocations == []
-    assert profile.peak_bytes >= profile.after_bytes > 0
+def test_all_cases_hold_in_a_fresh_process() -> None:
+    assert run_cases("memory_profile_cases.py") == ""

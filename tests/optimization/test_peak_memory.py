@@ -1,34 +1,11 @@
-"""The highest memory of this very process, by the kernel and by looking."""
+"""What is in peak_memory_cases.py, in a process of its own.
 
-from pathlib import Path
+The C library keeps the memory of earlier blocks, so in a process with a past a new block may take
+none from the system.
+"""
 
-import pytest
-import torch
-
-from infrastructure.optimization import peak_memory as module
-from infrastructure.optimization.peak_memory import peak_memory, resident_bytes
-
-CPU = torch.device("cpu")
-NUM_BYTES = 64 << 20
+from tests.optimization.fresh_process import run_cases
 
 
-@pytest.mark.parametrize("by_kernel", [True, False])
-def test_a_peak_is_seen_after_it_is_over(monkeypatch: pytest.MonkeyPatch, by_kernel: bool) -> None:
-    if not by_kernel:
-        monkeypatch.setattr(module, "CLEAR_REFS", Path("/nowhere/clear_refs"))
-    before = resident_bytes()
-    with peak_memory(CPU) as peak:
-        tensor = torch.ones(NUM_BYTES // 4)
-        for _ in range(20):  # long enough to be looked at
-            tensor.mul_(1.0)
-        del tensor
-        assert peak.read() >= before + 0.9 * NUM_BYTES
-        assert peak.now() < peak.read()
-
-
-def test_what_was_before_is_forgotten() -> None:
-    with peak_memory(CPU) as peak:
-        torch.ones(NUM_BYTES // 4)
-        highest = peak.read()
-        peak.start()
-        assert peak.read() < highest - 0.5 * NUM_BYTES
+def test_all_cases_hold_in_a_fresh_process() -> None:
+    assert run_cases("peak_memory_cases.py") == ""
