@@ -7,7 +7,7 @@ ENVIRONMENT := infrastructure/deployment/environment.sh
 PYTHON := .venv/bin/python
 TEMPER := .venv/bin/temper
 SOURCES := infrastructure tests benchmarks
-TEST_FLAGS := -n 3 # processes of one thread each; some wait for others that they have started
+TEST_FLAGS := -n 3 --dist worksteal # processes of one thread each; some wait for others that they have started
 
 # Some containers forbid bytecode; every start would then compile PyTorch's sources anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -117,12 +117,12 @@ def test_before_a_deadline_there_is_time_for_the_copy(
     monkeypatch.setattr(
         run_copies.RunCopies, "wait", lambda self, s: (waited.append(s), wait(self, s))[1]
     )
-    config = with_place(tmp_path, place, max_steps=100_000, num_epochs=100_000, deadline="40s")
-    config.backup.emergency_seconds = 15.0
+    config = with_place(tmp_path, place, max_steps=100_000, num_epochs=100_000, deadline="25s")
+    config.backup.emergency_seconds = 8.0
     started = time.monotonic()
     _, said = deploy(config)
-    assert time.monotonic() - started < 40
-    assert waited[0] >= 15.0
+    assert time.monotonic() - started < 25
+    assert waited[0] >= 8.0
     assert any(": the deadline is near. Go on with: " in line for line in said)
     assert "on its way" not in said[-1]
 
