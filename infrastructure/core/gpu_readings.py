@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from infrastructure.core.hardware import GPU, gpus_by_gputil
-from infrastructure.core.optional import is_installed, require
+from infrastructure.core.hardware import GPU, gpus_by_gputil, open_nvml
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class GpuReadings:
     """
 
     def __init__(self) -> None:
-        self._nvml = _open_nvml()
+        self._nvml = open_nvml()
         self._cards = _cards(self._nvml) if self._nvml is not None else []
         self.source = "nvml" if self._cards else "gputil" if gpus_by_gputil() else "none"
 
@@ -57,21 +56,6 @@ class GpuReadings:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
         self._nvml, self._cards, self.source = None, [], "none"
-
-
-def _open_nvml() -> ModuleType | None:
-    """NVML, initialised; None where the package or the driver is not there."""
-    if not is_installed("pynvml"):
-        return None
-    try:
-        nvml = require("pynvml", "GPU readings")
-    except ImportError:  # another package of that name, broken
-        return None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    return nvml
 
 
 def _cards(nvml: ModuleType) -> list[tuple[int, Any, str]]:

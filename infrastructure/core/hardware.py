@@ -160,6 +160,20 @@ def gpus() -> list[GPU]:
 
 def _gpus_by_nvml() -> list[GPU] | None:
     """The GPUs, or None when NVML (package or driver) is not there."""
+    nvml = open_nvml()
+    if nvml is None:
+        return None
+    try:
+        return [_gpu_by_nvml(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
+        return None
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def open_nvml() -> ModuleType | None:
+    """NVML, initialised; None where the package or the driver is not there."""
     if not is_installed("pynvml"):
         return None
     try:
@@ -170,13 +184,7 @@ def _gpus_by_nvml() -> list[GPU] | None:
         nvml.nvmlInit()
     except nvml.NVMLError:
         return None
-    try:
-        return [_gpu_by_nvml(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:
-        return None
-    finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+    return nvml
 
 
 def _gpu_by_nvml(nvml: ModuleType, index: int) -> GPU:

@@ -12,6 +12,9 @@ import psutil
 
 from infrastructure.core.hardware import MIB
 
+STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+RESET_HIGH_WATER_MARK = "5"
 PEAK_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 LEAST_ROOM_BYTES = 16 * MIB
 FILE_PAGES_BYTES = 32 * MIB
@@ -38,12 +41,29 @@ def peak_resident_bytes() -> int:
 
     Linux tells it in /proc; what `getrusage` tells there is never below the starting process's.
     """
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
+    peak = high_water_mark_bytes()
+    if peak is None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT_BYTES
-    [peak] = [line for line in lines if line.startswith("VmHWM:")]
-    return int(peak.split()[1]) * 1024
+    return peak
+
+
+def high_water_mark_bytes() -> int | None:
+    """The kernel's mark of the most resident memory; None where it keeps none (not Linux)."""
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def reset_high_water_mark() -> bool:
+    """Let the kernel's mark begin anew from what is resident now; whether it did (`proc(5)`)."""
+    try:
+        CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
+    except OSError:  # not Linux, or a container that forbids it
+        return False
+    return high_water_mark_bytes() is not None
 
 
 def trim_heap() -> None:

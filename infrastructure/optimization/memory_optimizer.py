@@ -29,9 +29,9 @@ from infrastructure.optimization.memory_profile import MemoryProfile, profile_me
 from infrastructure.optimization.memory_readings import MemoryInfo, read_memory, release_memory
 from infrastructure.optimization.recommendations import (
     Forward,
-    MemoryBudget,
+    MemoryUse,
     Recommendation,
-    measure_budget,
+    measure_use,
     recommend,
 )
 
@@ -60,7 +60,7 @@ class MemoryOptimizer:
         self.applied: list[str] = []
         self._guard = MemoryGuard(max_memory_percent)
         self._model: torch.nn.Module | None = None
-        self._budget: MemoryBudget | None = None
+        self._use: MemoryUse | None = None
         self._micro_batch_size = 1
 
     def optimize_for_training(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -73,12 +73,12 @@ class MemoryOptimizer:
         Raises:
             ValueError: checkpointing was asked for, and the model cannot.
         """
-        self._model, self._budget, self.applied = model, measure_budget(model), []
+        self._model, self._use, self.applied = model, measure_use(model), []
         config = getattr(model, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # type: ignore[union-attr]
             self.applied.append("use_cache: off (it is of use in generation only)")
-        mode = self._checkpointing_for(model, self._budget)
+        mode = self._checkpointing_for(model, self._use)
         if mode != "off":
             checkpoint_gradients(model, mode)
             self.applied.append(f"gradient checkpointing: {mode}")
@@ -130,40 +130,40 @@ class MemoryOptimizer:
         *,
         optimizer: torch.optim.Optimizer | None = None,
         micro_batch_size: int = 1,
-    ) -> MemoryBudget:
+    ) -> MemoryUse:
         """Measure what one micro-batch of the model takes, for `get_memory_recommendations`.
 
         Args:
-            forward: computes the loss of one micro-batch; see `measure_budget`.
+            forward: computes the loss of one micro-batch; see `measure_use`.
 
         Raises:
             ValueError: no model was given to `optimize_for_training` yet.
         """
         if self._model is None:
             raise ValueError("give the model to optimize_for_training first")
-        self._budget = measure_budget(self._model, forward, optimizer)
+        self._use = measure_use(self._model, forward, optimizer)
         self._micro_batch_size = micro_batch_size
-        return self._budget
+        return self._use
 
     def get_memory_recommendations(self) -> list[Recommendation]:
         """What to change, and how much it saves on the model of `optimize_for_training`.
 
         Savings in activations are there after `measure`. Empty without a model.
         """
-        if self._budget is None:
+        if self._use is None:
             return []
-        return recommend(self._budget, micro_batch_size=self._micro_batch_size)
+        return recommend(self._use, micro_batch_size=self._micro_batch_size)
 
     def release_if_needed(self) -> bool:
         """Release memory if more than `max_memory_percent` is in use; whether that was done."""
         return self._guard.check() is Action.RELEASED
 
-    def _checkpointing_for(self, model: torch.nn.Module, budget: MemoryBudget) -> str:
+    def _checkpointing_for(self, model: torch.nn.Module, use: MemoryUse) -> str:
         if self.gradient_checkpointing != "auto":
             mode = self.gradient_checkpointing
             return mode if isinstance(mode, str) else "all" if mode else "off"
-        room = self._room_bytes(model) + budget.weights_bytes  # the weights are there already
-        crowded = budget.total_bytes > CROWDED_SHARE * room
+        room = self._room_bytes(model) + use.weights_bytes  # the weights are there already
+        crowded = use.total_bytes > CROWDED_SHARE * room
         return "all" if crowded and can_checkpoint(model) else "off"
 
     def _room_bytes(self, model: torch.nn.Module) -> float:

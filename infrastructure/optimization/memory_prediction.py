@@ -14,7 +14,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.values import amount_bytes
 from infrastructure.core.hardware import memory
-from infrastructure.optimization.peak_memory import resident_bytes
+from infrastructure.core.process_memory import resident_bytes
 
 MAX_MEMORY_PERCENT = 85.0
 # What a GPU's context and other programs may take besides what is free now.

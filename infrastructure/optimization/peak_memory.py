@@ -1,21 +1,22 @@
 """The highest memory of this process, or on a GPU, between two moments.
 
 Main memory is the resident set (RSS), read from the kernel's own high-water mark where that can be
-set back (Linux, `proc(5)`: /proc/self/clear_refs), and else sampled by a thread. On a GPU it is
+set back (Linux), and else sampled by a thread. On a GPU it is
 what torch's allocator has reserved, because that is what must fit.
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import psutil
 import torch
 
-CLEAR_REFS = Path("/proc/self/clear_refs")
-STATUS = Path("/proc/self/status")
-RESET_HIGH_WATER_MARK = "5"
+from infrastructure.core.process_memory import (
+    high_water_mark_bytes,
+    reset_high_water_mark,
+    resident_bytes,
+)
+
 SAMPLE_SECONDS = 0.005
 
 
@@ -36,7 +37,7 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
-        elif not _reset_high_water_mark():
+        elif not reset_high_water_mark():
             self._sampler = _Sampler()
 
     def read(self) -> int:
@@ -45,7 +46,7 @@ class PeakMemory:
             return int(torch.cuda.max_memory_reserved(self.device))
         if self._sampler is not None:
             return self._sampler.highest()
-        return _high_water_mark() or resident_bytes()
+        return high_water_mark_bytes() or resident_bytes()
 
     def now(self) -> int:
         """What is taken at this moment."""
@@ -71,11 +72,6 @@ def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
         peak.close()
 
 
-def resident_bytes() -> int:
-    """What this process holds in main memory now."""
-    return int(psutil.Process().memory_info().rss)
-
-
 class _Sampler:
     """Looks at the resident set again and again; a peak between two looks is missed."""
 
@@ -96,21 +92,3 @@ class _Sampler:
     def _run(self) -> None:
         while not self._stopped.wait(SAMPLE_SECONDS):
             self.highest()
-
-
-def _reset_high_water_mark() -> bool:
-    """Whether the kernel counts from now on."""
-    try:
-        CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
-    except OSError:  # not Linux, or a container that forbids it
-        return False
-    return _high_water_mark() is not None
-
-
-def _high_water_mark() -> int | None:
-    try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return int(found[0]) * 1024 if found else None

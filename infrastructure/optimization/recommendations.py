@@ -26,7 +26,7 @@ Forward = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class MemoryBudget:
+class MemoryUse:
     """Where a training's memory goes, in bytes.
 
     Attributes:
@@ -49,7 +49,7 @@ class MemoryBudget:
         fixed = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return fixed + (self.activations_bytes or 0)
 
-    def of_examples(self, count: int) -> "MemoryBudget":
+    def of_examples(self, count: int) -> "MemoryUse":
         """The same with the activations of `count` examples like the one that was measured."""
         if self.activations_bytes is None:
             return self
@@ -79,11 +79,11 @@ class Recommendation:
         return f"{self.change} saves {self.saves_bytes / MIB:.0f} MiB ({how}); {self.costs}"
 
 
-def measure_budget(
+def measure_use(
     model: torch.nn.Module,
     forward: Forward | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-) -> MemoryBudget:
+) -> MemoryUse:
     """Count what is there, and measure activations where `forward` can be run.
 
     Args:
@@ -93,7 +93,7 @@ def measure_budget(
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     kept, modes = (None, {}) if forward is None else _measure_activations(model, forward)
-    return MemoryBudget(
+    return MemoryUse(
         weights_bytes=_num_bytes(model.parameters()),
         gradients_bytes=_num_bytes(trainable),
         optimizer_bytes=_optimizer_bytes(optimizer) or 2 * _num_bytes(trainable),
@@ -105,22 +105,22 @@ def measure_budget(
 
 
 def recommend(
-    budget: MemoryBudget, *, micro_batch_size: int = 1, optimizer_name: str = "adamw"
+    use: MemoryUse, *, micro_batch_size: int = 1, optimizer_name: str = "adamw"
 ) -> list[Recommendation]:
     """The changes that save memory, the largest saving first."""
     found = [
-        *_about_activations(budget, micro_batch_size),
-        *_about_optimizer(budget, optimizer_name),
+        *_about_activations(use, micro_batch_size),
+        *_about_optimizer(use, optimizer_name),
     ]
     worth = [one for one in found if one.saves_bytes >= LEAST_SAVING_BYTES]
     return sorted(worth, key=lambda one: one.saves_bytes, reverse=True)
 
 
-def _about_activations(budget: MemoryBudget, micro_batch_size: int) -> Iterator[Recommendation]:
-    kept = budget.activations_bytes
+def _about_activations(use: MemoryUse, micro_batch_size: int) -> Iterator[Recommendation]:
+    kept = use.activations_bytes
     if kept is None:
         return
-    for mode, less in budget.checkpointed_bytes.items():
+    for mode, less in use.checkpointed_bytes.items():
         setting = CHECKPOINTING_SETTING[mode]
         cost = "up to a third more time" if mode == "all" else "up to a sixth more time"
         yield Recommendation(setting, kept - less, cost, True)
@@ -134,20 +134,20 @@ def _about_activations(budget: MemoryBudget, micro_batch_size: int) -> Iterator[
         )
 
 
-def _about_optimizer(budget: MemoryBudget, name: str) -> Iterator[Recommendation]:
-    small = int(BYTES_PER_8BIT_STATE * budget.num_trainable)
+def _about_optimizer(use: MemoryUse, name: str) -> Iterator[Recommendation]:
+    small = int(BYTES_PER_8BIT_STATE * use.num_trainable)
     if name == "adamw":
         yield Recommendation(
             "training.optimizer: adamw_8bit",
-            budget.optimizer_bytes - small,
+            use.optimizer_bytes - small,
             "moments in 8 bits",
             False,
         )
-    moving = budget.gradients_bytes + budget.optimizer_bytes
-    if budget.lora_bytes < moving // 2:
+    moving = use.gradients_bytes + use.optimizer_bytes
+    if use.lora_bytes < moving // 2:
         yield Recommendation(
             f"model.lora_config (r={LORA_RANK})",
-            moving - budget.lora_bytes,
+            moving - use.lora_bytes,
             "trains matrices beside the weights instead of the weights",
             False,
         )

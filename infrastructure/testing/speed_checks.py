@@ -13,7 +13,7 @@ from infrastructure.testing.baseline import Baselines, Comparison, compare
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import NUM_CANDIDATES, Subject, be_quiet, undone
 from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
-from infrastructure.training.recovery.memory_limits import describe_device
+from infrastructure.training.recovery.remembered_limit import describe_device
 from infrastructure.training.training_facts import installed_versions
 
 NUM_WARM_UPS = 2

@@ -7,17 +7,20 @@ in the life of a run; whoever goes on with it repeats the decision.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.core.remembered import Key, Remembered
 from infrastructure.optimization.batch_size import LARGEST, BatchChoice
-from infrastructure.optimization.tuning_cache import Key, TuningCache
 
 # An optimizer step of the default batch_size: what the default learning rates are made for.
 USUAL_STEP = int(TrainingConfig().batch_size)
 USUAL_EPOCHS = 3
 # A training of fewer optimizer steps learns little, however fast each of them is.
 FEWEST_STEPS = 50
+
+TUNING_FILE = "tuning.json"
 
 BATCH_SIZE = "training.batch_size"
 ACCUMULATION = "training.gradient_accumulation"
@@ -99,7 +102,7 @@ def measured(
     config: TrainingConfig,
     num_examples: int,
     search: Callable[[int], BatchChoice],
-    cache: TuningCache,
+    cache: Remembered,
     key: Key,
     budget_bytes: int,
 ) -> BatchPlan:
@@ -115,7 +118,7 @@ def measured(
     largest = largest_size(config, num_examples)
     known = cache.get({**key, "largest": largest})
     if known is not None and known["peak_bytes"] <= budget_bytes:
-        size = int(known["size"])
+        size = known["size"]
         accumulation = accumulation_for(config, size, largest)
         return BatchPlan(size, accumulation, "measured on this machine before")
     choice = search(largest)
@@ -126,6 +129,17 @@ def measured(
         accumulation_for(config, choice.size, largest),
         f"measured on this machine; {choice.reason}",
         tuple(choice.lines()),
+    )
+
+
+def measured_before(cache_directory: Path) -> Remembered:
+    """The sizes that were measured, by hardware, versions, model, length and largest size."""
+    return Remembered(cache_directory / TUNING_FILE, "what was measured", _is_result)
+
+
+def _is_result(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        type(value.get(name)) is int and value[name] >= 1 for name in ("size", "peak_bytes")
     )
 
 

@@ -11,23 +11,23 @@ from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.optimization.tuning_cache import TuningCache
 from infrastructure.training.batch_plan import (
     BatchPlan,
     accumulation_for,
     configured,
     given_accumulation,
     measured,
+    measured_before,
     repeated,
 )
 from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.machine_fit import MachineFit
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.precision import Precision
-from infrastructure.training.recovery.memory_limits import (
-    MemoryLimits,
+from infrastructure.training.recovery.remembered_limit import (
     RememberedLimit,
     describe_device,
+    memory_limits,
 )
 from infrastructure.training.training_facts import installed_versions
 
@@ -73,7 +73,7 @@ class BatchPlanner:
                 lambda largest: fit.search(
                     largest, partial(accumulation_for, self.config, largest=largest)
                 ),
-                TuningCache(self.cache_directory),
+                measured_before(self.cache_directory),
                 self._tuning_key(fit),
                 fit.budget.size_bytes(self.adapter.device),
             )
@@ -90,7 +90,7 @@ class BatchPlanner:
 
     def memory_limit(self) -> RememberedLimit:
         """The micro-batch that was found to fit on this device while training."""
-        return RememberedLimit(MemoryLimits(self.cache_directory), self._machine_key())
+        return RememberedLimit(memory_limits(self.cache_directory), self._machine_key())
 
     def _machine_key(self) -> dict[str, Any]:
         return {

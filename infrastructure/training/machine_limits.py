@@ -15,7 +15,7 @@ from infrastructure.optimization.gpu_capability import (
     use_tf32,
 )
 from infrastructure.optimization.leak_watch import LeakWatch
-from infrastructure.optimization.recommendations import Recommendation, measure_budget, recommend
+from infrastructure.optimization.recommendations import Recommendation, measure_use, recommend
 from infrastructure.training.compile_trial import CompileTrial
 from infrastructure.training.data.planning import total_bytes_of
 from infrastructure.training.data.token_cache import MEGABYTE
@@ -117,15 +117,15 @@ def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[
 
     random = capture_random(trainer.device)
     try:
-        budget = measure_budget(state.model, forward, state.optimizer)
+        use = measure_use(state.model, forward, state.optimizer)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        budget = measure_budget(state.model, optimizer=state.optimizer)
+        use = measure_use(state.model, optimizer=state.optimizer)
     finally:
         restore_random(random, trainer.device)
     return recommend(
-        budget.of_examples(state.micro_batch_size),
+        use.of_examples(state.micro_batch_size),
         micro_batch_size=state.micro_batch_size,
         optimizer_name=trainer.training_config.optimizer,
     )

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.optimization import peak_memory as module
-from infrastructure.optimization.peak_memory import peak_memory, resident_bytes
+from infrastructure.core import process_memory
+from infrastructure.core.process_memory import resident_bytes
+from infrastructure.optimization.peak_memory import peak_memory
 
 CPU = torch.device("cpu")
 NUM_BYTES = 64 << 20
@@ -15,7 +16,7 @@ NUM_BYTES = 64 << 20
 @pytest.mark.parametrize("by_kernel", [True, False])
 def test_a_peak_is_seen_after_it_is_over(monkeypatch: pytest.MonkeyPatch, by_kernel: bool) -> None:
     if not by_kernel:
-        monkeypatch.setattr(module, "CLEAR_REFS", Path("/nowhere/clear_refs"))
+        monkeypatch.setattr(process_memory, "CLEAR_REFS", Path("/nowhere/clear_refs"))
     before = resident_bytes()
     with peak_memory(CPU) as peak:
         tensor = torch.ones(NUM_BYTES // 4)

@@ -4,8 +4,8 @@ import torch
 
 from infrastructure.optimization.allocations import kept_for_backward
 from infrastructure.optimization.recommendations import (
-    MemoryBudget,
-    measure_budget,
+    MemoryUse,
+    measure_use,
     recommend,
 )
 
@@ -22,39 +22,39 @@ def test_weights_gradients_and_moments_are_counted_exactly(small_llama: Any) -> 
     small_llama.model.embed_tokens.requires_grad_(False)
     num_weights = sum(p.numel() for p in small_llama.parameters())
     num_trainable = sum(p.numel() for p in small_llama.parameters() if p.requires_grad)
-    budget = measure_budget(small_llama)
-    assert budget.weights_bytes == FLOAT_BYTES * num_weights
-    assert budget.gradients_bytes == FLOAT_BYTES * num_trainable
-    assert budget.optimizer_bytes == 2 * FLOAT_BYTES * num_trainable
-    assert budget.activations_bytes is None
-    assert budget.total_bytes == FLOAT_BYTES * (num_weights + 3 * num_trainable)
+    use = measure_use(small_llama)
+    assert use.weights_bytes == FLOAT_BYTES * num_weights
+    assert use.gradients_bytes == FLOAT_BYTES * num_trainable
+    assert use.optimizer_bytes == 2 * FLOAT_BYTES * num_trainable
+    assert use.activations_bytes is None
+    assert use.total_bytes == FLOAT_BYTES * (num_weights + 3 * num_trainable)
 
 
 def test_an_optimizer_that_is_there_is_counted_as_it_is(small_llama: Any) -> None:
     optimizer = torch.optim.SGD(small_llama.parameters(), lr=0.1, momentum=0.9)
     forward(small_llama).backward()
     optimizer.step()
-    budget = measure_budget(small_llama, optimizer=optimizer)
-    assert budget.optimizer_bytes == FLOAT_BYTES * budget.num_trainable
+    use = measure_use(small_llama, optimizer=optimizer)
+    assert use.optimizer_bytes == FLOAT_BYTES * use.num_trainable
 
 
 def test_the_saving_by_checkpointing_is_the_true_one(small_llama: Any) -> None:
-    budget = measure_budget(small_llama, lambda: forward(small_llama))
+    use = measure_use(small_llama, lambda: forward(small_llama))
     assert not small_llama.is_gradient_checkpointing
     small_llama.gradient_checkpointing_enable({"use_reentrant": False})
     with kept_for_backward(small_llama) as kept:
         forward(small_llama)
-    assert budget.checkpointed_bytes["all"] == kept[0]
-    assert budget.activations_bytes is not None
-    advice = {one.change: one for one in recommend(budget, micro_batch_size=8)}
+    assert use.checkpointed_bytes["all"] == kept[0]
+    assert use.activations_bytes is not None
+    advice = {one.change: one for one in recommend(use, micro_batch_size=8)}
     saving = advice["training.gradient_checkpointing: true"]
-    assert saving.saves_bytes == budget.activations_bytes - kept[0]
+    assert saving.saves_bytes == use.activations_bytes - kept[0]
     assert saving.is_measured
     assert "(measured)" in str(saving)
 
 
 def test_the_largest_saving_comes_first_and_small_ones_are_left_out() -> None:
-    budget = MemoryBudget(
+    use = MemoryUse(
         weights_bytes=400_000_000,
         gradients_bytes=400_000_000,
         optimizer_bytes=800_000_000,
@@ -63,7 +63,7 @@ def test_the_largest_saving_comes_first_and_small_ones_are_left_out() -> None:
         activations_bytes=100_000_000,
         checkpointed_bytes={"selective": 60_000_000, "all": 99_999_999},
     )
-    advice = recommend(budget, micro_batch_size=2)
+    advice = recommend(use, micro_batch_size=2)
     assert [one.change.split(" with ")[0] for one in advice] == [
         "model.lora_config (r=16)",
         "training.optimizer: adamw_8bit",
@@ -79,13 +79,13 @@ def test_the_largest_saving_comes_first_and_small_ones_are_left_out() -> None:
 
 
 def test_an_8_bit_optimizer_is_not_recommended_where_there_is_one() -> None:
-    budget = MemoryBudget(4 * 10**8, 4 * 10**8, 2 * 10**8, 10**8, 10**9, None, {})
-    assert recommend(budget, optimizer_name="adamw_8bit") == []
+    use = MemoryUse(4 * 10**8, 4 * 10**8, 2 * 10**8, 10**8, 10**9, None, {})
+    assert recommend(use, optimizer_name="adamw_8bit") == []
 
 
 def test_activations_grow_with_the_examples() -> None:
-    budget = MemoryBudget(1, 1, 1, 1, 1, 10, {"all": 3})
-    several = budget.of_examples(4)
+    use = MemoryUse(1, 1, 1, 1, 1, 10, {"all": 3})
+    several = use.of_examples(4)
     assert (several.activations_bytes, several.checkpointed_bytes) == (40, {"all": 12})
-    unknown = MemoryBudget(1, 1, 1, 1, 1, None, {})
+    unknown = MemoryUse(1, 1, 1, 1, 1, None, {})
     assert unknown.of_examples(4) == unknown

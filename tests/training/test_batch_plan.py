@@ -6,13 +6,13 @@ import pytest
 
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.optimization.batch_size import BatchChoice, Trial
-from infrastructure.optimization.tuning_cache import TuningCache
 from infrastructure.training.batch_plan import (
     BatchPlan,
     accumulation_for,
     configured,
     largest_size,
     measured,
+    measured_before,
     repeated,
 )
 
@@ -34,7 +34,7 @@ def test_numbers_in_the_configuration_hold() -> None:
 
 def test_auto_makes_an_optimizer_step_of_the_usual_size(tmp_path: Path) -> None:
     config = TrainingConfig(batch_size="auto")
-    plan = measured(config, 10_000, lambda most: choice(8), TuningCache(tmp_path), KEY, PLENTY)
+    plan = measured(config, 10_000, lambda most: choice(8), measured_before(tmp_path), KEY, PLENTY)
     assert (plan.batch_size, plan.gradient_accumulation) == (8, 4)
     assert plan.decided()["training.batch_size"]["value"] == 8
     assert "measured on this machine" in plan.lines()[0]
@@ -42,7 +42,7 @@ def test_auto_makes_an_optimizer_step_of_the_usual_size(tmp_path: Path) -> None:
 
 def test_an_accumulation_that_was_given_holds(tmp_path: Path) -> None:
     config = TrainingConfig(batch_size="auto", gradient_accumulation=4)
-    plan = measured(config, 10_000, lambda most: choice(16), TuningCache(tmp_path), KEY, PLENTY)
+    plan = measured(config, 10_000, lambda most: choice(16), measured_before(tmp_path), KEY, PLENTY)
     assert plan.examples_per_step == 64
 
 
@@ -70,7 +70,7 @@ def test_a_step_of_small_data_is_smaller_too() -> None:
 
 
 def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
-    config, cache = TrainingConfig(batch_size="auto"), TuningCache(tmp_path)
+    config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
     first = measured(config, 10_000, lambda most: choice(8), cache, KEY, PLENTY)
     again = measured(config, 10_000, lambda most: choice(64), cache, KEY, PLENTY)
     assert again.resolved() == first.resolved()
@@ -78,9 +78,17 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_it_is_measured_again_where_there_is_less_memory_now(tmp_path: Path) -> None:
-    config, cache = TrainingConfig(batch_size="auto"), TuningCache(tmp_path)
+    config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
     measured(config, 10_000, lambda most: choice(8, peak_bytes=1000), cache, KEY, 2000)
     plan = measured(config, 10_000, lambda most: choice(4, peak_bytes=500), cache, KEY, 900)
+    assert plan.batch_size == 4
+
+
+@pytest.mark.parametrize("result", [{"size": 8}, {"size": "8", "peak_bytes": 10}, {}, 8, None])
+def test_what_was_remembered_in_part_is_measured_again(tmp_path: Path, result: object) -> None:
+    config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
+    cache.put({**KEY, "largest": largest_size(config, 10_000)}, result)
+    plan = measured(config, 10_000, lambda most: choice(4), cache, KEY, PLENTY)
     assert plan.batch_size == 4
 
 

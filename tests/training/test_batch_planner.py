@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.process_memory import resident_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.optimization.peak_memory import resident_bytes
 from infrastructure.training.batch_plan import BatchPlan
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from tests.training.small_runs import small_trainer, write_rows

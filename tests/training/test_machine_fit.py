@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from infrastructure.core.process_memory import resident_bytes
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryLine
-from infrastructure.optimization.peak_memory import resident_bytes
 from infrastructure.training.machine_fit import StepCosts
 from tests.training.small_runs import small_trainer
 

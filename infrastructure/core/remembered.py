@@ -1,0 +1,71 @@
+"""What was found out once, kept by what decided it in a small file of the cache.
+
+What is remembered only saves time: a file that is damaged or cannot be written is passed over.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.files import write_json
+
+MAX_ENTRIES = 200
+MAX_BYTES = 4 << 20
+
+log = logging.getLogger(__name__)
+
+Key = dict[str, Any]
+
+
+class Remembered:
+    """Values by key; of more than `MAX_ENTRIES` those longest unchanged are forgotten.
+
+    Args:
+        path: the file; it and its folder are made when something is put.
+        what: for the warning where it cannot be written, as in "WHAT is not remembered".
+        is_whole: whether a value read from the file is one; others count as not there.
+    """
+
+    def __init__(self, path: Path, what: str, is_whole: Callable[[Any], bool]) -> None:
+        self.path = path
+        self._what = what
+        self._is_whole = is_whole
+
+    def get(self, key: Key) -> Any | None:
+        """The value of exactly this key; None: there is none."""
+        return next((value for known, value in self._read() if known == key), None)
+
+    def put(self, key: Key, value: Any) -> None:
+        """Keep JSON values; a file that cannot be written is only told."""
+        self._write([*self._others(key), (key, value)])
+
+    def forget(self, key: Key) -> None:
+        """Let there be no value of this key."""
+        self._write(self._others(key))
+
+    def _others(self, key: Key) -> list[tuple[Key, Any]]:
+        return [(known, value) for known, value in self._read() if known != key]
+
+    def _write(self, entries: list[tuple[Key, Any]]) -> None:
+        kept = entries[-MAX_ENTRIES:]
+        try:
+            write_json(self.path, [{"key": key, "value": value} for key, value in kept])
+        except OSError as error:
+            log.warning("%s is not remembered: %s", self._what, error)
+
+    def _read(self) -> list[tuple[Key, Any]]:
+        try:
+            if self.path.stat().st_size > MAX_BYTES:
+                return []
+            entries = json.loads(self.path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return []
+        return [
+            (entry["key"], entry["value"])
+            for entry in (entries if isinstance(entries, list) else [])
+            if isinstance(entry, dict)
+            and isinstance(entry.get("key"), dict)
+            and self._is_whole(entry.get("value"))
+        ]

@@ -1,0 +1,62 @@
+"""The largest micro-batch that fitted, remembered from run to run."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.core.hardware import memory, processor
+from infrastructure.core.remembered import Key, Remembered
+
+FILE = "memory_limits.json"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RememberedLimit:
+    """What is remembered of one training on one device.
+
+    Attributes:
+        key: what decides the size: device, model, length, precision, what trains.
+    """
+
+    limits: Remembered
+    key: Key
+
+    def at_most(self, asked: int) -> int:
+        """The micro-batch that was asked for, or what fitted last time, if that is less."""
+        fitted = self.limits.get(self.key)
+        if fitted is None or fitted >= asked:
+            return asked
+        log.warning(
+            "micro-batches of %d, not of %d, which did not fit on this device before (%s);"
+            " the batch and the result stay the same",
+            fitted,
+            asked,
+            self.limits.path,
+        )
+        return fitted
+
+    def remember(self, micro_batch_size: int) -> None:
+        """Keep it for the next training like this one."""
+        self.limits.put(self.key, micro_batch_size)
+
+
+def memory_limits(cache_directory: Path) -> Remembered:
+    """The micro-batch sizes that fitted, by what decides them."""
+    return Remembered(cache_directory / FILE, "the micro-batch that fits", _is_size)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def describe_device(device: torch.device) -> Key:
+    """Name and memory of a device: what decides, with the model, how much fits."""
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        return {"device": facts.name, "memory_bytes": facts.total_memory}
+    return {"device": processor().model, "memory_bytes": memory().total_bytes}
