@@ -6,7 +6,7 @@ SHELL := bash
 ENVIRONMENT := infrastructure/deployment/environment.sh
 PYTHON := .venv/bin/python
 TEMPER := .venv/bin/temper
-SOURCES := infrastructure tests benchmarks
+SOURCES := infrastructure colab tests benchmarks
 TEST_FLAGS := -n 3 --dist worksteal # processes of one thread each; some wait for others that they have started
 
 # Some containers forbid bytecode; every start would then compile PyTorch's sources anew.

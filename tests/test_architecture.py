@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "infrastructure"
+NOTEBOOK_SIDE = "colab"  # above all layers: nothing in them knows of it
 MAX_LINES = 400
 
 # Low to high. A module imports from lines above its own and from its own folder.
@@ -67,7 +68,11 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_name(p): p for p in sorted((ROOT / PACKAGE).rglob("*.py"))}
+MODULES = {
+    module_name(path): path
+    for package in (PACKAGE, NOTEBOOK_SIDE)
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
@@ -120,6 +125,15 @@ def test_every_folder_has_a_layer(depth: int, layers: list[set[str]], inside: st
 @pytest.mark.parametrize(("depth", "layers", "inside"), LEVELS)
 def test_imports_point_downwards(depth: int, layers: list[set[str]], inside: str) -> None:
     assert list(broken(layers, depth, inside)) == []
+
+
+def test_only_the_notebook_side_knows_of_notebooks() -> None:
+    knowing = [
+        name
+        for name in MODULES
+        if name.startswith(PACKAGE) and any(t.startswith(NOTEBOOK_SIDE) for t in imports(name))
+    ]
+    assert knowing == []
 
 
 def test_no_import_cycles() -> None:
@@ -183,8 +197,8 @@ def test_the_quantum_layer_and_config_know_no_torch() -> None:
 
 
 def test_files_stay_readable() -> None:
-    folders = [ROOT / PACKAGE, ROOT / "colab", ROOT / "benchmarks"]
-    files = [p for folder in folders if folder.exists() for p in folder.rglob("*.py")]
+    folders = [ROOT / PACKAGE, ROOT / NOTEBOOK_SIDE, ROOT / "benchmarks"]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
     long = {str(p): n for p in files if (n := len(p.read_text().splitlines())) > MAX_LINES}
     assert long == {}
 
