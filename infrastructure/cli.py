@@ -22,14 +22,18 @@ from infrastructure.config.describe import describe
 from infrastructure.config.flags import flags_given
 from infrastructure.config.layers import Layer, Setting
 from infrastructure.config.loading import load_config
-from infrastructure.core.errors import TemperError, TrainingDivergedError
+from infrastructure.core.errors import ProcessLostError, TemperError, TrainingDivergedError
+from infrastructure.core.launched import launched
 from infrastructure.core.redact import RedactingFormatter, redact
 from infrastructure.testing.doctor import examine, exit_code, render
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 # What a run that goes on is told anew by file and environment too; the rest by flags alone.
-CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices")
+CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices", "num_processes")
+
+# A launcher (torchrun, accelerate launch) may start several of these; the first one leads.
+LED = ("train", "train-resume")
 
 # Libraries that warn, on import, of parts of themselves that nobody here asks for.
 CHATTY_LOGGERS = ("torchao", "torch.utils._pytree", "httpx")
@@ -47,8 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return DONE
         if flags_given(options).get("--log-level", "").upper() == "DEBUG":
             _start_logging("DEBUG")  # before anything can go wrong
+        told = launched()
+        if told is not None and told.rank > 0 and options.command in LED:
+            return int(_deployment().compute_for_leader(told))
         return COMMANDS[options.command](options)
-    except (TrainingDivergedError, OSError) as error:
+    except (TrainingDivergedError, ProcessLostError, OSError) as error:
         return _fail(error, FAILED)
     except (ValueError, TemperError) as error:
         return _fail(error, WRONG_INPUT)

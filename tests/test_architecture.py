@@ -36,7 +36,8 @@ TRAINING_LAYERS: list[set[str]] = [
     {"data"},
     {"models"},
     {"model_adapters", "strategies", "extensions", "checkpoints", "metrics", "error_handlers"},
-    {"held_out_loss"},
+    {"held_out_loss", "micro_batches"},
+    {"parallel"},
     {"recovery", "resume_contract", "training_facts"},
     {"stepping"},
     {"recovering"},
@@ -55,7 +56,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"machine_limits"},
     {"unsloth_trainer"},
     {"trainer_factory"},
-    {"context", "tuning"},
+    {"context", "tuning", "follower_process"},
 ]
 
 # Heavy packages are imported inside the functions that need them: `temper --help` answers in

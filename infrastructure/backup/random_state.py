@@ -10,6 +10,13 @@ PYTHON_STATE_VERSION = 3
 Tensors = dict[str, torch.Tensor]
 
 
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's generators (all devices)."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def capture_random(device: torch.device) -> Tensors:
     """The states of Python's, NumPy's and torch's generators; on a GPU those of all GPUs too."""
     version, words, gauss = random.getstate()

@@ -12,7 +12,7 @@ from infrastructure.config import later
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
-from infrastructure.config.misfits import misfits, several_gpus, testing_off, unused_notes
+from infrastructure.config.misfits import misfits, several_processes, testing_off, unused_notes
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.record import (
     PATHS,
@@ -31,7 +31,15 @@ from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.section import ConfigurationError, Section
 from infrastructure.config.spellings import KEYS
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.config.values import Allowed, Duration, LogLevel, PathText, Percent
+from infrastructure.config.values import (
+    Allowed,
+    Auto,
+    Count,
+    Duration,
+    LogLevel,
+    PathText,
+    Percent,
+)
 from infrastructure.core.redact import redact, redact_mapping
 
 DEFAULT_SOURCE = Source(Layer.DEFAULT, "default")
@@ -105,6 +113,10 @@ class DeploymentConfig(Section):
     )
     cuda_visible_devices: Annotated[str | None, BeforeValidator(_device_list)] = Field(
         default=None, description='GPUs that this run may see, such as "0"; "" hides all.'
+    )
+    num_processes: Count | Auto = Field(
+        default=1,
+        description="Processes that train together, each with its GPU; auto: one for each GPU.",
     )
     enable_gpu_optimization: bool = Field(
         default=True,
@@ -201,7 +213,7 @@ class DeploymentConfig(Section):
         problems = [
             *later.unsupported(self, self.source),
             *misfits(self, self.source),
-            *several_gpus(self.cuda_visible_devices),
+            *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
             *testing_off(self.enable_testing, self.testing_interval),
         ]
         if problems:

@@ -185,12 +185,22 @@ def unused_notes(config: HasSections, source_of: SourceOf) -> Iterator[str]:
             yield _told(unused, value, source_of)
 
 
-def several_gpus(cuda_visible_devices: str | None) -> Iterator[str]:
-    """A sentence where more than one GPU is named: training uses one."""
-    if "," in (cuda_visible_devices or ""):
+def several_processes(
+    num_processes: int | str, device: str, cuda_visible_devices: str | None
+) -> Iterator[str]:
+    """A sentence where there cannot be a GPU for each of several processes."""
+    if num_processes in (1, "auto") or device == "cpu":
+        return
+    if device.startswith("cuda:"):
         yield (
-            f"cuda_visible_devices = {cuda_visible_devices} names several GPUs, and a run "
-            "trains on one: name one"
+            f"num_processes = {num_processes} takes a GPU for each process, and device = {device}"
+            " names one: say device cuda"
+        )
+    named = (cuda_visible_devices or "").split(",")
+    if cuda_visible_devices and len(named) < int(num_processes):
+        yield (
+            f"num_processes = {num_processes} takes a GPU for each process, and"
+            f" cuda_visible_devices names {len(named)}: name as many"
         )
 
 

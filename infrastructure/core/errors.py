@@ -33,6 +33,10 @@ class DeviceFailedError(TemperError):
     """The GPU failed: this process can use it no more; what was saved before is safe."""
 
 
+class ProcessLostError(TemperError):
+    """Another process of the same training failed or is gone; the text names it."""
+
+
 class SamplerError(TemperError):
     """No sampler answered a question."""
 

@@ -7,18 +7,21 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Setting
+from infrastructure.core.launched import Launched
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.going_on import configuration_of
 from infrastructure.deployment.run_directory import find_run
 from infrastructure.deployment.signals import interrupt_on_sigterm
 from infrastructure.evaluation.evaluate import evaluate_model
+from infrastructure.training.follower_process import follow
+from infrastructure.training.parallel.membership import by_launcher, followers_dismissed
 
 DONE, STOPPED, TERMINATED = 0, 130, 143
 
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     """Go on with the run of this purpose, or start one; see `ended` for the exit code."""
-    with interrupt_on_sigterm():
+    with interrupt_on_sigterm(), followers_dismissed():
         summary = TrainingDeployment(config, accept=accept).run()
     return ended(summary)
 
@@ -38,9 +41,14 @@ def resume(
     if checkpoint is None and run.is_finished() and not accept:
         print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
         return DONE
-    with interrupt_on_sigterm():
+    with interrupt_on_sigterm(), followers_dismissed():
         summary = TrainingDeployment(config, accept=accept).resume(run, checkpoint)
     return ended(summary)
+
+
+def compute_for_leader(told: Launched) -> int:
+    """Be one of the processes that a launcher started beside the one that leads the training."""
+    return follow(by_launcher(told))
 
 
 def ended(summary: Mapping[str, Any]) -> int:

@@ -35,6 +35,7 @@ from infrastructure.deployment.run_record import (
     describe_model,
     paths_of,
     record_run,
+    unused_gpus,
 )
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.deployment.stages import Stages
@@ -209,7 +210,8 @@ class TrainingDeployment:
             data = trainer.initialize_data()
         self.say(describe_model(trainer))
         report = getattr(data, "report", None)
-        for line in [*(report.lines() if report else []), *trainer.adapter.notes()]:
+        told = report.lines() if report else []
+        for line in [*unused_gpus(trainer), *told, *trainer.adapter.notes()]:
             self.say(line)
         with self.stages.stage("checks"):
             self.checks = checked_before(config, trainer, self.say)

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Forecast:
         backup_bytes: what lies at the place at the end; None: no place.
         session_seconds: after so long the session ends; None: nobody knows of an end.
         measure_seconds: of the measurement before the training; the one after takes about as long.
+        num_processes: that share each step; how long their exchange takes is not foretold.
     """
 
     num_steps: int
@@ -67,14 +68,17 @@ class Forecast:
     backup_bytes: int | None
     session_seconds: float | None
     measure_seconds: float
+    num_processes: int = 1
 
     def lines(self) -> list[str]:
         """For people: what it takes, and whether that fits."""
         memory, disk = format_bytes(self.peak_memory_bytes), format_bytes(self.disk_bytes)
         backup = f", {format_bytes(self.backup_bytes)} of backup" if self.backup_bytes else ""
+        shared = f" on {self.num_processes} processes, without their exchange"
+        shared = shared if self.num_processes > 1 else ""
         told = (
             f"Forecast: about {format_duration(self.seconds)} for {self.num_steps:,} steps"
-            f" ({self.step_seconds:.2g} s each), peak memory {memory} of"
+            f" ({self.step_seconds:.2g} s each{shared}), peak memory {memory} of"
             f" {format_bytes(self.memory_bytes)}, {disk} on disk{backup}"
         )
         problems = self.problems()
@@ -134,9 +138,7 @@ class RunForecast:
             DoesNotFitError: not even one example fits into the memory.
         """
         try:
-            loop, plan = trainer.prepare(), trainer.batch_plan()
-            has_optimizer = bool(loop.optimizer.state)  # of a checkpoint that it goes on from
-            costs = trainer.machine_fit().costs(plan, loop.total_steps, has_optimizer)
+            costs = costs_of(trainer)
             self.forecast = self._made_of(trainer, costs)
         except DoesNotFitError:
             raise
@@ -193,6 +195,7 @@ class RunForecast:
             backup_bytes=None if options.place is None else options.keep * version + final,
             session_seconds=self._session_seconds(),
             measure_seconds=self.measure_seconds,
+            num_processes=trainer.num_processes,
         )
 
     def _session_seconds(self) -> float | None:
@@ -235,6 +238,28 @@ class PeakObserver(Observer):
         if self._peak is not None:
             self.highest_bytes = self._peak.read()
             self._peak.close()
+
+
+def costs_of(trainer: EnhancedTrainer) -> StepCosts:
+    """What a step costs here: this process's share of it, and of the memory.
+
+    On a CPU several processes share cores and memory of one machine, so that a step takes as long
+    as with one process.
+
+    Raises:
+        DoesNotFitError: not even weights, gradients and optimizer fit.
+    """
+    loop, count = trainer.prepare(), trainer.num_processes
+    plan = trainer.batch_plan().of_one_process(count)
+    has_optimizer = bool(loop.optimizer.state)  # of a checkpoint that it goes on from
+    costs = trainer.machine_fit().costs(plan, loop.total_steps, has_optimizer)
+    if trainer.device.type != "cpu":
+        return costs
+    return replace(
+        costs,
+        step_seconds=costs.step_seconds * count,
+        limit_bytes=costs.limit_bytes // count,
+    )
 
 
 def evaluations_left(loop: TrainingLoop, step: int) -> int:

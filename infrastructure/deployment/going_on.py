@@ -99,17 +99,19 @@ def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
 
 def what_differs(agreed: Sequence[Difference]) -> list[str]:
     """A line for each thing that is not what it was when the run went on."""
-    harmless = [d for d in agreed if d.verdict is Verdict.HARMLESS]
-    accepted = [d for d in agreed if d.verdict is not Verdict.HARMLESS]
+    by_verdict = {verdict: [d for d in agreed if d.verdict is verdict] for verdict in Verdict}
+    rounded, accepted = by_verdict[Verdict.ROUNDS_OTHERWISE], by_verdict[Verdict.CHANGES_THE_RESULT]
     return [
-        *(f"note: {difference}; the result is the same" for difference in harmless),
+        *(f"note: {d}; the result is the same" for d in by_verdict[Verdict.HARMLESS]),
+        *(f"note: {d}; from here on sums round, and dropout is drawn, otherwise" for d in rounded),
         *(f"accepted: {difference}" for difference in accepted),
         *explain([difference.name for difference in accepted]),
     ]
 
 
 def record_accepted(run: RunDirectory, agreed: Sequence[Difference], step: int) -> None:
-    """Add what was accepted to run.json; what the run began with stays there as it is."""
+    """Add what was accepted, or rounds otherwise, to run.json; what the run began with stays there
+    as it is."""
     accepted = [d for d in agreed if d.verdict is not Verdict.HARMLESS]
     if not accepted:
         return

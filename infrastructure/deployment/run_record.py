@@ -42,7 +42,11 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
             },
             "decided": decided,
             "versions": installed_versions(),
-            "hardware": {**asdict(detect(run.path)), "device": str(trainer.device)},
+            "hardware": {
+                **asdict(detect(run.path)),
+                "device": str(trainer.device),
+                "processes": trainer.num_processes,
+            },
             "precision": trainer.precision.name,
             "model": trainer.adapter.describe(),
             "data": {
@@ -100,6 +104,7 @@ def summarise(
         "seconds": seconds,
         "loss": state.loss,
         "recoveries": state.recoveries,
+        "num_processes": trainer.num_processes,
         "peak_memory_bytes": state.metrics.get("memory_bytes"),
         "memory": memory_facts(trainer),
         "before": before.table_row(),
@@ -164,7 +169,18 @@ def describe_model(trainer: EnhancedTrainer) -> str:
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     share = "" if trained == total else f", {trained / 1e6:.2f} M of them trained"
+    count = trainer.num_processes
+    processes = f", {count} processes" if count > 1 else ""
     return (
         f"Model {described['name']}: {total / 1e6:.2f} M parameters{share},"
-        f" {trainer.precision.name} on {trainer.device}"
+        f" {trainer.precision.name} on {trainer.device}{processes}"
     )
+
+
+def unused_gpus(trainer: EnhancedTrainer) -> list[str]:
+    """A line where there are more GPUs than the run uses."""
+    count = torch.cuda.device_count() if trainer.device.type == "cuda" else 0
+    if count <= trainer.num_processes:
+        return []
+    used = trainer.num_processes
+    return [f"{count} GPUs are here, and this run uses {used}: --num-processes auto takes them all"]

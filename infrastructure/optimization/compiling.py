@@ -108,3 +108,8 @@ def set_compiled(model: torch.nn.Module, is_on: bool, mode: str = "default") -> 
         model.compile(mode=mode, dynamic=True)
     else:
         model._compiled_call_impl = None
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether `set_compiled` has compiled the module, or one inside it."""
+    return any(module._compiled_call_impl is not None for module in model.modules())

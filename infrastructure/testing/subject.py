@@ -18,6 +18,7 @@ from infrastructure.config.resolve import learning_rate_for
 from infrastructure.training.choices import starts_from_scratch
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.micro_batches import split
 from infrastructure.training.model_adapters.base_adapter import Batch
 from infrastructure.training.models.model_inputs import (
     call_model,
@@ -26,7 +27,6 @@ from infrastructure.training.models.model_inputs import (
     tolerance,
 )
 from infrastructure.training.models.packed_attention import model_arguments
-from infrastructure.training.stepping import split
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 NUM_CANDIDATES = 32

@@ -44,6 +44,12 @@ class BatchPlan:
     def examples_per_step(self) -> int:
         return self.batch_size * self.gradient_accumulation
 
+    def of_one_process(self, num_processes: int) -> "BatchPlan":
+        """What one of several processes does of an optimizer step, at most."""
+        share = -(-self.examples_per_step // num_processes)
+        batch_size = min(self.batch_size, share)
+        return BatchPlan(batch_size, -(-share // batch_size))
+
     def resolved(self) -> dict[str, int]:
         """Both numbers by key, as checkpoints hold them."""
         return {BATCH_SIZE: self.batch_size, ACCUMULATION: self.gradient_accumulation}

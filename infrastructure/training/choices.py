@@ -1,12 +1,8 @@
 """Small decisions about a training that its configuration, model or data answers."""
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
-
-import numpy as np
-import torch
 
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.resolve import trains_from_scratch
@@ -34,13 +30,6 @@ def adapter_name(model_config: ModelConfig) -> str:
 def starts_from_scratch(model_config: ModelConfig) -> bool:
     """Whether the weights are new: the embedded model's, and a registered module's."""
     return trains_from_scratch(model_config) or model_config.name in MODELS
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's generators (all devices)."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def polled(batches: Iterator[Any], poll: Callable[[], None]) -> Iterator[Any]:

@@ -21,8 +21,8 @@ from infrastructure.optimization.compiling import (
 from infrastructure.optimization.gpu_capability import can_compile
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop import TrainingLoop
+from infrastructure.training.micro_batches import accumulate
 from infrastructure.training.state import TrainingState
-from infrastructure.training.stepping import split
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,14 @@ def _gradients(loop: TrainingLoop, state: TrainingState, examples: Any) -> None:
     """Forward and backward of one batch; nothing is kept."""
     scaler = None if loop.scaler is None else torch.amp.GradScaler(loop.adapter.device.type)
     total_items = max(1, loop.adapter.count_items(examples))
-    for micro in split(examples, state.micro_batch_size):
-        batch = {**loop.adapter.prepare_batch(micro), "total_items": total_items}
-        loop.strategy.train_step(state.model, batch, loop.optimizer, scaler, None, False)
+    accumulate(
+        state.model,
+        loop.adapter,
+        loop.strategy,
+        loop.optimizer,
+        scaler,
+        examples,
+        micro_batch_size=state.micro_batch_size,
+        total_items=total_items,
+    )
     loop.optimizer.zero_grad(set_to_none=True)

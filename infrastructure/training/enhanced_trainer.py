@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from infrastructure.backup.packs import TensorBytes
+from infrastructure.backup.random_state import seed_everything
 from infrastructure.backup.retention import Retention
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import check_sections
@@ -31,20 +32,14 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
-from infrastructure.training.checkpoints.going_back import go_back
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
-from infrastructure.training.checkpoints.snapshot import (
-    Participants,
-    Snapshot,
-    restore_snapshot,
-    take_snapshot,
-)
+from infrastructure.training.checkpoints.snapshot import Participants, restore_snapshot
+from infrastructure.training.checkpoints.training_saver import TrainingSaver
 from infrastructure.training.choices import (
     adapter_name,
     early_stopping,
     holds_out,
     polled,
-    seed_everything,
     starts_from_scratch,
 )
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
@@ -54,6 +49,7 @@ from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.machine_fit import MachineFit
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.parallel.team import Team
 from infrastructure.training.precision import Precision, choose_device, choose_precision
 from infrastructure.training.recovery.notes import note
 from infrastructure.training.resume_contract import Difference, Verdict, agree
@@ -107,6 +103,7 @@ class EnhancedTrainer:
         )
         extensions = create_extensions(training_config.enabled_extensions)
         self.hooks = HookRunner([*extensions, *hooks, *early_stopping(training_config)])
+        self.team: Team | None = None
         self.schedule = SaveSchedule(training_config.checkpoint_seconds, training_config.deadline)
         self.checkpoints: CheckpointManager | None = None
         if checkpoint_directory is not None:
@@ -116,6 +113,7 @@ class EnhancedTrainer:
         self.loop: TrainingLoop | None = None
         self.state: TrainingState | None = None
         self.participants: Participants | None = None
+        self.saver: TrainingSaver | None = None
         self.planned_steps = 0
         self.memory_budget = memory_budget or MemoryBudget()
         self.planner = BatchPlanner(
@@ -181,6 +179,11 @@ class EnhancedTrainer:
         optimizer = partial(self._create_optimizer, model)
         return MachineFit(model, self.adapter, self.strategy, data, optimizer, self.memory_budget)
 
+    @property
+    def num_processes(self) -> int:
+        """Processes that compute gradients for this training, this one included."""
+        return 1 if self.team is None else self.team.size
+
     def batch_plan(self) -> BatchPlan:
         """How a batch goes through the model; see `BatchPlanner.decide`."""
         return self.planner.decide()
@@ -233,12 +236,9 @@ class EnhancedTrainer:
             batch_size=batch_size,
             total_steps=total_steps,
             evaluate=self._evaluate_in_loop if holds_out(data) else None,
-            save=self._begin_checkpoint if self.checkpoints else None,
-            collect=self.checkpoints.collect if self.checkpoints else lambda wait: [],
             schedule=self.schedule,
-            go_back=self._go_back if self.checkpoints else None,
-            keep_evidence=self._keep_evidence if self.checkpoints else None,
             remember_limit=lambda size: self.planner.memory_limit().remember(size),
+            team=self.team,
         )
         self.participants = Participants(
             model=model,
@@ -248,6 +248,10 @@ class EnhancedTrainer:
             loop=loop,
             device=self.device,
         )
+        if self.checkpoints is not None:
+            self.saver = TrainingSaver(self.checkpoints, self.participants, self.identity)
+            loop.save, loop.collect = self.saver.begin, self.checkpoints.collect
+            loop.go_back, loop.keep_evidence = self.saver.go_back, self.saver.keep_evidence
         return loop
 
     def train(self) -> TrainingState:
@@ -302,32 +306,13 @@ class EnhancedTrainer:
         Raises:
             OSError: the disk refuses; earlier checkpoints are untouched.
         """
-        if self.checkpoints is None or self.participants is None:
+        if self.saver is None:
             raise ValueError("this trainer has no checkpoint_directory to save to")
-        return self.checkpoints.save(self._snapshot(state), kind="manual", score=state.score)
-
-    def _begin_checkpoint(self, state: TrainingState, kind: str) -> None:
-        assert self.checkpoints is not None
-        self.checkpoints.begin(self._snapshot(state), kind=kind, score=state.score)
-
-    def _go_back(self, state: TrainingState) -> Path:
-        assert self.checkpoints is not None
-        assert self.participants is not None
-        return go_back(self.checkpoints, state, self.participants)
-
-    def _keep_evidence(self, state: TrainingState) -> Path:
-        assert self.checkpoints is not None
-        return self.checkpoints.save(self._snapshot(state), kind="emergency", healthy=False)
+        return self.saver.save(state)
 
     def _note_smaller_evaluation(self, size: int, why: str) -> None:
         if self.state is not None:
             note(self.state, "out_of_memory", f"evaluated {size} examples at a time", why)
-
-    def _snapshot(self, state: TrainingState) -> Snapshot:
-        assert self.participants is not None
-        snapshot = take_snapshot(state, self.participants)
-        snapshot.values["identity"] = self.identity()
-        return snapshot
 
     def identity(self) -> dict[str, Any]:
         """What decides the result, to be compared when a checkpoint goes on: see
@@ -346,7 +331,7 @@ class EnhancedTrainer:
                 "precision": self.precision.name,
                 "planned_steps": self.planned_steps,
                 **base_facts(self.adapter.describe()),
-                **machine_facts(self.device),
+                **machine_facts(self.device, self.num_processes),
             }
         return {**self._identity, "total_steps": loop.total_steps}
 

@@ -40,6 +40,8 @@ class TrainingLoop(Recovering):
         self.is_ending = False
         self.schedule.start(state.step)
         try:
+            if self.team is not None:
+                self.team.start()
             self.first_states = FirstStates(self.hooks)
             self.fire(Event.TRAIN_START, state)
             self._mark(state)
@@ -60,6 +62,8 @@ class TrainingLoop(Recovering):
                 raise error from raised
             raise
         finally:
+            if self.team is not None:
+                self.team.close()
             self.hooks.fire_to_all(Event.TRAIN_END, state)
         return state
 

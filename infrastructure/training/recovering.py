@@ -79,7 +79,7 @@ class Recovering(Stepping):
         Raises:
             Exception: `error`, where it was something else, or nothing can be gone back to.
         """
-        size = min(state.micro_batch_size, 0 if state.batch is None else len(state.batch))
+        size = self._micro_batch_size(state)
         is_torn = self.boundary is None and can_be_halved(error, size, size)
         may_shrink = self.config.recovery.out_of_memory == "smaller"
         if not (is_torn and may_shrink and self.go_back is not None):

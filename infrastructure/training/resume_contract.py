@@ -1,7 +1,7 @@
 """What a run began with against what it finds now, before it goes on.
 
-A difference that changes the result stops, with the flag that accepts it; one that does not is
-told. Both sides are plain JSON values, see `training_facts`.
+A difference that changes the result stops, with the flag that accepts it; one that does not, or
+only in the last digits of sums, is told. Both sides are plain JSON values, see `training_facts`.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -53,6 +53,7 @@ class Verdict(StrEnum):
     """What a difference does."""
 
     HARMLESS = "harmless"
+    ROUNDS_OTHERWISE = "rounds otherwise"
     CHANGES_THE_RESULT = "changes the result"
     NEEDS_A_NEW_RUN = "needs a new run"
 
@@ -82,7 +83,7 @@ def differences(was: Facts, found: Facts) -> list[Difference]:
 
 
 def agree(was: Facts, found: Facts, accept: Collection[str] = ()) -> list[Difference]:
-    """The differences that are harmless or accepted.
+    """The differences that are harmless, merely round otherwise, or are accepted.
 
     Args:
         accept: names of differences that may change the result; see `names`.
@@ -190,6 +191,8 @@ def _facts(was: Facts, found: Facts) -> Iterator[Difference]:
 def _judged_fact(name: str, before: Any, now: Any) -> Verdict:
     if name == "machine":
         return Verdict.HARMLESS
+    if name == "world_size":  # the same sums in another order, and dropout drawn anew
+        return Verdict.ROUNDS_OTHERWISE
     if name == "precision" and "fp16" in (before, now):  # a checkpoint holds its gradient scaler
         return Verdict.NEEDS_A_NEW_RUN
     return Verdict.CHANGES_THE_RESULT

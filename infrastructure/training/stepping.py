@@ -4,7 +4,7 @@ A batch is split into micro-batches; running out of memory is answered by smalle
 summed on the device and read when a record is due; a bad one is raised, never averaged away.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from infrastructure.training.error_handlers import (
 )
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.log_window import LogWindow
+from infrastructure.training.micro_batches import accumulate
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.parallel.team import Team
 from infrastructure.training.recovery.boundary import Boundary, FirstStates, forget_unscaling
 from infrastructure.training.recovery.loss_watch import BadLossError, LossWatch
 from infrastructure.training.recovery.notes import note
@@ -37,7 +39,7 @@ from infrastructure.training.recovery.way_back import (
     name_bad_rows,
     skipped_here,
 )
-from infrastructure.training.state import Phase, Position, TrainingState
+from infrastructure.training.state import Phase, Position, StepOutput, TrainingState
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 
@@ -54,6 +56,7 @@ class Stepping:
         go_back: restores the newest good checkpoint and gives its path.
         keep_evidence: saves a state that is not good, for people to look at.
         remember_limit: told the micro-batch that is tried after running out of memory.
+        team: the other processes that compute gradients; None: this one is alone.
         start_is_saved: what the training begins with is the newest checkpoint already.
         batch_at: where the last batch of this process began; None before the first.
         last_step: its sums; None where it was passed over.
@@ -77,6 +80,7 @@ class Stepping:
     go_back: Callable[[TrainingState], Path] | None = None
     keep_evidence: Callable[[TrainingState], Path] | None = None
     remember_limit: Callable[[int], None] = lambda size: None
+    team: Team | None = None
     start_is_saved: bool = False
     log: LogWindow = field(default_factory=LogWindow)
     boundary: Boundary | None = None
@@ -142,7 +146,7 @@ class Stepping:
             self.fire(Event.AFTER_BACKWARD, state)
             return window
         except Exception as error:
-            size, message = min(state.micro_batch_size, len(examples)), str(error)
+            size, message = self._micro_batch_size(state), str(error)
             may_shrink = self.config.recovery.out_of_memory == "smaller"
             if not may_shrink or not can_be_halved(error, size, size):
                 raise
@@ -152,6 +156,13 @@ class Stepping:
         note(state, OUT_OF_MEMORY, action, message, step=state.step + 1)
         return None
 
+    def _micro_batch_size(self, state: TrainingState) -> int:
+        """How many examples one forward pass of this batch has at most."""
+        num_examples = 0 if state.batch is None else len(state.batch)
+        if self.team is not None:
+            num_examples = self.team.largest_share(num_examples)
+        return min(state.micro_batch_size, num_examples)
+
     def _shrink(self, state: TrainingState, micro_batch_size: int) -> None:
         state.micro_batch_size = micro_batch_size
         self.remember_limit(micro_batch_size)
@@ -159,16 +170,26 @@ class Stepping:
     def _accumulate(
         self, state: TrainingState, examples: Sequence[Any], total_items: int
     ) -> LogWindow:
-        window = LogWindow()
-        for micro in split(examples, state.micro_batch_size):
-            batch = {**self.adapter.prepare_batch(micro), "total_items": total_items}
-            state.output = self.strategy.train_step(
-                state.model, batch, self.optimizer, self.scaler, self.scheduler, False
-            )
-            window.loss_sum = window.loss_sum + state.output.loss_sum
-            window.num_items += state.output.num_items
+        def told(output: StepOutput) -> None:
+            state.output = output
             self.fire(Event.AFTER_LOSS, state)
-        return window
+
+        def own(share: Sequence[Any]) -> LogWindow:
+            return accumulate(
+                state.model,
+                self.adapter,
+                self.strategy,
+                self.optimizer,
+                self.scaler,
+                share,
+                micro_batch_size=state.micro_batch_size,
+                total_items=total_items,
+                told=told,
+            )
+
+        if self.team is None:
+            return own(examples)
+        return self.team.accumulate(state, examples, total_items, self.scaler, own)
 
     def _update(self, state: TrainingState, window: LogWindow, num_tokens: int) -> None:
         self.boundary = None  # from here on the weights are those of neither step
@@ -243,12 +264,6 @@ class Stepping:
         """Before evaluating or saving; where all is well, the next record covers as many steps."""
         if not self.log.is_finite(self.scaler is not None):
             self._read_log(state)
-
-
-def split(examples: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Consecutive pieces of at most `size` examples."""
-    for start in range(0, len(examples), size):
-        yield examples[start : start + size]
 
 
 def memory_in_use_bytes(device: torch.device) -> int:

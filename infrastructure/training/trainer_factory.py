@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from infrastructure.config.layers import Layer
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.core.launched import Launched, launched
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.data.samples import SAMPLE_HELDOUT, SAMPLE_TRAIN
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.machine_limits import fit_to_machine
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.source import EMBEDDED
+from infrastructure.training.parallel.team import Team
 from infrastructure.training.unsloth_trainer import UnslothTrainer
 
 PACKAGE = "infrastructure"  # the logger above all of ours; what other libraries log is not our say
@@ -32,6 +35,12 @@ class TrainerFactory:
         Raises:
             ConfigurationError: a sentence for each setting that cannot be carried out.
         """
+        trainer = self.for_one_process(config, **options)
+        trainer.team = self._team(config, trainer, options)
+        return trainer
+
+    def for_one_process(self, config: DeploymentConfig, **options: Any) -> EnhancedTrainer:
+        """The same, without the other processes that the configuration may ask for."""
         use_sample_data(config)
         config.check_supported()
         config.know_models(MODELS)
@@ -49,6 +58,26 @@ class TrainerFactory:
         )
         fit_to_machine(trainer, config)
         return trainer
+
+    def _team(
+        self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, Any]
+    ) -> Team | None:
+        """The processes that the configuration or a launcher asks for; None: this one alone."""
+        told = launched()
+        if told is not None and told.rank != 0:
+            raise ConfigurationError(
+                f"this process is number {told.rank} of {told.size} that a launcher has started,"
+                " and only the first one leads a training: start `temper train` that way, or give"
+                " num_processes and start one process"
+            )
+        size = num_processes_for(config, trainer.device, told)
+        given = [name for name in ("model_adapter", "training_strategy") if options.get(name)]
+        if size > 1 and given:
+            raise ConfigurationError(
+                f"num_processes = {size}: the other processes build their parts from the"
+                f" configuration, and {' and '.join(given)} of your own cannot be given to them"
+            )
+        return Team(config, size, trainer.adapter, told) if size > 1 else None
 
     def create_trainer(
         self,
@@ -74,6 +103,33 @@ def use_sample_data(config: DeploymentConfig) -> None:
         config.data.path = str(SAMPLE_TRAIN)
         config.data.eval_path = config.data.eval_path or str(SAMPLE_HELDOUT)
         config.data.task_column = config.data.task_column or "task"
+
+
+def num_processes_for(
+    config: DeploymentConfig, device: torch.device, told: Launched | None = None
+) -> int:
+    """How many processes train: as a launcher started them, or as `num_processes` says.
+
+    Raises:
+        ConfigurationError: there are not so many GPUs, or the launcher started another number.
+    """
+    asked = config.num_processes
+    num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    if told is not None:
+        if asked not in (1, "auto", told.size):
+            raise ConfigurationError(
+                f"num_processes = {asked}, and the launcher has started {told.size} processes:"
+                " leave it out"
+            )
+        return told.size
+    if asked == "auto":
+        return max(1, num_gpus)
+    if device.type == "cuda" and asked > num_gpus:
+        raise ConfigurationError(
+            f"num_processes = {asked}, and there are {num_gpus} GPUs here, one for each process:"
+            " give num_processes auto, or device cpu"
+        )
+    return asked
 
 
 def show_gpus(devices: str | None) -> None:

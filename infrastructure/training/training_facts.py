@@ -45,13 +45,13 @@ def settings_of(model: ModelConfig, training: TrainingConfig, data: DataConfig) 
     return purpose_of(config)
 
 
-def machine_facts(device: torch.device) -> dict[str, Any]:
+def machine_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
     """What computes: the GPU's or the CPU's kind, libraries, and how many processes."""
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "deterministic": torch.are_deterministic_algorithms_enabled() if on_gpu else True,
-        "world_size": _world_size(),
+        "world_size": num_processes,
         "machine": processor().model,
         "versions": installed_versions(),
     }
@@ -63,9 +63,3 @@ def base_facts(described: dict[str, Any]) -> dict[str, Any]:
         "base_model": described.get("base_sha256") or described.get("revision"),
         "base_is_frozen": bool(described.get("lora")),
     }
-
-
-def _world_size() -> int:
-    distributed = torch.distributed
-    is_running = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if is_running else 1

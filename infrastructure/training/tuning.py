@@ -12,13 +12,13 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
+from infrastructure.backup.random_state import seed_everything
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer, Setting, Source
 from infrastructure.core.hardware import processor
 from infrastructure.optimization.learning_rate_range import RangeTest, range_test
 from infrastructure.optimization.pipeline_optimizer import Measured
 from infrastructure.training.batch_plan import BatchPlan
-from infrastructure.training.choices import seed_everything
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.machine_fit import MachineFit
 from infrastructure.training.recovery.loss_watch import BadLossError

@@ -214,9 +214,11 @@ def test_lora_that_its_fields_switched_on_tells_where_they_were_set() -> None:
     assert restored.sources() == config.sources()
 
 
-def test_several_gpus_wait_for_a_later_part() -> None:
-    with pytest.raises(ValueError, match="cuda_visible_devices = 0,1 names several GPUs"):
-        DeploymentConfig(cuda_visible_devices="0,1").check_supported()
+@pytest.mark.parametrize("num_processes", [1, 2, "auto"])
+def test_several_gpus_may_be_named(num_processes: int | str) -> None:
+    config = DeploymentConfig(cuda_visible_devices=[0, 1], num_processes=num_processes)
+    config.check_supported()
+    assert config.cuda_visible_devices == "0,1"
 
 
 def test_a_changed_copy_knows_where_each_value_was_set() -> None:

@@ -15,8 +15,8 @@ from infrastructure.training.checkpoints.snapshot import (
     take_snapshot,
 )
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.micro_batches import split
 from infrastructure.training.state import Phase, TrainingState
-from infrastructure.training.stepping import split
 from tests.training.toy_training import Training
 
 

@@ -51,7 +51,6 @@ def test_nothing_differs_where_nothing_has_changed() -> None:
         (changed(base_model="ef" * 32), "base_model"),
         (changed(device="NVIDIA L4"), "device"),
         (changed(precision="bf16"), "precision"),
-        (changed(world_size=2), "world_size"),
         (changed(deterministic=False), "deterministic"),
         (with_versions(torch="2.9.0+cpu"), "torch"),
         (with_versions(numpy="2.1.0"), "numpy"),
@@ -93,6 +92,12 @@ def test_what_changes_nothing_is_told_and_stops_nobody(found: dict[str, Any]) ->
     (difference,) = agree(FACTS, found)
     assert difference.verdict is Verdict.HARMLESS
     assert ": was " in str(difference)
+
+
+def test_another_number_of_processes_is_told_and_stops_nobody() -> None:
+    (difference,) = agree(FACTS, changed(world_size=2))
+    assert difference.verdict is Verdict.ROUNDS_OTHERWISE
+    assert str(difference) == "world_size: was 1, is 2"
 
 
 def test_auto_equals_the_number_that_it_means() -> None:

@@ -1,0 +1,341 @@
+"""The leader's side of a training on several processes.
+
+Its gradients are the sum of everybody's. Whatever goes wrong with a follower is an exception here,
+and nowhere else: out of memory as if this process had run out of it, all the rest as a process that
+is lost.
+"""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.errors import ProcessLostError
+from infrastructure.core.launched import Launched
+from infrastructure.optimization.compiling import is_compiled
+from infrastructure.training.error_handlers import is_out_of_memory
+from infrastructure.training.log_window import LogWindow
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.parallel.exchange import Exchange, ExchangeError
+from infrastructure.training.parallel.membership import (
+    Member,
+    Reception,
+    by_launcher,
+    end_all,
+    fate_of,
+    on_this_machine,
+    start_followers,
+)
+from infrastructure.training.parallel.messages import Channel, Message, packed_examples
+from infrastructure.training.parallel.shares import (
+    fingerprint,
+    forget_gradients,
+    gradients_of,
+    loss_tensor,
+    sent_tensors,
+    share_seed,
+    shares_of,
+    trained,
+    with_gradient,
+)
+from infrastructure.training.state import TrainingState
+
+# A process that was told to end, or whose connection broke, is gone after so long.
+PATIENCE_SECONDS = 5.0
+
+Compute = Callable[[Sequence[Any]], LogWindow]
+
+
+class Team:
+    """A leader's followers; they are there from the first step, or `start`, until `close`.
+
+    Args:
+        config: what the whole run is told; followers build their model from it.
+        size: processes, this one included.
+        adapter: the leader's, with its model and tokenizer when the team starts.
+        told: what a launcher said that has started the others; None: they are started here.
+    """
+
+    def __init__(
+        self,
+        config: DeploymentConfig,
+        size: int,
+        adapter: ModelAdapter,
+        told: Launched | None = None,
+    ) -> None:
+        self.config, self.size, self.adapter = config, size, adapter
+        self.told = told
+        self.exchange: Exchange | None = None
+        self._channels: dict[int, Channel] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._folder: Path | None = None
+        self._num_threads = torch.get_num_threads()
+
+    def largest_share(self, num_examples: int) -> int:
+        """How many examples of a batch one process has at most."""
+        return -(-num_examples // self.size)
+
+    def start(self) -> None:
+        """Have all followers ready; nothing where they are already.
+
+        Raises:
+            ProcessLostError: a follower cannot be had; says which, and why.
+        """
+        if self.exchange is None:
+            with self._closed_by_errors():
+                member = self._gather()
+                self._share_model()
+                self.exchange = Exchange(
+                    member.store, 0, self.size, self.adapter.device, self._look_after_all
+                )
+
+    def accumulate(
+        self,
+        state: TrainingState,
+        examples: Sequence[Any],
+        total_items: int,
+        scaler: torch.amp.GradScaler | None,
+        compute: Compute,
+    ) -> LogWindow:
+        """Add the gradients of a whole batch to those that are there.
+
+        Args:
+            compute: does the same for the share of this process.
+
+        Raises:
+            torch.OutOfMemoryError: one process ran out of memory; the others wait for more work.
+            ProcessLostError: a follower failed or is gone.
+        """
+        self.start()
+        assert self.exchange is not None
+        shares = shares_of(examples, self.size)
+        with self._closed_by_errors():
+            self._hand_out(state, shares, total_items, scaler)
+            self.exchange.spread(sent_tensors(state.model))
+            window, error = _tried(compute, shares[0])
+            answers = [self._hear(rank) for rank in self._channels]
+            error = error or next(filter(None, map(_out_of_memory, answers)), None)
+            if error is None:
+                self._add_up(state.model, window, answers)
+        if error is not None:
+            raise error
+        return window
+
+    def close(self) -> None:
+        """Let the followers go: they end when nobody is connected to them. A second call does
+        nothing."""
+        for channel in self._channels.values():
+            channel.close()
+        if self.exchange is not None:
+            self.exchange.close()
+        end_all([*self._processes.values()], PATIENCE_SECONDS)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self.exchange, self._folder = None, None
+        self._channels, self._processes = {}, {}
+        if torch.get_num_threads() != self._num_threads:
+            torch.set_num_threads(self._num_threads)
+
+    def _gather(self) -> Member:
+        """Start what must be started, and wait until everybody is connected."""
+        if self.told is not None:
+            member = by_launcher(self.told)
+        else:
+            self._folder = Path(tempfile.mkdtemp(prefix="temper-"))
+            member = on_this_machine(self._folder, 0, self.size)
+        reception = Reception(member)
+        try:
+            if self._folder is not None:
+                started = start_followers(self._folder, self.size, self._threads_for_each())
+                self._processes = dict(enumerate(started, start=1))
+            for arrived in reception.arrivals():
+                if arrived is not None:
+                    self._channels[arrived[0]] = arrived[1]
+                self._refuse_dead()
+        finally:
+            reception.close()
+        self._channels = dict(sorted(self._channels.items()))
+        return member
+
+    def _threads_for_each(self) -> int | None:
+        """On a CPU the processes of one machine share its threads, this one too until `close`."""
+        if self.adapter.device.type != "cpu":
+            return None
+        num_threads = max(1, self._num_threads // self.size)
+        torch.set_num_threads(num_threads)
+        return num_threads
+
+    def _share_model(self) -> None:
+        """Have everybody build the model, and compare the weights that are never sent.
+
+        Raises:
+            ProcessLostError: a follower's base is another one.
+        """
+        model = self.adapter.model
+        assert model is not None
+        begin = Message(
+            "begin",
+            {
+                "configuration": self.config.to_dict(),
+                "revision": self.adapter.describe().get("revision"),
+                "trained": trained(model),
+                "tokenizer": self.adapter.tokenizer is not None,
+            },
+            _tokenizer_files(self.adapter.tokenizer),
+        )
+        for rank in self._channels:
+            self._say(rank, begin)
+        own = fingerprint(model)
+        for rank in self._channels:
+            if self._hear(rank).values["fingerprint"] != own:
+                raise ProcessLostError(
+                    f"{self._name(rank)} has loaded other weights than the first: give all machines"
+                    " the same model"
+                )
+        for rank in self._channels:
+            self._say(rank, Message("connect"))
+
+    def _hand_out(
+        self,
+        state: TrainingState,
+        shares: Sequence[Sequence[Any]],
+        total_items: int,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        seed = self.config.training.seed
+        common = {
+            "micro_batch_size": state.micro_batch_size,
+            "total_items": total_items,
+            "trained": trained(state.model),
+            "is_compiled": is_compiled(state.model),
+            "scale": None if scaler is None else scaler.get_scale(),
+        }
+        for rank in self._channels:
+            packed = packed_examples(shares[rank])
+            own = {
+                "seed": share_seed(seed, state.step, rank),
+                "examples": packed.kind,
+                "facts": packed.values,
+            }
+            self._say(rank, Message("compute", {**common, **own}, packed.tensors))
+
+    def _add_up(self, model: torch.nn.Module, window: LogWindow, answers: list[Message]) -> None:
+        assert self.exchange is not None
+        for rank in self._channels:
+            self._say(rank, Message("add up"))
+        found = [with_gradient(model), *(answer.values["with_gradient"] for answer in answers)]
+        loss = loss_tensor(window.loss_sum, self.adapter.device)
+        self.exchange.add_up([*gradients_of(model), loss])
+        forget_gradients(model, found)
+        window.loss_sum = loss[0]
+        window.num_items += sum(answer.values["num_items"] for answer in answers)
+
+    def _say(self, rank: int, message: Message) -> None:
+        try:
+            self._channels[rank].send(message)
+        except OSError:
+            raise self._lost(rank) from None
+
+    def _hear(self, rank: int) -> Message:
+        try:
+            message = self._channels[rank].receive()
+        except (EOFError, OSError):
+            raise self._lost(rank) from None
+        if message.kind == "failed":
+            raise ProcessLostError(f"{self._name(rank)} failed: {message.values['text']}")
+        return message
+
+    def _look_after_all(self, patience_seconds: float = 0.0) -> None:
+        """While nobody is to say anything: whoever does has failed, or is gone.
+
+        Raises:
+            ProcessLostError: somebody is.
+        """
+        self._refuse_dead()
+        for connection in wait(
+            [channel.connection for channel in self._channels.values()], patience_seconds
+        ):
+            for rank, channel in self._channels.items():
+                if channel.connection is connection:
+                    self._hear(rank)
+
+    def _refuse_dead(self) -> None:
+        for rank, process in self._processes.items():
+            if fate_of(process, 0.0) is not None:
+                if rank in self._channels and self._channels[rank].connection.poll():
+                    self._hear(rank)  # its last words
+                raise self._lost(rank)
+
+    def _lost(self, rank: int) -> ProcessLostError:
+        process = self._processes.get(rank)
+        fate = None if process is None else fate_of(process, PATIENCE_SECONDS)
+        return ProcessLostError(
+            f"{self._name(rank)} is gone: {fate or 'its connection broke'}; the same command goes"
+            " on from the last checkpoint"
+        )
+
+    def _name(self, rank: int) -> str:
+        process = self._processes.get(rank)
+        number = "" if process is None else f", pid {process.pid}"
+        return f"the process of rank {rank} (of {self.size}{number})"
+
+    @contextmanager
+    def _closed_by_errors(self) -> Iterator[None]:
+        """A team in which something went wrong half-way is of no use; the next step starts another.
+
+        Raises:
+            ProcessLostError: in place of what torch.distributed says when somebody is gone.
+        """
+        try:
+            yield
+        except ExchangeError as error:
+            reason = self._reason(error)
+            self.close()
+            raise reason from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _reason(self, error: ExchangeError) -> ProcessLostError:
+        try:
+            self._look_after_all(PATIENCE_SECONDS)
+        except ProcessLostError as lost:
+            return lost
+        return ProcessLostError(f"the exchange between the processes failed: {error}")
+
+
+def _tried(compute: Compute, share: Sequence[Any]) -> tuple[LogWindow, Exception | None]:
+    """What this process came to, or that its memory was too small: the others work on meanwhile."""
+    try:
+        return compute(share), None
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return LogWindow(), error
+
+
+def _out_of_memory(answer: Message) -> Exception | None:
+    is_short = answer.kind == "out of memory"
+    return torch.OutOfMemoryError(answer.values["text"]) if is_short else None
+
+
+def _tokenizer_files(tokenizer: Any) -> dict[str, torch.Tensor]:
+    """The files of a tokenizer as bytes, for machines that do not see this disk."""
+    if tokenizer is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return {
+            str(file.relative_to(folder)): torch.frombuffer(
+                bytearray(file.read_bytes()), dtype=torch.uint8
+            )
+            for file in sorted(Path(folder).rglob("*"))
+            if file.is_file() and file.stat().st_size
+        }

@@ -1,0 +1,137 @@
+"""Whole runs on several processes: killed, gone on with, and started by a launcher."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from tests.deployment.runs import (
+    ROOT,
+    deploy,
+    losses,
+    newest_step,
+    runs_of,
+    small_settings,
+    start_temper,
+    when_saved,
+)
+
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--nproc-per-node=2"],
+    "accelerate": [
+        *("accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1"),
+        *("--mixed_precision=no", "--dynamo_backend=no", "--num_cpu_threads_per_process=1"),
+    ],
+}
+
+
+def settings_with_dropout(folder: Path, model: Path, **settings: Any) -> dict[str, Any]:
+    """A small run whose random numbers show in its weights."""
+    lora = {"name": str(model), "lora_config": {"r": 4, "dropout": 0.3}}
+    return {**small_settings(folder, num_epochs=8), "model": lora, **settings}
+
+
+def write(folder: Path, settings: dict[str, Any]) -> None:
+    (folder / ".config").mkdir(parents=True, exist_ok=True)
+    (folder / ".config/training_config.yaml").write_text(json.dumps(settings))  # JSON is YAML
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+def trained_weights(folder: Path) -> bytes:
+    (run,) = runs_of(folder)
+    return (run / "final/adapter_model.safetensors").read_bytes()
+
+
+def test_a_killed_run_leaves_nobody_and_goes_on_bit_for_bit(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    """Slow, because it is five processes of the real command: torch is imported in each."""
+    reference, disturbed, fewer = (tmp_path / name for name in ("reference", "disturbed", "fewer"))
+    for folder in (reference, disturbed):
+        folder.mkdir()
+        write(folder, settings_with_dropout(folder, saved_llama, num_processes=2))
+    finished(start_temper("train", folder=reference))
+
+    process = start_temper("train", folder=disturbed)
+    run = when_saved(disturbed, 3, process)
+    helpers = psutil.Process(process.pid).children()
+    assert any("follower_process" in " ".join(helper.cmdline()) for helper in helpers)
+    process.kill()
+    process.communicate(timeout=60)
+    assert not psutil.wait_procs(helpers, timeout=10)[1]
+    shutil.copytree(disturbed, fewer)
+    at_step = newest_step(run)
+    assert at_step < 40
+
+    out = finished(start_temper("train", folder=disturbed))
+    assert f"going on from step {at_step}" in out
+    assert "2 processes" in out
+    assert trained_weights(disturbed) == trained_weights(reference)
+    assert losses(run) == losses(runs_of(reference)[0])
+    recorded = json.loads((run / "run.json").read_text())
+    assert recorded["hardware"]["processes"] == 2
+    assert json.loads((run / "summary.json").read_text())["num_processes"] == 2
+
+    settings = settings_with_dropout(fewer, saved_llama)
+    settings["data"]["path"] = str(disturbed / "rows.jsonl")
+    path, said = deploy(DeploymentConfig(**settings))
+    told = "world_size: was 2, is 1; from here on sums round, and dropout is drawn, otherwise"
+    assert f"note: {told}" in said
+    accepted = json.loads((path / "run.json").read_text())["accepted"]
+    assert accepted[0]["changes"] == [{"name": "world_size", "was": 2, "is": 1}]
+    assert losses(path)[:at_step] == losses(run)[:at_step]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_starts_leader_and_followers(
+    launcher: str, tmp_path: Path, saved_llama: Path
+) -> None:
+    """Slow, because launchers import torch themselves; the second time all is finished already."""
+    settings = settings_with_dropout(tmp_path, saved_llama)
+    settings["training"]["max_steps"] = 3
+    write(tmp_path, settings)
+    command = [sys.executable, "-m", *LAUNCHERS[launcher], "-m", "infrastructure", "train"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for expected in ("2 processes", "was finished before"):
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert expected in done.stdout
+    (run,) = runs_of(tmp_path)
+    assert json.loads((run / "summary.json").read_text())["num_processes"] == 2
+    assert len(losses(run)) == 3
+
+
+def test_ctrl_c_saves_and_ends_everybody(tmp_path: Path, saved_llama: Path) -> None:
+    write(tmp_path, settings_with_dropout(tmp_path, saved_llama, num_processes=2))
+    process = start_temper("train", folder=tmp_path)
+    when_saved(tmp_path, 2, process)
+    helpers = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Go on with: temper train-resume" in out
+    assert not psutil.wait_procs(helpers, timeout=10)[1]
+    assert time.monotonic() - started < 30

@@ -1,0 +1,174 @@
+"""A leader and its followers come to what one process comes to; real processes, gloo on the CPU."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.section import ConfigurationError
+from infrastructure.core.errors import ProcessLostError
+from infrastructure.core.launched import Launched
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.parallel import membership
+from infrastructure.training.state import TrainingState
+from infrastructure.training.trainer_factory import TrainerFactory, num_processes_for
+from tests.training.parallel.small_teams import small_config, trained, weights_of
+
+LORA = {"model.lora_config": {"r": 4, "dropout": 0.0}}
+CLOSE = {"rtol": 0.0, "atol": 1e-5}
+
+
+def pids_of(trainer: EnhancedTrainer) -> list[int]:
+    assert trainer.team is not None
+    return [process.pid for process in trainer.team._processes.values()]
+
+
+class Watch(Observer):
+    """Remembers which followers there were, and may kill one."""
+
+    def __init__(self, trainer: EnhancedTrainer, kill_at: int = -1) -> None:
+        self.trainer, self.kill_at = trainer, kill_at
+        self.pids: list[int] = []
+
+    def step_end(self, state: TrainingState) -> None:
+        self.pids = pids_of(self.trainer)
+        if state.step == self.kill_at:
+            os.kill(self.pids[-1], signal.SIGKILL)
+
+
+def watched(trainer: EnhancedTrainer, kill_at: int = -1) -> Watch:
+    """Add a watch to a trainer whose loop is there already."""
+    watch = Watch(trainer, kill_at)
+    trainer.hooks.hooks.append(watch)
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "settings"),
+    [
+        (2, {"data.packing": True}),
+        (3, {**LORA, "data.packing": False, "training.learning_rate": 1e-2}),
+    ],
+)
+def test_several_processes_learn_what_one_learns(
+    num_processes: int, settings: dict[str, object], tmp_path: Path, saved_llama: Path
+) -> None:
+    """The last step of each epoch has two examples: with three processes one has none."""
+    alone, one = trained(small_config(tmp_path, saved_llama, **settings))
+    config = small_config(tmp_path, saved_llama, num_processes=num_processes, **settings)
+    watches: list[Watch] = []
+    together, several = trained(config, lambda trainer: watches.append(watched(trainer)))
+    assert len(together) == 20
+    assert together[-1] < 0.9 * together[0]  # it learns
+    torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), **CLOSE)
+    torch.testing.assert_close(weights_of(several), weights_of(one), rtol=0.0, atol=1e-4)
+    assert several.identity()["world_size"] == num_processes
+    assert len(watches[0].pids) == num_processes - 1
+    assert not any(map(psutil.pid_exists, watches[0].pids))
+
+
+def test_a_follower_that_runs_out_of_memory_makes_the_pieces_smaller(
+    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"training.max_steps": 4}
+    alone, _ = trained(small_config(tmp_path, saved_llama, **settings))
+    monkeypatch.setattr(membership, "FOLLOWER_MODULE", "tests.training.parallel.failing_follower")
+    together, several = trained(small_config(tmp_path, saved_llama, num_processes=2, **settings))
+    torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), **CLOSE)
+    assert several.state is not None
+    (told,) = several.state.recoveries
+    assert (told["kind"], told["step"]) == ("out_of_memory", 1)
+    assert "planted in a follower" in told["message"]
+    assert told["action"] == "the same batch in micro-batches of 1"
+
+
+def test_a_follower_that_is_killed_ends_the_training_after_it_is_saved(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    config = small_config(tmp_path, saved_llama, num_processes=3)
+    checkpoints = tmp_path / "checkpoints"
+    watches: list[Watch] = []
+
+    def prepare(trainer: EnhancedTrainer) -> None:
+        watches.append(watched(trainer, kill_at=3))
+
+    started = time.monotonic()
+    with pytest.raises(ProcessLostError) as raised:
+        trained(config, prepare, checkpoint_directory=checkpoints)
+    assert time.monotonic() - started < 60
+    pids = watches[0].pids
+    assert f"the process of rank 2 (of 3, pid {pids[-1]}) is gone: it was killed by SIGKILL" in str(
+        raised.value
+    )
+    assert step_of(CheckpointManager(checkpoints).newest()) == 3
+    assert not any(map(psutil.pid_exists, pids))
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_follower_that_cannot_begin_says_why(
+    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "FOLLOWER_MODULE", "no_such_module_anywhere")
+    with pytest.raises(ProcessLostError, match=r"rank 1 .* is gone: it ended with exit code 1"):
+        trained(small_config(tmp_path, saved_llama, num_processes=2))
+
+
+def test_more_processes_than_gpus_are_refused(
+    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path, saved_llama, num_processes=3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    on_gpus = torch.device("cuda")
+    with pytest.raises(ConfigurationError, match="num_processes = 3, and there are 2 GPUs here"):
+        num_processes_for(config, on_gpus)
+    assert num_processes_for(config, torch.device("cpu")) == 3
+    config.num_processes = "auto"
+    assert num_processes_for(config, on_gpus) == 2
+    assert num_processes_for(config, torch.device("cpu")) == 1
+
+
+def test_a_launcher_decides_how_many_there_are(tmp_path: Path, saved_llama: Path) -> None:
+    told = Launched(0, 4, 0, "10.0.0.1")
+    config = small_config(tmp_path, saved_llama)
+    assert num_processes_for(config, torch.device("cpu"), told) == 4
+    config.num_processes = 2
+    with pytest.raises(ConfigurationError, match="the launcher has started 4 processes"):
+        num_processes_for(config, torch.device("cpu"), told)
+
+
+def test_parts_of_ones_own_cannot_be_given_to_other_processes(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    own = TrainerFactory().for_run(small_config(tmp_path, saved_llama)).strategy
+    config = small_config(tmp_path, saved_llama, num_processes=2)
+    with pytest.raises(ConfigurationError, match="training_strategy of your own cannot be given"):
+        TrainerFactory().for_run(config, training_strategy=own)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_processes": 2, "device": "cuda:1"}, "device = cuda:1 names one"),
+        (
+            {"num_processes": 3, "cuda_visible_devices": "0,1"},
+            "cuda_visible_devices names 2: name as many",
+        ),
+    ],
+)
+def test_what_cannot_give_each_process_a_gpu_is_refused(
+    settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        DeploymentConfig(**settings).check_supported()
+
+
+def test_there_is_at_least_one_process() -> None:
+    with pytest.raises(ConfigurationError, match="num_processes = 0"):
+        DeploymentConfig(num_processes=0)
