@@ -26,10 +26,11 @@ from tests.deployment.runs import (
 )
 
 LAUNCHERS = {
-    "torchrun": ["torch.distributed.run", "--nproc-per-node=2"],
+    "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+    # with --cpu it starts one process, whatever --num_processes says, unless there is MPI
     "accelerate": [
-        *("accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1"),
-        *("--mixed_precision=no", "--dynamo_backend=no", "--num_cpu_threads_per_process=1"),
+        *("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"),
+        *("--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"),
     ],
 }
 

@@ -170,5 +170,7 @@ def test_what_cannot_give_each_process_a_gpu_is_refused(
 
 
 def test_there_is_at_least_one_process() -> None:
-    with pytest.raises(ConfigurationError, match="num_processes = 0"):
+    with pytest.raises(
+        ConfigurationError, match="num_processes must be a whole number of at least 1"
+    ):
         DeploymentConfig(num_processes=0)
