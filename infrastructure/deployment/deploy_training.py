@@ -7,7 +7,8 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,8 @@ class TrainingDeployment:
                 self.config.model.revision = commit
             trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
             self.say(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
-            return self._train(run, trainer, measured_before(run), checkpoint)
+            with with_followers(trainer):
+                return self._train(run, trainer, measured_before(run), checkpoint)
 
     def _run_of_this_purpose(self) -> RunDirectory | None:
         run = newest_of_this_purpose(self.config, self.accepted)
@@ -181,6 +183,10 @@ class TrainingDeployment:
             return self._begin_in(run, trainer)
 
     def _begin_in(self, run: RunDirectory, trainer: EnhancedTrainer) -> dict[str, Any]:
+        with with_followers(trainer):
+            return self._begin_with(run, trainer)
+
+    def _begin_with(self, run: RunDirectory, trainer: EnhancedTrainer) -> dict[str, Any]:
         with self.stages.stage("fit"):
             for line in trainer.batch_plan().lines():
                 self.say(line)
@@ -285,6 +291,19 @@ class TrainingDeployment:
             ReportObserver(run.path),
         ]
         return hooks
+
+
+@contextmanager
+def with_followers(trainer: EnhancedTrainer) -> Iterator[None]:
+    """Inside, the other processes of a training start beside what comes before the first step."""
+    if trainer.team is None:
+        yield
+        return
+    try:
+        trainer.team.launch()
+        yield
+    finally:
+        trainer.team.close()
 
 
 def measured_before(run: RunDirectory) -> HeldOut:

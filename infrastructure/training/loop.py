@@ -62,9 +62,9 @@ class TrainingLoop(Recovering):
                 raise error from raised
             raise
         finally:
+            self.hooks.fire_to_all(Event.TRAIN_END, state)
             if self.team is not None:
                 self.team.close()
-            self.hooks.fire_to_all(Event.TRAIN_END, state)
         return state
 
     def single_step(self, state: TrainingState, examples: Sequence[Any]) -> float:

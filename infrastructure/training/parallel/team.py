@@ -8,6 +8,7 @@ is lost.
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -49,6 +50,8 @@ from infrastructure.training.state import TrainingState
 
 # A process that was told to end, or whose connection broke, is gone after so long.
 PATIENCE_SECONDS = 5.0
+# Who a process was that broke an exchange shows within so long.
+LAST_WORDS_SECONDS = 2.0
 
 Compute = Callable[[Sequence[Any]], LogWindow]
 
@@ -76,11 +79,29 @@ class Team:
         self._channels: dict[int, Channel] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._folder: Path | None = None
+        self._member: Member | None = None
+        self._reception: Reception | None = None
         self._num_threads = torch.get_num_threads()
 
     def largest_share(self, num_examples: int) -> int:
         """How many examples of a batch one process has at most."""
         return -(-num_examples // self.size)
+
+    def launch(self) -> None:
+        """Start the followers, which takes them a while; they wait for `start` then."""
+        if self._reception is not None or self.exchange is not None:
+            return
+        with self._closed_by_errors():
+            if self.told is not None:
+                self._member = by_launcher(self.told)
+            else:
+                self._folder = Path(tempfile.mkdtemp(prefix="temper-"))
+                self._member = on_this_machine(self._folder, 0, self.size)
+            self._reception = Reception(self._member)
+            if self._folder is not None:
+                num_threads = self._share_of_threads if self._shares_cores else None
+                started = start_followers(self._folder, self.size, num_threads)
+                self._processes = dict(enumerate(started, start=1))
 
     def start(self) -> None:
         """Have all followers ready; nothing where they are already.
@@ -88,13 +109,18 @@ class Team:
         Raises:
             ProcessLostError: a follower cannot be had; says which, and why.
         """
-        if self.exchange is None:
-            with self._closed_by_errors():
-                member = self._gather()
-                self._share_model()
-                self.exchange = Exchange(
-                    member.store, 0, self.size, self.adapter.device, self._look_after_all
-                )
+        if self.exchange is not None:
+            return
+        self.launch()
+        assert self._member is not None
+        with self._closed_by_errors():
+            self._gather()
+            self._share_model()
+            if self._shares_cores:
+                torch.set_num_threads(self._share_of_threads)
+            self.exchange = Exchange(
+                self._member.store, 0, self.size, self.adapter.device, self._look_after_all
+            )
 
     def accumulate(
         self,
@@ -133,44 +159,36 @@ class Team:
         nothing."""
         for channel in self._channels.values():
             channel.close()
+        if self._reception is not None:
+            self._reception.close()
         if self.exchange is not None:
             self.exchange.close()
         end_all([*self._processes.values()], PATIENCE_SECONDS)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self.exchange, self._folder = None, None
+        self.exchange, self._folder, self._reception, self._member = None, None, None, None
         self._channels, self._processes = {}, {}
         if torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)
 
-    def _gather(self) -> Member:
-        """Start what must be started, and wait until everybody is connected."""
-        if self.told is not None:
-            member = by_launcher(self.told)
-        else:
-            self._folder = Path(tempfile.mkdtemp(prefix="temper-"))
-            member = on_this_machine(self._folder, 0, self.size)
-        reception = Reception(member)
-        try:
-            if self._folder is not None:
-                started = start_followers(self._folder, self.size, self._threads_for_each())
-                self._processes = dict(enumerate(started, start=1))
-            for arrived in reception.arrivals():
-                if arrived is not None:
-                    self._channels[arrived[0]] = arrived[1]
-                self._refuse_dead()
-        finally:
-            reception.close()
+    def _gather(self) -> None:
+        """Wait until everybody is connected."""
+        assert self._reception is not None
+        for arrived in self._reception.arrivals():
+            if arrived is not None:
+                self._channels[arrived[0]] = arrived[1]
+            self._refuse_dead()
         self._channels = dict(sorted(self._channels.items()))
-        return member
 
-    def _threads_for_each(self) -> int | None:
-        """On a CPU the processes of one machine share its threads, this one too until `close`."""
-        if self.adapter.device.type != "cpu":
-            return None
-        num_threads = max(1, self._num_threads // self.size)
-        torch.set_num_threads(num_threads)
-        return num_threads
+    @property
+    def _shares_cores(self) -> bool:
+        """Whether all processes compute with the cores of this machine; a launcher has seen to it
+        that they do not take them twice."""
+        return self.adapter.device.type == "cpu" and self.told is None
+
+    @property
+    def _share_of_threads(self) -> int:
+        return max(1, self._num_threads // self.size)
 
     def _share_model(self) -> None:
         """Have everybody build the model, and compare the weights that are never sent.
@@ -249,28 +267,21 @@ class Team:
         except (EOFError, OSError):
             raise self._lost(rank) from None
         if message.kind == "failed":
-            raise ProcessLostError(f"{self._name(rank)} failed: {message.values['text']}")
+            raise self._reason(message.values["text"], {rank: message.values["text"]})
         return message
 
-    def _look_after_all(self, patience_seconds: float = 0.0) -> None:
+    def _look_after_all(self) -> None:
         """While nobody is to say anything: whoever does has failed, or is gone.
 
         Raises:
             ProcessLostError: somebody is.
         """
-        self._refuse_dead()
-        for connection in wait(
-            [channel.connection for channel in self._channels.values()], patience_seconds
-        ):
-            for rank, channel in self._channels.items():
-                if channel.connection is connection:
-                    self._hear(rank)
+        if wait([channel.connection for channel in self._channels.values()], timeout=0):
+            raise self._reason("a process spoke out of turn")
 
     def _refuse_dead(self) -> None:
         for rank, process in self._processes.items():
             if fate_of(process, 0.0) is not None:
-                if rank in self._channels and self._channels[rank].connection.poll():
-                    self._hear(rank)  # its last words
                 raise self._lost(rank)
 
     def _lost(self, rank: int) -> ProcessLostError:
@@ -296,19 +307,39 @@ class Team:
         try:
             yield
         except ExchangeError as error:
-            reason = self._reason(error)
+            reason = self._reason(str(error))
             self.close()
             raise reason from None
         except BaseException:
             self.close()
             raise
 
-    def _reason(self, error: ExchangeError) -> ProcessLostError:
-        try:
-            self._look_after_all(PATIENCE_SECONDS)
-        except ProcessLostError as lost:
-            return lost
-        return ProcessLostError(f"the exchange between the processes failed: {error}")
+    def _reason(self, otherwise: str, said: dict[int, str] | None = None) -> ProcessLostError:
+        """Who it was. When one process dies, the exchange fails in others too: one that is gone
+        without a word is named before one that has said something.
+
+        Args:
+            otherwise: what to say where it was nobody.
+            said: what has been said already, by rank.
+        """
+        said = dict(said or {})
+        living = {channel.connection: rank for rank, channel in self._channels.items()}
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        while living and time.monotonic() < deadline:
+            for connection in wait([*living], LAST_WORDS_SECONDS / 10):
+                rank = living[connection]  # type: ignore[index]
+                try:
+                    message = self._channels[rank].receive()
+                except (EOFError, OSError):
+                    living.pop(connection)  # type: ignore[call-overload]
+                    if rank not in said:
+                        return self._lost(rank)
+                else:
+                    if message.kind == "failed":
+                        said[rank] = message.values["text"]
+        for rank, text in said.items():
+            return ProcessLostError(f"{self._name(rank)} failed: {text}")
+        return ProcessLostError(f"the exchange between the processes failed: {otherwise}")
 
 
 def _tried(compute: Compute, share: Sequence[Any]) -> tuple[LogWindow, Exception | None]:
