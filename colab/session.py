@@ -78,7 +78,7 @@ class Session:
 def begin(project: str = "temper", use_drive: bool = True) -> Session:
     """Mount Drive where there is one, bring the secrets, start the clock, and say what there is.
 
-    Nothing of that can fail a notebook: what is not there is told, and the training goes on without.
+    Nothing of that can fail a notebook: what is not there is told, and all goes on without it.
 
     Args:
         use_drive: off: Drive is left alone, and nobody is asked for consent.

@@ -29,7 +29,7 @@ def test_mounting_twice_asks_once(colab_session: ColabSession) -> None:
 
 
 MOUNT_REFUSALS = [
-    ("not_colab", "this machine cannot mount Drive"),
+    ("not_colab", "This machine cannot mount Drive"),
     ("enterprise", "Colab Enterprise has no Drive"),
     ("no_consent", "nobody agreed to it"),
     ("stopped", "its program stopped"),

@@ -93,7 +93,7 @@ def test_a_refusal_is_one_sentence_and_no_error_of_the_notebook(
     (found,) = bring_secrets(["HF_TOKEN"])
     assert found.place == "missing"
     assert sentence in found.why
-    with pytest.raises(MissingSecretError, match="HF_TOKEN is nowhere .*: add it under the key"):
+    with pytest.raises(MissingSecretError, match=r"HF_TOKEN is nowhere .*: add it under the key"):
         get_secret("HF_TOKEN")
 
 

@@ -1,6 +1,5 @@
 """Mounting is a link from the mount point to `cloud/`."""
 
-import os
 import time
 from pathlib import Path
 
@@ -54,7 +53,7 @@ def mount(mountpoint, force_remount=False, timeout_ms=120000, readonly=False):
         raise KeyError("TBE_EPHEM_CREDS_ADDR")
     if told == "no_consent":
         raise _message.MessageError("Error: credential propagation was unsuccessful")
-    if os.path.isdir(os.path.join(mountpoint, "My Drive")) and not force_remount:
+    if Path(mountpoint, "My Drive").is_dir() and not force_remount:
         print(f"Drive already mounted at {mountpoint}; to attempt to forcibly remount, …")
         return
     if force_remount:
@@ -71,14 +70,14 @@ def mount(mountpoint, force_remount=False, timeout_ms=120000, readonly=False):
 
 
 def _check(mountpoint):
-    if os.path.islink(mountpoint):
+    path = Path(mountpoint)
+    if path.is_symlink():
         raise ValueError("Mountpoint must not be a symlink")
-    if os.path.isdir(mountpoint) and os.listdir(mountpoint):
+    if path.is_dir() and [*path.iterdir()]:
         raise ValueError("Mountpoint must not already contain files")
-    if not os.path.isdir(mountpoint) and os.path.exists(mountpoint):
+    if not path.is_dir() and path.exists():
         raise ValueError("Mountpoint must either be a directory or not exist")
-    normed = os.path.normpath(mountpoint)
-    if "/" in normed and not os.path.exists(os.path.dirname(normed)):
+    if not path.parent.exists():
         raise ValueError("Mountpoint must be in a directory that exists")
 
 

@@ -1,4 +1,4 @@
-import os
+from pathlib import Path
 
 from google.colab import _state
 
@@ -14,5 +14,5 @@ def upload_file(filename):
 def download(filename):
     """The real one returns at once, and the page may fetch the file when the cell has ended."""
     _state.note("download", filename=str(filename))
-    if not os.path.exists(filename):
+    if not Path(filename).exists():
         raise FileNotFoundError(f"Cannot find file: {filename}")
