@@ -6,7 +6,13 @@ The names below can be taken from here; what is behind them is loaded when it is
 
 from infrastructure.core.lazy import lazy_names
 
-_PLACES: dict[str, str] = {}
+_PLACES: dict[str, str] = {
+    "LivePanel": "colab.live_panel",
+    "attach": "colab.training",
+    "show_dashboard": "colab.dashboard",
+    "stop": "colab.training",
+    "train": "colab.training",
+}
 
 __all__ = [*_PLACES]
 __getattr__ = lazy_names(__name__, _PLACES, {})
