@@ -7,10 +7,12 @@ The names below can be taken from here; what is behind them is loaded when it is
 from infrastructure.core.lazy import lazy_names
 
 _PLACES: dict[str, str] = {
+    "LivePanel": "colab.live_panel",
     "Place": "colab.drive",
     "Platform": "colab.runtime",
     "Session": "colab.session",
     "SessionClock": "colab.session_clock",
+    "attach": "colab.training",
     "begin": "colab.session",
     "bring_secrets": "colab.secrets",
     "flush_drive": "colab.drive",
@@ -20,6 +22,9 @@ _PLACES: dict[str, str] = {
     "mount_drive": "colab.drive",
     "platform": "colab.runtime",
     "release_runtime": "colab.release",
+    "show_dashboard": "colab.dashboard",
+    "stop": "colab.training",
+    "train": "colab.training",
 }
 
 __all__ = [*_PLACES]
