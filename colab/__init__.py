@@ -6,7 +6,12 @@ The names below can be taken from here; what is behind them is loaded when it is
 
 from infrastructure.core.lazy import lazy_names
 
-_PLACES: dict[str, str] = {}
+_PLACES: dict[str, str] = {
+    "ConfigForm": "colab.form",
+    "configure": "colab.settings",
+    "foretell": "infrastructure.deployment.forecast",
+    "show_form": "colab.form",
+}
 
 __all__ = [*_PLACES]
 __getattr__ = lazy_names(__name__, _PLACES, {})
