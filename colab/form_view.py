@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from colab.field_widgets import QUIET, WRONG, FieldRow, ipywidgets, make_layouts
+from colab.field_widgets import QUIET, WRONG, FieldRow, Maker, ipywidgets
 from colab.form_groups import BASIC, FIELDS, groups
 from colab.form_state import FormState
 from infrastructure.config.presets import PRESETS
@@ -36,10 +36,10 @@ class FormView:
 
     def __init__(self, actions: FormActions) -> None:
         widgets = ipywidgets()
-        layouts = make_layouts()
         self._actions = actions
         self._is_drawing = False
-        self.rows = {key: FieldRow(spec, actions.enter, layouts) for key, spec in FIELDS.items()}
+        make = Maker()
+        self.rows = {key: FieldRow(spec, actions.enter, make) for key, spec in FIELDS.items()}
         self.presets = widgets.Dropdown(
             options=[(NO_CHOICE, ""), *((f"{n}: {p.purpose}", n) for n, p in PRESETS.items())],
             description="preset",
