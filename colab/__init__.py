@@ -8,8 +8,21 @@ from infrastructure.core.lazy import lazy_names
 
 _PLACES: dict[str, str] = {
     "ConfigForm": "colab.form",
+    "Place": "colab.drive",
+    "Platform": "colab.runtime",
+    "Session": "colab.session",
+    "SessionClock": "colab.session_clock",
+    "begin": "colab.session",
+    "bring_secrets": "colab.secrets",
     "configure": "colab.settings",
+    "flush_drive": "colab.drive",
     "foretell": "infrastructure.deployment.forecast",
+    "get_secret": "colab.secrets",
+    "has_browser": "colab.runtime",
+    "install": "colab.bootstrap",
+    "mount_drive": "colab.drive",
+    "platform": "colab.runtime",
+    "release_runtime": "colab.release",
     "show_form": "colab.form",
 }
 

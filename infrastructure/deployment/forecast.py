@@ -7,7 +7,6 @@ smaller pieces is trained in smaller pieces, with the same result.
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,8 +34,6 @@ from infrastructure.training.trainer_factory import TrainerFactory
 log = logging.getLogger(__name__)
 
 FILE = "forecast.json"
-# The free Colab's sessions end after at most so long, whatever runs in them.
-COLAB_SECONDS = 12 * 3600.0
 USUAL_SAVE_SECONDS = 120.0  # between two checkpoints by the clock
 SMALL_FILES_BYTES = 2_000_000  # report, metrics, logs, tokenizer
 REMEDIES = (
@@ -249,15 +246,9 @@ def made_of(
         disk_bytes=kept * version + final + SMALL_FILES_BYTES,
         disk_free_bytes=disk_free_bytes(folder),
         backup_bytes=None if options.place is None else options.keep * version + final,
-        session_seconds=_session_seconds(config),
+        session_seconds=config.training.deadline,
         measure_seconds=measure_seconds,
     )
-
-
-def _session_seconds(config: DeploymentConfig) -> float | None:
-    if config.training.deadline is not None:
-        return config.training.deadline
-    return COLAB_SECONDS if "COLAB_RELEASE_TAG" in os.environ else None
 
 
 class PeakObserver(Observer):
