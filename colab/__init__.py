@@ -7,6 +7,7 @@ The names below can be taken from here; what is behind them is loaded when it is
 from infrastructure.core.lazy import lazy_names
 
 _PLACES: dict[str, str] = {
+    "ConfigForm": "colab.form",
     "LivePanel": "colab.live_panel",
     "Place": "colab.drive",
     "Platform": "colab.runtime",
@@ -15,7 +16,9 @@ _PLACES: dict[str, str] = {
     "attach": "colab.training",
     "begin": "colab.session",
     "bring_secrets": "colab.secrets",
+    "configure": "colab.settings",
     "flush_drive": "colab.drive",
+    "foretell": "infrastructure.deployment.forecast",
     "get_secret": "colab.secrets",
     "has_browser": "colab.runtime",
     "install": "colab.bootstrap",
@@ -23,6 +26,7 @@ _PLACES: dict[str, str] = {
     "platform": "colab.runtime",
     "release_runtime": "colab.release",
     "show_dashboard": "colab.dashboard",
+    "show_form": "colab.form",
     "stop": "colab.training",
     "train": "colab.training",
 }
