@@ -107,9 +107,9 @@ def _trained_elsewhere(
     config: DeploymentConfig, accept: Collection[str]
 ) -> Path | DetachedTraining | None:
     """What a living process trains, or prepares to train, of this purpose."""
+    use_sample_data(config)
     if waiting := detached_trainings.preparing_the_same(config):
         return waiting
-    use_sample_data(config)
     run = newest_of_this_purpose(config, frozenset(map(canonical_name, accept)))
     if run is None or run.is_finished():
         return None
