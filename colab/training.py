@@ -13,6 +13,7 @@ from typing import Any
 from colab.live_panel import LOOK_SECONDS, LivePanel
 from colab.session_clock import clock_of_session
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.deployment import detached as detached_trainings
@@ -55,7 +56,9 @@ def train(
         ValueError, TemperError: the training cannot be started as it is; nothing was trained.
         RunFailedError: it failed in a process of its own.
         Exception: it failed in this one; the finished steps are in a checkpoint.
+        KeyboardInterrupt: it was interrupted before its first step.
     """
+    start_console_log(config.log_level)
     if not config.new_run:
         other = _trained_elsewhere(config, accept)
         if other is not None:
@@ -148,6 +151,9 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
     try:
         with interrupt_on_sigterm():
             summary = deployment.run()
+    except KeyboardInterrupt:
+        print("Interrupted before the first step: what was saved before is safe")
+        raise
     finally:
         cell.finish()
     if summary["status"] == "stopped":
