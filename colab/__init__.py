@@ -6,7 +6,16 @@ The names below can be taken from here; what is behind them is loaded when it is
 
 from infrastructure.core.lazy import lazy_names
 
-_PLACES: dict[str, str] = {}
+_PLACES: dict[str, str] = {
+    "ask": "colab.results",
+    "evaluate": "colab.results",
+    "export": "colab.results",
+    "find_fastest": "infrastructure.deployment.tune_commands",
+    "rehearse_disconnect": "colab.rehearsal",
+    "sample_chats": "colab.results",
+    "show_data": "colab.results",
+    "show_report": "colab.results",
+}
 
 __all__ = [*_PLACES]
 __getattr__ = lazy_names(__name__, _PLACES, {})
