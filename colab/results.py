@@ -1,4 +1,4 @@
-"""What a cell shows besides the training itself: the data before it, the model and the report after.
+"""What a cell shows besides the training: the data before it, the model and the report after it.
 
 Where there is no notebook, the same as text.
 """
