@@ -7,6 +7,7 @@ The names below can be taken from here; what is behind them is loaded when it is
 from infrastructure.core.lazy import lazy_names
 
 _PLACES: dict[str, str] = {
+    "ConfigForm": "colab.form",
     "Place": "colab.drive",
     "Platform": "colab.runtime",
     "Session": "colab.session",
@@ -14,10 +15,12 @@ _PLACES: dict[str, str] = {
     "ask": "colab.results",
     "begin": "colab.session",
     "bring_secrets": "colab.secrets",
+    "configure": "colab.settings",
     "evaluate": "colab.results",
     "export": "colab.results",
     "find_fastest": "infrastructure.deployment.tune_commands",
     "flush_drive": "colab.drive",
+    "foretell": "infrastructure.deployment.forecast",
     "get_secret": "colab.secrets",
     "has_browser": "colab.runtime",
     "install": "colab.bootstrap",
@@ -27,6 +30,7 @@ _PLACES: dict[str, str] = {
     "release_runtime": "colab.release",
     "sample_chats": "colab.results",
     "show_data": "colab.results",
+    "show_form": "colab.form",
     "show_report": "colab.results",
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.flags import add_config_flags
+from infrastructure.config.flags import add_config_flags, add_preset_flag
 from infrastructure.config.schema import schema_of
 from infrastructure.core.lookup import nearest
 
@@ -44,6 +44,7 @@ def create_parser() -> OneSentenceParser:
     _add_check(commands)
     _add_tune(commands)
     settings = commands.add_parser("config", help="show every setting and where it came from")
+    add_preset_flag(settings)
     add_config_flags(settings)
     _add_checkpoints(commands)
     _add_backup(commands)
@@ -57,6 +58,7 @@ def _add_train(commands: Any) -> None:
     train = commands.add_parser("train", help="train a model")
     train.add_argument("data", nargs="?", metavar="DATA", help=DATA_HELP)
     _add_accept(train)
+    add_preset_flag(train)
     add_config_flags(train)
 
 
@@ -146,6 +148,7 @@ def _add_check(commands: Any) -> None:
         "--rebaseline", action="store_true", help="forget earlier times of this work"
     )
     check.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_preset_flag(check)
     add_config_flags(check)
 
 
@@ -158,6 +161,7 @@ def _add_tune(commands: Any) -> None:
         help="find out how high the learning rate may be, too",
     )
     tune.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_preset_flag(tune)
     add_config_flags(tune)
 
 

@@ -16,10 +16,10 @@ from infrastructure.config.words import plain
 from infrastructure.monitoring.formatting import format_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.optimization.pipeline_optimizer import PipelineOptimizer, Tried
-from infrastructure.training.batch_plan import ACCUMULATION, BATCH_SIZE
+from infrastructure.training.batch_plan import BATCH_SIZE
+from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.error_handlers import is_out_of_memory
-from infrastructure.training.trainer_factory import use_sample_data
 from infrastructure.training.tuning import TRIED, TuningTrials, worker_counts
 
 DONE = 0
@@ -99,8 +99,6 @@ def _with_batch(config: DeploymentConfig, found: dict[str, Any], say: Say) -> De
     if given and config.training.batch_size != "auto":
         return config
     auto = config.changed([Setting(BATCH_SIZE, "auto", TRIED)])
-    if config.source(ACCUMULATION).layer is Layer.DEFAULT:
-        auto.training.model_fields_set.discard("gradient_accumulation")
     plan = TuningTrials(auto).trainer({}).batch_plan()
     for line in plan.lines():
         say(line)
