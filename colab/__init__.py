@@ -6,7 +6,10 @@ The names below can be taken from here; what is behind them is loaded when it is
 
 from infrastructure.core.lazy import lazy_names
 
-_PLACES: dict[str, str] = {}
+_PLACES: dict[str, str] = {
+    "download_results": "colab.downloading_results",
+    "fetch_dataset": "colab.fetching_data",
+}
 
 __all__ = [*_PLACES]
 __getattr__ = lazy_names(__name__, _PLACES, {})
