@@ -7,8 +7,21 @@ The names below can be taken from here; what is behind them is loaded when it is
 from infrastructure.core.lazy import lazy_names
 
 _PLACES: dict[str, str] = {
+    "Place": "colab.drive",
+    "Platform": "colab.runtime",
+    "Session": "colab.session",
+    "SessionClock": "colab.session_clock",
+    "begin": "colab.session",
+    "bring_secrets": "colab.secrets",
     "download_results": "colab.downloading_results",
     "fetch_dataset": "colab.fetching_data",
+    "flush_drive": "colab.drive",
+    "get_secret": "colab.secrets",
+    "has_browser": "colab.runtime",
+    "install": "colab.bootstrap",
+    "mount_drive": "colab.drive",
+    "platform": "colab.runtime",
+    "release_runtime": "colab.release",
 }
 
 __all__ = [*_PLACES]

@@ -32,6 +32,8 @@ DISABLING = {
 # Read elsewhere; not part of the configuration.
 OTHER_VARIABLES = {
     "TEMPER_PYTHON": "environment.sh makes .venv with it",
+    "TEMPER_PLATFORM": "where a notebook runs, for those who know better",
+    "TEMPER_SESSION_HOURS": "how long a notebook's session lasts, for those who know better",
     "ALERT_WEBHOOK_URL": "the webhook of monitor.alert_sinks; a secret, so no setting",
 }
 

@@ -39,3 +39,11 @@ class SamplerError(TemperError):
 
 class MemoryLimitError(TemperError):
     """The training does not fit into the memory that it was given."""
+
+
+class RestartNeededError(TemperError):
+    """Packages were replaced that this process has loaded: restart the notebook's kernel."""
+
+
+class MissingSecretError(TemperError):
+    """A token or password is nowhere to be found; the text says where it can be put."""

@@ -29,6 +29,7 @@ from infrastructure.deployment.pip_runner import InstallError, Pip, say, step
 ROOT = Path(__file__).resolve().parents[2]
 RECORD_NAME = "temper-environment.json"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where pytorch.org publishes them
+TorchBuild = Literal["cpu", "cuda"]
 DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
 
 
@@ -54,7 +55,7 @@ class Plan:
     root: Path
     folder: Path
     parts: tuple[Part, ...]
-    torch_build: Literal["cpu", "cuda"]
+    torch_build: TorchBuild
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +117,7 @@ def make_plan(root: Path, options: argparse.Namespace) -> Plan:
     return Plan(root, folder, tuple(parts), build)
 
 
-def _torch_build(driver: bool, record: dict[str, str]) -> Literal["cpu", "cuda"]:
+def _torch_build(driver: bool, record: dict[str, str]) -> TorchBuild:
     """A CUDA build that is there already stays: machines that share a folder may differ."""
     return "cuda" if driver or record.get("torch", "").startswith("cuda") else "cpu"
 
@@ -193,8 +194,9 @@ def install(plan: Plan) -> None:
         with step(f"virtual environment, Python {sys.version.split()[0]}"):
             make_virtual_environment(plan.folder)
         record = {"location": str(plan.folder)}
-    for name in remove_half_installed(plan.folder):
-        say(f"  removed a half-installed {name}")
+    for packages in sorted(plan.folder.glob("lib/python*/site-packages")):
+        for name in remove_half_installed(packages):
+            say(f"  removed a half-installed {name}")
     for part in todo:
         record.pop(part.name, None)
         write_json(plan.folder / RECORD_NAME, record)
@@ -241,17 +243,19 @@ def make_virtual_environment(folder: Path) -> None:
         raise InstallError(f"no environment in {folder}: {(made.stdout + made.stderr).strip()}")
 
 
-def remove_half_installed(folder: Path) -> list[str]:
-    """Remove what a killed pip left, so that pip installs it again; returns the names.
+def remove_half_installed(packages: Path) -> list[str]:
+    """Remove what a killed pip left in a folder of packages, so that pip installs it again.
 
     pip writes a package's RECORD last; it renames what it is replacing to `~name` first.
+
+    Returns:
+        The names of what was removed.
     """
+    without_record = [p for p in packages.glob("*.dist-info") if not (p / "RECORD").exists()]
     removed = []
-    for packages in sorted(folder.glob("lib/python*/site-packages")):
-        without_record = [p for p in packages.glob("*.dist-info") if not (p / "RECORD").exists()]
-        for leftover in [*without_record, *packages.glob("~*")]:
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            removed.append(leftover.name)
+    for leftover in [*without_record, *packages.glob("~*")]:
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        removed.append(leftover.name)
     return removed
 
 
@@ -259,7 +263,7 @@ def install_part(plan: Plan, part: Part) -> None:
     """Run pip for one part."""
     pip = Pip(python_of(plan.folder), log=plan.folder / "install.log")
     if part.name == "torch":
-        install_torch(pip, plan)
+        install_torch(pip, torch_version(plan.root), plan.torch_build)
     elif part.name == "temper":
         pip.install("temper itself, editable", "--no-deps", "--editable", str(plan.root))
     else:
@@ -275,15 +279,14 @@ def hold_torch(plan: Plan) -> Path:
     return file
 
 
-def install_torch(pip: Pip, plan: Plan) -> None:
-    """The build of PyTorch that fits the machine, from the first source that has it.
+def install_torch(pip: Pip, version: str, build: TorchBuild) -> None:
+    """PyTorch in the build that fits the machine, from the first source that has it.
 
     With a driver it is the CUDA build, which is what the default index serves on Linux (`===`
     keeps a CPU build from being taken for it). Without, it is a build marked `+cpu` where pip's
     own configuration offers one, then PyTorch's CPU index, and only then the default build.
     """
-    version = torch_version(plan.root)
-    if plan.torch_build == "cuda":
+    if build == "cuda":
         pip.install(
             f"PyTorch {version}, CUDA build: an NVIDIA driver is here", f"torch==={version}"
         )

@@ -7,7 +7,6 @@ smaller pieces is trained in smaller pieces, with the same result.
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +32,6 @@ from infrastructure.training.state import TrainingState
 log = logging.getLogger(__name__)
 
 FILE = "forecast.json"
-# The free Colab's sessions end after at most so long, whatever runs in them.
-COLAB_SECONDS = 12 * 3600.0
 USUAL_SAVE_SECONDS = 120.0  # between two checkpoints by the clock
 SMALL_FILES_BYTES = 2_000_000  # report, metrics, logs, tokenizer
 REMEDIES = (
@@ -191,14 +188,9 @@ class RunForecast:
             disk_bytes=kept * version + final + SMALL_FILES_BYTES,
             disk_free_bytes=disk_free_bytes(self.run.path),
             backup_bytes=None if options.place is None else options.keep * version + final,
-            session_seconds=self._session_seconds(),
+            session_seconds=self.config.training.deadline,
             measure_seconds=self.measure_seconds,
         )
-
-    def _session_seconds(self) -> float | None:
-        if self.config.training.deadline is not None:
-            return self.config.training.deadline
-        return COLAB_SECONDS if "COLAB_RELEASE_TAG" in os.environ else None
 
     def _keep_within(self, trainer: EnhancedTrainer, costs: StepCosts) -> None:
         """On a CPU a process that takes too much is killed; nobody could answer afterwards."""

@@ -1,14 +1,6 @@
-"""Fixtures for the notebook's side."""
+"""Fixtures of the notebook's side."""
 
-from collections.abc import Iterator
+from tests.colab.file_server import file_server
+from tests.fakes.google_colab import colab_session
 
-import pytest
-
-from tests.colab.file_server import FileServer, running_file_server
-
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    """A web server on this machine that serves nothing yet."""
-    with running_file_server() as running:
-        yield running
+__all__ = ["colab_session", "file_server"]

@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
 PIECE_BYTES = 1000
 
 QUOTA_PAGE = b"""<!DOCTYPE html><html><head><title>Google Drive - Quota exceeded</title></head>
@@ -171,3 +173,10 @@ def running_file_server() -> Iterator[FileServer]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.fixture
+def file_server() -> Iterator[FileServer]:
+    """A web server on this machine that serves nothing yet."""
+    with running_file_server() as running:
+        yield running

@@ -36,12 +36,12 @@ HURRIED = Patience(
 )
 
 
-def web(server: FileServer, path: str = "/rows.jsonl") -> WebFile:
-    return WebFile(server.url + path, HURRIED.silence_seconds)
+def web(file_server: FileServer, path: str = "/rows.jsonl") -> WebFile:
+    return WebFile(file_server.url + path, HURRIED.silence_seconds)
 
 
-def drive(server: FileServer) -> DriveFile:
-    return DriveFile(FILE_ID, HURRIED.silence_seconds, drive=server.url)
+def drive(file_server: FileServer) -> DriveFile:
+    return DriveFile(FILE_ID, HURRIED.silence_seconds, drive=file_server.url)
 
 
 def fetch(remote: WebFile, folder: Path, sha256: str | None = None, seconds: float = 60) -> Path:
@@ -58,31 +58,31 @@ def parts(folder: Path) -> list[Path]:
 
 
 def test_a_file_from_the_web_is_there_and_the_second_call_asks_nobody(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    server.files["/data/rows.jsonl"] = Served(ROWS)
-    path = colab.fetch_dataset(f"{server.url}/data/rows.jsonl")
+    file_server.files["/data/rows.jsonl"] = Served(ROWS)
+    path = colab.fetch_dataset(f"{file_server.url}/data/rows.jsonl")
     assert path.read_bytes() == ROWS
     assert path.is_relative_to(tmp_path / ".cache" / "temper" / "data")
     assert path.name == "rows.jsonl"
-    assert len(server.asked) == 1
-    assert colab.fetch_dataset(f"{server.url}/data/rows.jsonl") == path
-    assert colab.fetch_dataset(f"{server.url}/data/rows.jsonl", sha256=HASH.upper()) == path
-    assert len(server.asked) == 1
+    assert len(file_server.asked) == 1
+    assert colab.fetch_dataset(f"{file_server.url}/data/rows.jsonl") == path
+    assert colab.fetch_dataset(f"{file_server.url}/data/rows.jsonl", sha256=HASH.upper()) == path
+    assert len(file_server.asked) == 1
 
 
-def test_what_was_fetched_can_be_trained_on(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, headers={"Content-Type": "text/plain"})
-    fetch(web(server), tmp_path)
+def test_what_was_fetched_can_be_trained_on(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS, headers={"Content-Type": "text/plain"})
+    fetch(web(file_server), tmp_path)
     (file,) = discover(str(tmp_path))
     assert len(list(file.rows())) == 500
     assert parts(tmp_path) == []
 
 
-def test_a_redirect_is_followed(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS)
-    path = fetch(web(server, "/redirected?to=/rows.jsonl"), tmp_path)
+def test_a_redirect_is_followed(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS)
+    path = fetch(web(file_server, "/redirected?to=/rows.jsonl"), tmp_path)
     assert path == tmp_path / "rows.jsonl"
 
 
@@ -102,109 +102,117 @@ def test_a_redirect_is_followed(server: FileServer, tmp_path: Path) -> None:
     ],
 )
 def test_a_name_from_elsewhere_stays_in_the_folder(
-    told: str, name: str, server: FileServer, tmp_path: Path
+    told: str, name: str, file_server: FileServer, tmp_path: Path
 ) -> None:
-    server.files["/get"] = Served(ROWS, headers={"Content-Disposition": told})
-    path = fetch(web(server, "/get"), tmp_path / "here")
+    file_server.files["/get"] = Served(ROWS, headers={"Content-Disposition": told})
+    path = fetch(web(file_server, "/get"), tmp_path / "here")
     assert path == tmp_path / "here" / name
     assert visible(tmp_path) == ["here"]
 
 
-def test_a_file_without_an_ending_gets_that_of_its_kind(server: FileServer, tmp_path: Path) -> None:
-    server.files["/export"] = Served(
+def test_a_file_without_an_ending_gets_that_of_its_kind(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    file_server.files["/export"] = Served(
         b"prompt,completion\na,b\n", headers={"Content-Type": "text/csv"}
     )
-    assert fetch(web(server, "/export"), tmp_path).name == "export.csv"
+    assert fetch(web(file_server, "/export"), tmp_path).name == "export.csv"
 
 
 @pytest.mark.parametrize("told", [{}, {"Last-Modified": "Sat, 21 Nov 2026 12:00:00 GMT"}])
 def test_a_broken_transfer_goes_on_where_it_was(
-    told: dict[str, str], server: FileServer, tmp_path: Path
+    told: dict[str, str], file_server: FileServer, tmp_path: Path
 ) -> None:
     etag = None if told else '"v1"'
-    server.files["/rows.jsonl"] = Served(ROWS, headers=told, etag=etag, cuts=[5000, 3000])
-    assert fetch(web(server), tmp_path).read_bytes() == ROWS
-    assert server.ranges() == ["", "bytes=5000-", "bytes=8000-"]
+    file_server.files["/rows.jsonl"] = Served(ROWS, headers=told, etag=etag, cuts=[5000, 3000])
+    assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
+    assert file_server.ranges() == ["", "bytes=5000-", "bytes=8000-"]
 
 
 def test_a_server_that_knows_no_ranges_is_asked_for_all_again(
-    server: FileServer, tmp_path: Path
+    file_server: FileServer, tmp_path: Path
 ) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], has_ranges=False)
-    assert fetch(web(server), tmp_path).read_bytes() == ROWS
-    assert server.ranges() == ["", "bytes=5000-"]
+    file_server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], has_ranges=False)
+    assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
+    assert file_server.ranges() == ["", "bytes=5000-"]
 
 
-def test_what_has_no_version_is_not_gone_on_with(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], etag=None)
-    assert fetch(web(server), tmp_path).read_bytes() == ROWS
-    assert server.ranges() == ["", ""]
+def test_what_has_no_version_is_not_gone_on_with(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], etag=None)
+    assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
+    assert file_server.ranges() == ["", ""]
 
 
 def test_a_file_that_changes_meanwhile_is_never_put_together_of_two(
-    server: FileServer, tmp_path: Path
+    file_server: FileServer, tmp_path: Path
 ) -> None:
     changed = ROWS.replace(b"?", b"!")
-    server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], is_always_cut=True, has_ranges=False)
+    file_server.files["/rows.jsonl"] = Served(
+        ROWS, cuts=[5000], is_always_cut=True, has_ranges=False
+    )
     with pytest.raises(DataError, match=r"4\.9 KiB are kept, and the same call goes on"):
-        fetch(web(server), tmp_path)
-    server.files["/rows.jsonl"] = Served(changed, etag='"v2"')
-    assert fetch(web(server), tmp_path).read_bytes() == changed
+        fetch(web(file_server), tmp_path)
+    file_server.files["/rows.jsonl"] = Served(changed, etag='"v2"')
+    assert fetch(web(file_server), tmp_path).read_bytes() == changed
 
 
 def test_two_halves_that_do_not_fit_are_noticed_by_the_hash_and_fetched_afresh(
-    server: FileServer, tmp_path: Path
+    file_server: FileServer, tmp_path: Path
 ) -> None:
-    server.files["/rows.jsonl"] = Served(
+    file_server.files["/rows.jsonl"] = Served(
         b"x" * len(ROWS), etag=None, cuts=[5000], is_always_cut=True, has_ranges=False
     )
     with pytest.raises(DataError):
-        fetch(web(server), tmp_path, HASH)
-    server.files["/rows.jsonl"] = Served(ROWS, etag=None)
-    assert fetch(web(server), tmp_path, HASH).read_bytes() == ROWS
-    assert server.ranges()[-2:] == ["bytes=5000-", ""]
+        fetch(web(file_server), tmp_path, HASH)
+    file_server.files["/rows.jsonl"] = Served(ROWS, etag=None)
+    assert fetch(web(file_server), tmp_path, HASH).read_bytes() == ROWS
+    assert file_server.ranges()[-2:] == ["bytes=5000-", ""]
 
 
-def test_a_server_that_always_breaks_off_gives_nothing(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, cuts=[1000], is_always_cut=True, has_ranges=False)
+def test_a_server_that_always_breaks_off_gives_nothing(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    file_server.files["/rows.jsonl"] = Served(
+        ROWS, cuts=[1000], is_always_cut=True, has_ranges=False
+    )
     with pytest.raises(DataError, match="did not come: peer closed connection"):
-        fetch(web(server), tmp_path)
+        fetch(web(file_server), tmp_path)
     assert visible(tmp_path) == []
-    assert len(server.asked) == HURRIED.num_attempts
+    assert len(file_server.asked) == HURRIED.num_attempts
 
 
-def test_a_chunked_answer_that_is_cut_is_noticed(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(
+def test_a_chunked_answer_that_is_cut_is_noticed(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.jsonl"] = Served(
         ROWS, is_chunked=True, etag=None, cuts=[1000], is_always_cut=True
     )
     with pytest.raises(DataError, match="did not come"):
-        fetch(web(server), tmp_path)
+        fetch(web(file_server), tmp_path)
     assert visible(tmp_path) == []
 
 
-def test_a_whole_chunked_answer_is_taken(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, is_chunked=True)
-    assert fetch(web(server), tmp_path).read_bytes() == ROWS
+def test_a_whole_chunked_answer_is_taken(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS, is_chunked=True)
+    assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
 
 
 def test_an_answer_without_an_end_is_taken_with_its_hash_only(
-    server: FileServer, tmp_path: Path
+    file_server: FileServer, tmp_path: Path
 ) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, ends_by_closing=True)
+    file_server.files["/rows.jsonl"] = Served(ROWS, ends_by_closing=True)
     with pytest.raises(DataError, match="does not say how long the file is"):
-        fetch(web(server), tmp_path)
-    assert fetch(web(server), tmp_path, HASH).read_bytes() == ROWS
+        fetch(web(file_server), tmp_path)
+    assert fetch(web(file_server), tmp_path, HASH).read_bytes() == ROWS
 
 
 def test_a_wrong_hash_leaves_nothing_and_does_not_stand_in_the_way(
-    server: FileServer, tmp_path: Path
+    file_server: FileServer, tmp_path: Path
 ) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS)
+    file_server.files["/rows.jsonl"] = Served(ROWS)
     with pytest.raises(DataError, match=f"has the SHA-256 {HASH}, not the {'0' * 64}"):
-        fetch(web(server), tmp_path, "0" * 64)
+        fetch(web(file_server), tmp_path, "0" * 64)
     assert visible(tmp_path) == []
     assert parts(tmp_path) == []
-    assert fetch(web(server), tmp_path).read_bytes() == ROWS
+    assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
 
 
 NO_DATA = {
@@ -216,21 +224,21 @@ NO_DATA = {
 
 @pytest.mark.parametrize("what", NO_DATA)
 def test_what_is_no_data_is_refused_though_the_server_says_200(
-    what: str, server: FileServer, tmp_path: Path
+    what: str, file_server: FileServer, tmp_path: Path
 ) -> None:
-    server.files["/rows.jsonl"] = Served(NO_DATA[what])
+    file_server.files["/rows.jsonl"] = Served(NO_DATA[what])
     with pytest.raises(DataError, match=f"is no data, it is {what}: .*on GitHub /raw/"):
-        fetch(web(server), tmp_path)
+        fetch(web(file_server), tmp_path)
     assert visible(tmp_path) == []
     assert parts(tmp_path) == []
 
 
 def test_a_file_that_is_called_gz_and_is_none_is_refused(
-    server: FileServer, tmp_path: Path
+    file_server: FileServer, tmp_path: Path
 ) -> None:
-    server.files["/rows.jsonl.gz"] = Served(ROWS)
+    file_server.files["/rows.jsonl.gz"] = Served(ROWS)
     with pytest.raises(DataError, match="no whole gzip file"):
-        fetch(web(server, "/rows.jsonl.gz"), tmp_path)
+        fetch(web(file_server, "/rows.jsonl.gz"), tmp_path)
     assert visible(tmp_path) == []
 
 
@@ -243,13 +251,13 @@ def test_a_file_that_is_called_gz_and_is_none_is_refused(
     ],
 )
 def test_a_refusal_says_what_to_do(
-    status: int, told: str, num_asked: int, server: FileServer, tmp_path: Path
+    status: int, told: str, num_asked: int, file_server: FileServer, tmp_path: Path
 ) -> None:
-    server.files["/rows.jsonl"] = Served(b"refused", status)
+    file_server.files["/rows.jsonl"] = Served(b"refused", status)
     with pytest.raises(DataError, match=told):
-        fetch(web(server), tmp_path)
+        fetch(web(file_server), tmp_path)
     assert visible(tmp_path) == []
-    assert len(server.asked) == num_asked
+    assert len(file_server.asked) == num_asked
 
 
 def test_nobody_answers(tmp_path: Path) -> None:
@@ -257,80 +265,84 @@ def test_nobody_answers(tmp_path: Path) -> None:
         fetch(WebFile("http://127.0.0.1:9/rows.jsonl", 0.3), tmp_path)
 
 
-def test_a_silent_server_is_not_waited_for(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=60)
+def test_a_silent_server_is_not_waited_for(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=60)
     began = time.monotonic()
     with pytest.raises(DataError, match=r"did not come: .*timed out"):
-        fetch(web(server), tmp_path)
+        fetch(web(file_server), tmp_path)
     assert time.monotonic() - began < 5
 
 
-def test_a_trickle_is_not_waited_for(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.05, piece_bytes=5)
+def test_a_trickle_is_not_waited_for(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.05, piece_bytes=5)
     began = time.monotonic()
     with pytest.raises(DataError, match=r"did not come: only \d+ B came in 0.\d s"):
-        fetch(web(server), tmp_path)
+        fetch(web(file_server), tmp_path)
     assert time.monotonic() - began < 10
 
 
-def test_the_time_is_bounded_and_the_next_call_goes_on(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.05)
+def test_the_time_is_bounded_and_the_next_call_goes_on(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.05)
     with pytest.raises(DataError, match=r"did not come within 0\.3 s; .* are kept"):
-        fetch(web(server), tmp_path, seconds=0.3)
+        fetch(web(file_server), tmp_path, seconds=0.3)
     assert visible(tmp_path) == []
-    server.files["/rows.jsonl"].pause_seconds = 0
-    assert fetch(web(server), tmp_path).read_bytes() == ROWS
-    assert int(server.ranges()[-1].removeprefix("bytes=").removesuffix("-")) > 0
+    file_server.files["/rows.jsonl"].pause_seconds = 0
+    assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
+    assert int(file_server.ranges()[-1].removeprefix("bytes=").removesuffix("-")) > 0
 
 
-def test_a_killed_process_goes_on_where_it_was(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.05)
+def test_a_killed_process_goes_on_where_it_was(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.05)
     code = "import colab, sys; colab.fetch_dataset(sys.argv[1], folder=sys.argv[2])"
-    command = [sys.executable, "-c", code, f"{server.url}/rows.jsonl", str(tmp_path)]
+    command = [sys.executable, "-c", code, f"{file_server.url}/rows.jsonl", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while not any(part.stat().st_size for part in parts(tmp_path)):
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    server.files["/rows.jsonl"].pause_seconds = 0
+    file_server.files["/rows.jsonl"].pause_seconds = 0
     assert visible(tmp_path) == []
-    assert colab.fetch_dataset(f"{server.url}/rows.jsonl", folder=tmp_path).read_bytes() == ROWS
-    assert server.ranges()[-1] != ""
+    assert (
+        colab.fetch_dataset(f"{file_server.url}/rows.jsonl", folder=tmp_path).read_bytes() == ROWS
+    )
+    assert file_server.ranges()[-1] != ""
 
 
 def test_after_another_start_of_the_machine_nothing_is_gone_on_with(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut may leave zeros where the end of a file was."""
-    server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], is_always_cut=True)
+    file_server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], is_always_cut=True)
     with pytest.raises(DataError, match="kept"):
-        fetch(web(server), tmp_path, seconds=0.005)
-    server.files["/rows.jsonl"] = Served(ROWS)
+        fetch(web(file_server), tmp_path, seconds=0.005)
+    file_server.files["/rows.jsonl"] = Served(ROWS)
     boot = tmp_path / "boot_id"
     boot.write_text("another")
     monkeypatch.setattr(transfer, "BOOT_ID", boot)
-    assert fetch(web(server), tmp_path / "x").read_bytes() == ROWS
-    assert server.ranges()[-1] == ""
+    assert fetch(web(file_server), tmp_path / "x").read_bytes() == ROWS
+    assert file_server.ranges()[-1] == ""
 
 
 def test_the_disk_is_asked_before_the_first_byte(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS)
+    file_server.files["/rows.jsonl"] = Served(ROWS)
     free = transfer.ROOM_LEFT_BYTES + len(ROWS) - 1
     monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: free)
     with pytest.raises(StorageError, match="make room, or give another folder"):
-        fetch(web(server), tmp_path)
+        fetch(web(file_server), tmp_path)
     assert sum(part.stat().st_size for part in parts(tmp_path)) == 0
     monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: free + 1)
-    assert fetch(web(server), tmp_path).read_bytes() == ROWS
+    assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
 
 
 def test_a_file_of_unknown_length_stops_before_the_disk_is_full(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, is_chunked=True)
+    file_server.files["/rows.jsonl"] = Served(ROWS, is_chunked=True)
     monkeypatch.setattr(transfer, "LOOK_BYTES", 4000)
     monkeypatch.setattr(
         transfer,
@@ -340,57 +352,59 @@ def test_a_file_of_unknown_length_stops_before_the_disk_is_full(
         ),
     )
     with pytest.raises(StorageError):
-        fetch(web(server), tmp_path)
+        fetch(web(file_server), tmp_path)
     assert visible(tmp_path) == []
 
 
-def test_what_a_person_changed_is_never_written_over(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS)
-    path = fetch(web(server), tmp_path)
+def test_what_a_person_changed_is_never_written_over(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS)
+    path = fetch(web(file_server), tmp_path)
     path.write_bytes(b"my own rows")
     for wanted in (None, HASH, "0" * 64):
         with pytest.raises(ValueError, match="was changed since it was fetched"):
-            fetch(web(server), tmp_path, wanted)
+            fetch(web(file_server), tmp_path, wanted)
     assert path.read_bytes() == b"my own rows"
     path.unlink()
-    assert fetch(web(server), tmp_path).read_bytes() == ROWS
+    assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
 
 
-def test_a_touched_file_is_no_changed_file(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS)
-    os.utime(fetch(web(server), tmp_path), (0, 0))
-    fetch(web(server), tmp_path)
-    assert len(server.asked) == 1
+def test_a_touched_file_is_no_changed_file(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS)
+    os.utime(fetch(web(file_server), tmp_path), (0, 0))
+    fetch(web(file_server), tmp_path)
+    assert len(file_server.asked) == 1
 
 
 def test_another_file_of_that_name_is_never_written_over(
-    server: FileServer, tmp_path: Path
+    file_server: FileServer, tmp_path: Path
 ) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS)
+    file_server.files["/rows.jsonl"] = Served(ROWS)
     (tmp_path / "rows.jsonl").write_bytes(b"something else")
     with pytest.raises(ValueError, match="is something else: move it away, or give another folder"):
-        fetch(web(server), tmp_path)
+        fetch(web(file_server), tmp_path)
     assert (tmp_path / "rows.jsonl").read_bytes() == b"something else"
 
 
-def test_a_new_hash_fetches_what_its_owner_changed(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(b"older rows")
-    fetch(web(server), tmp_path)
-    server.files["/rows.jsonl"] = Served(ROWS, etag='"v2"')
-    assert fetch(web(server), tmp_path, HASH).read_bytes() == ROWS
+def test_a_new_hash_fetches_what_its_owner_changed(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.jsonl"] = Served(b"older rows")
+    fetch(web(file_server), tmp_path)
+    file_server.files["/rows.jsonl"] = Served(ROWS, etag='"v2"')
+    assert fetch(web(file_server), tmp_path, HASH).read_bytes() == ROWS
 
 
 def test_a_process_killed_while_it_puts_a_file_in_its_place_is_made_up_for(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.files["/rows.jsonl"] = Served(b"older rows")
-    fetch(web(server), tmp_path)
-    server.files["/rows.jsonl"] = Served(ROWS, etag='"v2"')
+    file_server.files["/rows.jsonl"] = Served(b"older rows")
+    fetch(web(file_server), tmp_path)
+    file_server.files["/rows.jsonl"] = Served(ROWS, etag='"v2"')
     with monkeypatch.context() as killed:
         killed.setattr(Path, "replace", interrupt_at(tmp_path / "rows.jsonl", Path.replace))
         with pytest.raises(KeyboardInterrupt):
-            fetch(web(server), tmp_path, HASH)
-    assert fetch(web(server), tmp_path, HASH).read_bytes() == ROWS
+            fetch(web(file_server), tmp_path, HASH)
+    assert fetch(web(file_server), tmp_path, HASH).read_bytes() == ROWS
 
 
 def interrupt_at(target: Path, original: Callable[[Path, Path], Path]) -> Callable[..., Path]:
@@ -402,11 +416,11 @@ def interrupt_at(target: Path, original: Callable[[Path, Path], Path]) -> Callab
     return replace
 
 
-def test_two_processes_fetch_once(server: FileServer, tmp_path: Path) -> None:
-    server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.02)
+def test_two_processes_fetch_once(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.02)
     found: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: found.append(fetch(web(server), tmp_path)))
+        threading.Thread(target=lambda: found.append(fetch(web(file_server), tmp_path)))
         for _ in range(3)
     ]
     for thread in threads:
@@ -414,28 +428,28 @@ def test_two_processes_fetch_once(server: FileServer, tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert found == [tmp_path / "rows.jsonl"] * 3
-    assert len(server.asked) == 1
+    assert len(file_server.asked) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_told(server: FileServer, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_told(file_server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot be written to .*: give another folder"):
-        fetch(web(server), tmp_path / "file" / "folder")
+        fetch(web(file_server), tmp_path / "file" / "folder")
 
 
 def test_a_file_on_drive_comes_through_the_page_that_warns(
-    server: FileServer, tmp_path: Path
+    file_server: FileServer, tmp_path: Path
 ) -> None:
-    shared_on_drive(server, FILE_ID, Served(ROWS, cuts=[7000]), "chats.jsonl")
-    path = fetch(drive(server), tmp_path)
+    shared_on_drive(file_server, FILE_ID, Served(ROWS, cuts=[7000]), "chats.jsonl")
+    path = fetch(drive(file_server), tmp_path)
     assert (path.name, path.read_bytes()) == ("chats.jsonl", ROWS)
-    assert "bytes=7000-" in server.ranges()
+    assert "bytes=7000-" in file_server.ranges()
 
 
-def test_a_small_file_on_drive_comes_at_once(server: FileServer, tmp_path: Path) -> None:
+def test_a_small_file_on_drive_comes_at_once(file_server: FileServer, tmp_path: Path) -> None:
     headers = {"Content-Disposition": 'attachment; filename="a.jsonl"'}
-    server.files[f"/uc?id={FILE_ID}"] = Served(ROWS, headers=headers)
-    assert fetch(drive(server), tmp_path, HASH).read_bytes() == ROWS
+    file_server.files[f"/uc?id={FILE_ID}"] = Served(ROWS, headers=headers)
+    assert fetch(drive(file_server), tmp_path, HASH).read_bytes() == ROWS
 
 
 @pytest.mark.parametrize(
@@ -454,12 +468,12 @@ def test_a_small_file_on_drive_comes_at_once(server: FileServer, tmp_path: Path)
     ],
 )
 def test_a_page_of_drive_is_never_taken_for_data(
-    page: bytes, status: int, told: str, server: FileServer, tmp_path: Path
+    page: bytes, status: int, told: str, file_server: FileServer, tmp_path: Path
 ) -> None:
     html = {"Content-Type": "text/html; charset=utf-8"}
-    server.files[f"/uc?id={FILE_ID}"] = Served(page, status, html)
+    file_server.files[f"/uc?id={FILE_ID}"] = Served(page, status, html)
     with pytest.raises(DataError, match=told) as raised:
-        fetch(drive(server), tmp_path)
+        fetch(drive(file_server), tmp_path)
     assert visible(tmp_path) == []
     assert FILE_ID not in str(raised.value)
 
@@ -476,20 +490,20 @@ def test_a_page_of_drive_is_never_taken_for_data(
     ids=["truncated", "silent", "slow", "page", "hash"],
 )
 def test_what_drive_spoils_is_never_taken_for_data(
-    spoilt: Served, told: str, server: FileServer, tmp_path: Path
+    spoilt: Served, told: str, file_server: FileServer, tmp_path: Path
 ) -> None:
-    shared_on_drive(server, FILE_ID, spoilt, "chats.jsonl")
+    shared_on_drive(file_server, FILE_ID, spoilt, "chats.jsonl")
     wanted = HASH if "SHA" in told else None
     with pytest.raises(DataError, match=told):
-        fetch(drive(server), tmp_path, wanted)
+        fetch(drive(file_server), tmp_path, wanted)
     assert visible(tmp_path) == []
 
 
-def test_drive_that_shows_page_after_page_is_left(server: FileServer, tmp_path: Path) -> None:
-    shared_on_drive(server, FILE_ID, Served(ROWS), "chats.jsonl")
-    server.files[f"/download?id={FILE_ID}"] = server.files[f"/uc?id={FILE_ID}"]
+def test_drive_that_shows_page_after_page_is_left(file_server: FileServer, tmp_path: Path) -> None:
+    shared_on_drive(file_server, FILE_ID, Served(ROWS), "chats.jsonl")
+    file_server.files[f"/download?id={FILE_ID}"] = file_server.files[f"/uc?id={FILE_ID}"]
     with pytest.raises(DataError, match="shows page after page"):
-        fetch(drive(server), tmp_path)
+        fetch(drive(file_server), tmp_path)
 
 
 SECRET = "hf_" + "Zx9" * 11
@@ -498,14 +512,14 @@ SECRET = "hf_" + "Zx9" * 11
 @pytest.mark.parametrize("status", [200, 404])
 def test_a_secret_in_an_address_is_found_nowhere(
     status: int,
-    server: FileServer,
+    file_server: FileServer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    server.files["/rows.jsonl"] = Served(ROWS, status)
-    host = server.url.removeprefix("http://")
+    file_server.files["/rows.jsonl"] = Served(ROWS, status)
+    host = file_server.url.removeprefix("http://")
     address = f"http://me:{SECRET}@{host}/rows.jsonl?token={SECRET}&signature=plain-signature"
     told = ""
     try:
@@ -513,7 +527,7 @@ def test_a_secret_in_an_address_is_found_nowhere(
     except DataError as error:
         told = str(error)
     assert ("404" in told) is (status == 404)
-    assert server.asked[0][0].endswith("signature=plain-signature")
+    assert file_server.asked[0][0].endswith("signature=plain-signature")
     said = capsys.readouterr()
     written = [p.read_text() + str(p) for p in tmp_path.rglob("*") if p.is_file()]
     for text in [told, said.out, said.err, caplog.text, *written]:

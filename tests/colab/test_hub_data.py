@@ -19,33 +19,33 @@ ADDRESS = "hf://datasets/me/chats/data/rows.jsonl"
 PATH = "/datasets/me/chats/resolve/main/data/rows.jsonl"
 
 
-def serve(server: FileServer, data: bytes, path: str = PATH) -> None:
+def serve(file_server: FileServer, data: bytes, path: str = PATH) -> None:
     facts = {"X-Repo-Commit": "a" * 40}
     etag = f'"{hashlib.sha256(data).hexdigest()}"'
-    server.files[path] = Served(data, headers=facts, etag=etag)
+    file_server.files[path] = Served(data, headers=facts, etag=etag)
 
 
 def test_a_file_is_there_and_the_second_call_asks_nobody(
-    server: FileServer, tmp_path: Path
+    file_server: FileServer, tmp_path: Path
 ) -> None:
-    serve(server, ROWS)
-    path = fetch_from_hub(ADDRESS, HASH, tmp_path, server.url)
+    serve(file_server, ROWS)
+    path = fetch_from_hub(ADDRESS, HASH, tmp_path, file_server.url)
     assert (path, path.read_bytes()) == (tmp_path / "rows.jsonl", ROWS)
-    asked = len(server.asked)
-    assert fetch_from_hub(ADDRESS, None, tmp_path, server.url) == path
-    assert len(server.asked) == asked
+    asked = len(file_server.asked)
+    assert fetch_from_hub(ADDRESS, None, tmp_path, file_server.url) == path
+    assert len(file_server.asked) == asked
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["rows.jsonl"]
 
 
-def test_a_revision_is_asked_for(server: FileServer, tmp_path: Path) -> None:
-    serve(server, ROWS, PATH.replace("main", "v2"))
+def test_a_revision_is_asked_for(file_server: FileServer, tmp_path: Path) -> None:
+    serve(file_server, ROWS, PATH.replace("main", "v2"))
     address = ADDRESS.replace("chats/", "chats@v2/")
-    assert fetch_from_hub(address, None, tmp_path, server.url).read_bytes() == ROWS
+    assert fetch_from_hub(address, None, tmp_path, file_server.url).read_bytes() == ROWS
 
 
-def test_a_file_that_is_not_there_is_told(server: FileServer, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_told(file_server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"did not come: .* set HF_TOKEN"):
-        fetch_from_hub(ADDRESS, None, tmp_path, server.url)
+        fetch_from_hub(ADDRESS, None, tmp_path, file_server.url)
 
 
 @pytest.mark.parametrize(
@@ -53,21 +53,21 @@ def test_a_file_that_is_not_there_is_told(server: FileServer, tmp_path: Path) ->
     [(ROWS, "0" * 64, "has the SHA-256"), (LOGIN_PAGE, None, "a web page"), (b"", None, "empty")],
 )
 def test_what_is_not_wanted_leaves_nothing(
-    data: bytes, wanted: str | None, told: str, server: FileServer, tmp_path: Path
+    data: bytes, wanted: str | None, told: str, file_server: FileServer, tmp_path: Path
 ) -> None:
-    serve(server, data)
+    serve(file_server, data)
     with pytest.raises(DataError, match=told):
-        fetch_from_hub(ADDRESS, wanted, tmp_path, server.url)
+        fetch_from_hub(ADDRESS, wanted, tmp_path, file_server.url)
     assert [p for p in tmp_path.rglob("*") if p.name == "rows.jsonl"] == []
 
 
 def test_the_disk_is_asked_first(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve(server, ROWS)
+    serve(file_server, ROWS)
     monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: transfer.ROOM_LEFT_BYTES)
     with pytest.raises(StorageError, match="make room"):
-        fetch_from_hub(ADDRESS, None, tmp_path, server.url)
+        fetch_from_hub(ADDRESS, None, tmp_path, file_server.url)
 
 
 @pytest.mark.parametrize(

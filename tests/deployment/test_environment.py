@@ -100,6 +100,12 @@ class FakePip:
         self.installed.append(arguments)
 
 
+def install_torch_into(pip: Any, root: Path) -> None:
+    """As the plan for `root` on this machine says."""
+    build = make_plan(root, parse([])).torch_build
+    environment.install_torch(pip, environment.torch_version(root), build)
+
+
 CPU_INDEX = ("--index-url", environment.PYTORCH_CPU_INDEX)
 CPU_BUILD = "torch==2.13.0+cpu"
 
@@ -121,7 +127,7 @@ def test_the_cpu_build_comes_from_the_first_that_offers_it(
 ) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     pip: Any = FakePip(*offered)
-    environment.install_torch(pip, make_plan(root, parse([])))
+    install_torch_into(pip, root)
     assert pip.installed == [installed]
     assert title in pip.titles[0]
 
@@ -131,7 +137,7 @@ def test_elsewhere_than_on_linux_the_default_build_is_the_cpu_s(
 ) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     pip: Any = FakePip("index")
-    environment.install_torch(pip, make_plan(root, parse([])))
+    install_torch_into(pip, root)
     assert pip.installed == [("torch==2.13.0",)]
     assert "CUDA" not in pip.titles[0]
 
@@ -139,7 +145,7 @@ def test_elsewhere_than_on_linux_the_default_build_is_the_cpu_s(
 def test_with_a_driver_no_cpu_build_is_taken(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_driver(monkeypatch)
     pip: Any = FakePip("configured", "index")
-    environment.install_torch(pip, make_plan(root, parse([])))
+    install_torch_into(pip, root)
     assert pip.installed == [("torch===2.13.0",)]
     assert pip.asked == []
 
