@@ -8,11 +8,13 @@ from infrastructure.core.lazy import lazy_names
 
 _PLACES: dict[str, str] = {
     "ConfigForm": "colab.form",
+    "LivePanel": "colab.live_panel",
     "Place": "colab.drive",
     "Platform": "colab.runtime",
     "Session": "colab.session",
     "SessionClock": "colab.session_clock",
     "ask": "colab.results",
+    "attach": "colab.training",
     "begin": "colab.session",
     "bring_secrets": "colab.secrets",
     "configure": "colab.settings",
@@ -31,9 +33,12 @@ _PLACES: dict[str, str] = {
     "rehearse_disconnect": "colab.rehearsal",
     "release_runtime": "colab.release",
     "sample_chats": "colab.results",
+    "show_dashboard": "colab.dashboard",
     "show_data": "colab.results",
     "show_form": "colab.form",
     "show_report": "colab.results",
+    "stop": "colab.training",
+    "train": "colab.training",
 }
 
 __all__ = [*_PLACES]
