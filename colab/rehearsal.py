@@ -90,7 +90,7 @@ def _wait(run: RunDirectory, at_step: int, timeout_seconds: float) -> BackupStat
             return status
         if now - started > timeout_seconds:
             raise TimeoutError(f"step {at_step} was not safe within {timeout_seconds:.0f} s")
-        if now - told_at >= TELL_SECONDS:
+        if now - told_at >= TELL_SECONDS and status.confirmed_step is not None:
             told_at = now
             print(status.possible_loss(time.time()).text)
         time.sleep(LOOK_SECONDS)

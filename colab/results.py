@@ -16,15 +16,14 @@ from infrastructure.deployment.run_directory import find_run
 from infrastructure.evaluation import asking
 from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.monitoring.report import REPORT_FILE
-from infrastructure.monitoring.tables import render_table
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
 from infrastructure.training.data.samples.sample_chats import write_sample_chats
 from infrastructure.training.data.token_preview import token_preview, token_preview_html
 from infrastructure.training.trainer_factory import TrainerFactory
 
 HEIGHT_PIXELS = 720
-ANSWER_WIDTH = 80
 EXPORTED = "exported"
+TOKENS_STYLE = "<style>.temper-tokens pre {white-space: pre-wrap; line-height: 1.7}</style>"
 
 
 def sample_chats(path: str | Path = "sample_chats.jsonl") -> Path:
@@ -50,7 +49,9 @@ def show_data(config: DeploymentConfig) -> None:
     first = next(data.evaluation_batches(1), None) or next(data.train_batches(0, 0, 1))
     print("\nOne example as the model sees it. What is marked is learnt, the rest is given:")
     if in_notebook_kernel():
-        _display_html(token_preview_html(first[0], data.tokenizer))
+        _display_html(
+            f"{TOKENS_STYLE}{token_preview_html(first[0], data.tokenizer)}", "temper-tokens"
+        )
     else:
         print(token_preview(first[0], data.tokenizer))
 
@@ -69,11 +70,12 @@ def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
         return
     page = html.escape(path.read_text(encoding="utf-8"))  # framed: its styles stay its own
     style = f"width:100%;height:{height_pixels}px;border:0"
-    _display_html(f'<iframe title="report" style="{style}" srcdoc="{page}"></iframe>')
+    frame = f'<iframe title="report" style="{style}" srcdoc="{page}"></iframe>'
+    _display_html(frame, "temper-report")
 
 
 def ask(model: str | Path, questions: Sequence[str], max_tokens: int = 64) -> list[str]:
-    """Ask a trained model, and show its answers beside the questions.
+    """Ask a trained model, and show its answers below the questions.
 
     Args:
         model: a finished run, its `final/`, any model folder, or a hub name.
@@ -84,8 +86,8 @@ def ask(model: str | Path, questions: Sequence[str], max_tokens: int = 64) -> li
         ValueError: there is no such model, or it writes no text.
     """
     answers = asking.ask(model, questions, max_tokens)
-    rows = [[q, a or "(nothing)"] for q, a in zip(questions, answers, strict=True)]
-    print(render_table(["question", "answer"], rows, ANSWER_WIDTH))
+    for question, answer in zip(questions, answers, strict=True):
+        print(f"{question}\n  → {answer or '(nothing)'}\n")
     return answers
 
 
@@ -125,6 +127,6 @@ def export(run: str | Path, step: int | None = None) -> Path:
     return folder
 
 
-def _display_html(text: str) -> None:
+def _display_html(text: str, css_class: str) -> None:
     display = require("IPython.display", "showing it in a notebook")
-    display.display(display.HTML(f"<div>{text}</div>"))
+    display.display(display.HTML(f'<div class="{css_class}">{text}</div>'))

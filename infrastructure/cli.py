@@ -24,6 +24,7 @@ from infrastructure.config.flags import flags_given
 from infrastructure.config.layers import Layer, Setting
 from infrastructure.config.loading import load_config
 from infrastructure.core.errors import TemperError, TrainingDivergedError
+from infrastructure.core.manners import quiet_libraries, share_the_cores
 from infrastructure.core.redact import RedactingFormatter, redact
 from infrastructure.testing.doctor import examine, exit_code, render
 
@@ -31,9 +32,6 @@ DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 # What a run that goes on is told anew by file and environment too; the rest by flags alone.
 CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices")
-
-# Libraries that warn, on import, of parts of themselves that nobody here asks for.
-CHATTY_LOGGERS = ("torchao", "torch.utils._pytree", "httpx")
 
 log = logging.getLogger("temper")
 
@@ -102,17 +100,12 @@ def _start_logging(level: str) -> None:
     handler.setFormatter(RedactingFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    for chatty in CHATTY_LOGGERS:
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    quiet_libraries()
 
 
 def _deployment(module: str = "commands") -> Any:
-    """A module that imports torch; loaded when a command needs it.
-
-    Threads that wait for each other by spinning make a training 10 to 15 times slower where
-    something else needs the same cores, as on every shared machine; so they sleep instead.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    """A module that imports torch; loaded when a command needs it."""
+    share_the_cores()
     return importlib.import_module(f"infrastructure.deployment.{module}")
 
 

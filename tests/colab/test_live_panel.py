@@ -85,12 +85,12 @@ def test_the_last_durable_checkpoint_is_the_one_that_the_place_has_confirmed(
     backup = {"place": "/content/drive/MyDrive/temper", "confirmed_step": None}
     write_json(directory / "checkpoints/backup.json", backup)
     html, _ = shown(directory)
-    assert "none yet</div><div class=\"more\">at /content/drive/MyDrive/temper" in html
+    assert 'none yet</div><div class="more">at /content/drive/MyDrive/temper' in html
     assert "Saved on this machine" in html
     backup |= {"confirmed_step": 20, "saved_at": time.time() - 125}
     write_json(directory / "checkpoints/backup.json", backup)
     html, _ = shown(directory)
-    assert "step 20</div><div class=\"more\">2 min 05 s ago, at /content/drive" in html
+    assert 'step 20</div><div class="more">2 min 05 s ago, at /content/drive' in html
     assert "2 min 05 s of work would be lost now" in html
 
 

@@ -33,7 +33,7 @@ def jupyterlab(folder: Path, environment: dict[str, str]) -> Iterator[str]:
     token = secrets.token_hex(16)
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0"]
     command += ["--expose-app-in-browser", f"--IdentityProvider.token={token}", "--ip=127.0.0.1"]
-    command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class="]
+    command += ["--LabApp.news_url=None"]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     log = folder / "jupyterlab.log"
     with log.open("wb") as output:

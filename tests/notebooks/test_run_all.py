@@ -13,10 +13,15 @@ import pytest
 from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables
 
 CELL_SECONDS = 120
-# So long that it can be killed in its middle; the preset's six steps are over too soon.
-MORE = {"02_continue_after_disconnect": {"TEMPER_TRAINING__MAX_STEPS": "90"}}
-# What the compiler takes belongs to no test of a notebook.
-MORE["05_watch_and_tune"] = {"TEMPER_TRAINING__COMPILE_MODE": "none"}
+MORE = {
+    # So long that it can be killed in its middle; the preset's six steps are over too soon.
+    "02_continue_after_disconnect": {
+        "TEMPER_TRAINING__MAX_STEPS": "90",
+        "TEMPER_TRAINING__VALIDATION_FREQUENCY": "15",
+    },
+    # The time that a compiler takes belongs to no test of a notebook.
+    "05_watch_and_tune": {"TEMPER_TRAINING__COMPILE_MODE": "none"},
+}
 
 
 def run_all(notebook: Path, environment: dict[str, str]) -> None:
@@ -44,7 +49,8 @@ def test_run_all_and_run_all_again(path: Path, tmp_path: Path) -> None:
     trained = weights_in(tmp_path)
     assert trained
     run_all(notebook, environment)
-    assert weights_in(tmp_path) == trained, "a finished training was trained again"
+    again = weights_in(tmp_path)  # what was measured may differ, and then it is another training
+    assert trained.items() <= again.items(), "a finished training was trained again"
 
 
 def weights_in(folder: Path) -> dict[Path, int]:
