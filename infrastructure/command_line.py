@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.flags import add_config_flags
+from infrastructure.config.flags import add_config_flags, add_preset_flag
 from infrastructure.config.schema import schema_of
 from infrastructure.core.lookup import nearest
 
@@ -47,6 +47,7 @@ def create_parser() -> OneSentenceParser:
     _add_check(commands)
     _add_tune(commands)
     settings = commands.add_parser("config", help="show every setting and where it came from")
+    add_preset_flag(settings)
     add_config_flags(settings)
     _add_checkpoints(commands)
     _add_backup(commands)
@@ -63,6 +64,7 @@ def _add_train(commands: Any) -> None:
         "--detach", action="store_true", help="in a process of its own, which outlives this shell"
     )
     _add_accept(train)
+    add_preset_flag(train)
     add_config_flags(train)
 
 
@@ -177,6 +179,7 @@ def _add_check(commands: Any) -> None:
         "--rebaseline", action="store_true", help="forget earlier times of this work"
     )
     check.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_preset_flag(check)
     add_config_flags(check)
 
 
@@ -189,6 +192,7 @@ def _add_tune(commands: Any) -> None:
         help="find out how high the learning rate may be, too",
     )
     tune.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_preset_flag(tune)
     add_config_flags(tune)
 
 

@@ -42,6 +42,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     step_of,
     verify,
 )
+from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.loop import TrainingLoop
@@ -56,7 +57,7 @@ from infrastructure.training.observers import (
 )
 from infrastructure.training.resume_contract import canonical_name
 from infrastructure.training.state import TrainingState
-from infrastructure.training.trainer_factory import TrainerFactory, use_sample_data
+from infrastructure.training.trainer_factory import TrainerFactory
 
 log = logging.getLogger(__name__)
 
