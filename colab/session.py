@@ -16,6 +16,7 @@ from colab.session_clock import SessionClock, clock_of_session
 from infrastructure.backup.places.drive import is_on_drive
 from infrastructure.config.environment import variable_of
 from infrastructure.core.hardware import describe, detect
+from infrastructure.core.manners import quiet_libraries, share_the_cores
 from infrastructure.core.redact import redact
 
 PLACE_VARIABLE = variable_of("backup.place")
@@ -87,6 +88,8 @@ def begin(project: str = "temper", use_drive: bool = True) -> Session:
     Raises:
         ValueError: `project` is no folder's name, or a TEMPER_ variable is wrong.
     """
+    quiet_libraries()
+    share_the_cores()
     here = platform()
     session = Session(
         project=project,

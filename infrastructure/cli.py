@@ -25,6 +25,7 @@ from infrastructure.config.layers import Layer, Setting
 from infrastructure.config.loading import load_config
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import TemperError, TrainingDivergedError
+from infrastructure.core.manners import share_the_cores
 from infrastructure.core.redact import redact
 from infrastructure.testing.doctor import examine, exit_code, render
 
@@ -96,12 +97,8 @@ def _take_effect(config: DeploymentConfig) -> None:
 
 
 def _deployment(module: str = "commands") -> Any:
-    """A module that imports torch; loaded when a command needs it.
-
-    Threads that wait for each other by spinning make a training 10 to 15 times slower where
-    something else needs the same cores, as on every shared machine; so they sleep instead.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    """A module that imports torch; loaded when a command needs it."""
+    share_the_cores()
     return importlib.import_module(f"infrastructure.deployment.{module}")
 
 
