@@ -181,22 +181,28 @@ class DriveFile(WebFile):
 
     @contextmanager
     def open(self, start: int, version: str | None) -> Iterator[Opened]:
-        with self._client() as client:
-            address = self._address_of_file(client)
-            with self._ask(client, address, start, version) as response:
-                if _is_page(response):  # the file has gone meanwhile
-                    raise ConnectionError("Drive gives a page instead of the file")
-                yield opened(response)
+        with (
+            self._client() as client,
+            self._file(client, self.address, start, version, MOST_PAGES) as response,
+        ):
+            yield opened(response)
 
-    def _address_of_file(self, client: httpx.Client) -> str:
-        address = self.address
-        for _ in range(MOST_PAGES):
-            with self._ask(client, address, 0, None) as response:
-                if not _is_page(response):
-                    return address
-                response.read()
-                address = self._next_address(response.text)
-        raise DataError(f"{self.shown}: Drive shows page after page: {self.advice}")
+    @contextmanager
+    def _file(
+        self, client: httpx.Client, address: str, start: int, version: str | None, most_pages: int
+    ) -> Iterator[httpx.Response]:
+        """The file itself, behind the pages before it."""
+        with self._ask(client, address, start, version) as response:
+            if not _is_page(response):
+                yield response
+                return
+        if not most_pages:
+            raise DataError(f"{self.shown}: Drive shows page after page: {self.advice}")
+        with self._ask(client, address, 0, None) as page:  # all of it, not from `start` on
+            page.read()
+        behind = self._next_address(page.text)
+        with self._file(client, behind, start, version, most_pages - 1) as response:
+            yield response
 
     def _next_address(self, page: str) -> str:
         gdown = require("gdown.download", "files shared on Google Drive")

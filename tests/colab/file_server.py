@@ -17,12 +17,17 @@ QUOTA_PAGE = b"""<!DOCTYPE html><html><head><title>Google Drive - Quota exceeded
 <p class="uc-error-subcaption">Too many users have viewed or downloaded this file recently.</p>
 </div></body></html>"""
 LOGIN_PAGE = b"<!doctype html><html><head><title>Google Drive: Sign-in</title></head></html>"
-WARNING_PAGE = """<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head>
-<body><p class="uc-warning-caption">Google Drive can't scan this file for viruses.</p>
-<form id="download-form" action="{url}/download" method="get">
-<input type="submit" id="uc-download-link" value="Download anyway"/>
-<input type="hidden" name="id" value="{id}"><input type="hidden" name="confirm" value="t">
-</form></body></html>"""
+# As Drive writes it, the form is one line.
+FORM = (
+    '<form id="download-form" action="{url}/download" method="get">'
+    '<input type="submit" id="uc-download-link" value="Download anyway"/>'
+    '<input type="hidden" name="id" value="{id}"><input type="hidden" name="confirm" value="t">'
+    "</form>"
+)
+WARNING_PAGE = (
+    "<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head><body>"
+    f"<p class='uc-warning-caption'>Google Drive can't scan this file.</p>{FORM}</body></html>"
+)
 
 
 @dataclass

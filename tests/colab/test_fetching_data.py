@@ -284,9 +284,10 @@ def test_a_trickle_is_not_waited_for(file_server: FileServer, tmp_path: Path) ->
 def test_the_time_is_bounded_and_the_next_call_goes_on(
     file_server: FileServer, tmp_path: Path
 ) -> None:
-    file_server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.05)
-    with pytest.raises(DataError, match=r"did not come within 0\.3 s; .* are kept"):
-        fetch(web(file_server), tmp_path, seconds=0.3)
+    file_server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.2)
+    remote = WebFile(f"{file_server.url}/rows.jsonl", 5)
+    with pytest.raises(DataError, match=r"did not come within 1\.5 s; .* are kept"):
+        fetch_file(remote, None, tmp_path, 1.5)
     assert visible(tmp_path) == []
     file_server.files["/rows.jsonl"].pause_seconds = 0
     assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
