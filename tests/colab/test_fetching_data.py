@@ -1,5 +1,6 @@
 """Whatever a server does: what is fetched is there whole, or it is not there."""
 
+import errno
 import hashlib
 import logging
 import os
@@ -14,10 +15,11 @@ from pathlib import Path
 import pytest
 
 import colab
-from colab import transfer
+from colab import remote_files, transfer
 from colab.fetching_data import fetch_file
-from colab.remote_files import DriveFile, WebFile
+from colab.remote_files import DriveFile, MountedFile, WebFile
 from colab.transfer import Patience
+from colab.waiting import within
 from infrastructure.core.errors import DataError, StorageError
 from infrastructure.training.data.sources import discover
 from tests.colab.file_server import (
@@ -312,19 +314,22 @@ def test_a_killed_process_goes_on_where_it_was(file_server: FileServer, tmp_path
     assert file_server.ranges()[-1] != ""
 
 
+@pytest.mark.parametrize(("boot", "asked"), [("first", "bytes=5000-"), ("second", "")])
 def test_after_another_start_of_the_machine_nothing_is_gone_on_with(
-    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    boot: str, asked: str, file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut may leave zeros where the end of a file was."""
-    file_server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], is_always_cut=True)
-    with pytest.raises(DataError, match="kept"):
-        fetch(web(file_server), tmp_path, seconds=0.005)
+    monkeypatch.setattr(transfer, "BOOT_ID", tmp_path / "boot_id")
+    (tmp_path / "boot_id").write_text("first")
+    file_server.files["/rows.jsonl"] = Served(
+        ROWS, cuts=[5000], is_always_cut=True, has_ranges=False
+    )
+    with pytest.raises(DataError, match="are kept"):
+        fetch(web(file_server), tmp_path)
     file_server.files["/rows.jsonl"] = Served(ROWS)
-    boot = tmp_path / "boot_id"
-    boot.write_text("another")
-    monkeypatch.setattr(transfer, "BOOT_ID", boot)
-    assert fetch(web(file_server), tmp_path / "x").read_bytes() == ROWS
-    assert file_server.ranges()[-1] == ""
+    (tmp_path / "boot_id").write_text(boot)
+    assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
+    assert file_server.ranges()[-1] == asked
 
 
 def test_the_disk_is_asked_before_the_first_byte(
@@ -589,3 +594,53 @@ def test_a_folder_on_a_mounted_drive_is_used_where_it_lies(tmp_path: Path) -> No
     folder = tmp_path / "MyDrive" / "data"
     folder.mkdir(parents=True)
     assert colab.fetch_dataset(folder) == folder
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (OSError(errno.ENOTCONN, "Transport endpoint is not connected"), "mount Drive again"),
+        (OSError(errno.EIO, "Input/output error"), "wait, or name another folder"),
+        (None, r"no answer within 0 s: mount Drive again"),
+    ],
+)
+def test_a_mount_that_fails_in_the_middle_is_told_and_the_next_call_goes_on(
+    failure: OSError | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted = tmp_path / "drive" / "MyDrive" / "rows.jsonl"
+    mounted.parent.mkdir(parents=True)
+    mounted.write_bytes(ROWS)
+    remote = MountedFile(mounted, HURRIED.silence_seconds)
+    local = tmp_path / "local"
+    released = threading.Event()
+    monkeypatch.setattr(remote_files, "CHUNK_BYTES", 5000)
+    with monkeypatch.context() as failing:
+        failing.setattr(remote_files, "within", failing_at(6, failure, released))
+        with pytest.raises(DataError, match=f"did not come: .*{told}.* are kept"):
+            fetch_file(remote, None, local, 60, HURRIED)
+    released.set()
+    assert visible(local) == []
+    before = parts(local)[0].stat().st_size
+    assert before > 0
+    assert fetch_file(remote, None, local, 60, HURRIED).read_bytes() == ROWS
+
+
+def failing_at(
+    number: int, failure: OSError | None, released: threading.Event
+) -> Callable[[float, Callable[[], object]], object]:
+    """`within`, as it is on a mount that answers no question from the `number`th on."""
+    asked: list[object] = []
+
+    def ask(seconds: float, question: Callable[[], object]) -> object:
+        asked.append(question)
+        if len(asked) < number:
+            return within(seconds, question)
+        return within(seconds, lambda: answer(failure, released))
+
+    return ask
+
+
+def answer(failure: OSError | None, released: threading.Event) -> None:
+    if failure is not None:
+        raise failure
+    released.wait(10)
