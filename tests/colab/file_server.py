@@ -38,6 +38,7 @@ class Served:
         cuts: after how many bytes the answers break off, one after the other; then none does.
         is_always_cut: the last of `cuts` holds for all that follow.
         pause_seconds: before each piece.
+        shift_bytes: so much later than it was asked for a part begins.
         ends_by_closing: the answer has no length, and ends when the connection does.
     """
 
@@ -50,6 +51,7 @@ class Served:
     is_always_cut: bool = False
     pause_seconds: float = 0.0
     piece_bytes: int = PIECE_BYTES
+    shift_bytes: int = 0
     ends_by_closing: bool = False
     is_chunked: bool = False
 
@@ -124,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
         is_same = self.headers.get("If-Range", version) == version
         if not wanted or not served.has_ranges or not is_same or served.status != 200:
             return 0
-        start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        start = int(wanted.removeprefix("bytes=").removesuffix("-")) + served.shift_bytes
         return start if start < len(served.data) else None
 
     def _send_head(self, status: int, length: int | None, headers: dict[str, str]) -> None:

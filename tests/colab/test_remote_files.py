@@ -118,16 +118,24 @@ def test_a_folder_on_a_mounted_drive_is_used_where_it_lies(tmp_path: Path) -> No
     assert colab.fetch_dataset(folder) == folder
 
 
+NOT_CONNECTED = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "told", "after"),
     [
-        (OSError(errno.ENOTCONN, "Transport endpoint is not connected"), "mount Drive again"),
-        (OSError(errno.EIO, "Input/output error"), "wait, or name another folder"),
-        (None, r"no answer within 0 s: mount Drive again"),
+        (NOT_CONNECTED, "mount Drive again", ROWS),
+        (NOT_CONNECTED, "mount Drive again", ROWS.replace(b"?", b"!")),
+        (OSError(errno.EIO, "Input/output error"), "wait, or name another folder", ROWS),
+        (None, r"no answer within 0 s: mount Drive again", ROWS),
     ],
 )
 def test_a_mount_that_fails_in_the_middle_is_told_and_the_next_call_goes_on(
-    failure: OSError | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: OSError | None,
+    told: str,
+    after: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mounted = tmp_path / "drive" / "MyDrive" / "rows.jsonl"
     mounted.parent.mkdir(parents=True)
@@ -142,9 +150,10 @@ def test_a_mount_that_fails_in_the_middle_is_told_and_the_next_call_goes_on(
             fetch_file(remote, None, local, 60, HURRIED)
     released.set()
     assert visible(local) == []
-    before = parts(local)[0].stat().st_size
-    assert before > 0
-    assert fetch_file(remote, None, local, 60, HURRIED).read_bytes() == ROWS
+    assert parts(local)[0].stat().st_size > 0
+    if after != ROWS:
+        mounted.write_bytes(after)
+    assert fetch_file(remote, None, local, 60, HURRIED).read_bytes() == after
 
 
 def failing_at(
