@@ -13,7 +13,7 @@ from colab import transfer
 from colab.fetching_data import fetch_file
 from colab.remote_files import WebFile
 from infrastructure.core.errors import DataError, StorageError
-from tests.colab.fetching import HASH, HURRIED, ROWS, fetch, parts, visible, web
+from tests.colab.fetching import HASH, HURRIED, IMPATIENT, ROWS, fetch, parts, visible, web
 from tests.colab.file_server import FileServer, Served
 
 
@@ -151,7 +151,7 @@ def test_a_silent_server_is_not_waited_for(file_server: FileServer, tmp_path: Pa
     file_server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=60)
     began = time.monotonic()
     with pytest.raises(DataError, match=r"did not come: .*timed out"):
-        fetch(web(file_server), tmp_path)
+        fetch(web(file_server, patience=IMPATIENT), tmp_path, patience=IMPATIENT)
     assert time.monotonic() - began < 5
 
 
@@ -159,7 +159,7 @@ def test_a_trickle_is_not_waited_for(file_server: FileServer, tmp_path: Path) ->
     file_server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.05, piece_bytes=5)
     began = time.monotonic()
     with pytest.raises(DataError, match=r"did not come: only \d+ B came in 0.\d s"):
-        fetch(web(file_server), tmp_path)
+        fetch(web(file_server, patience=IMPATIENT), tmp_path, patience=IMPATIENT)
     assert time.monotonic() - began < 10
 
 
