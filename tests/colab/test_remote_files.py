@@ -160,6 +160,27 @@ def test_a_mount_that_fails_in_the_middle_is_told_and_the_next_call_goes_on(
     assert fetch_file(remote, None, local, 60, HURRIED).read_bytes() == after
 
 
+def test_a_mount_that_gives_less_than_it_says_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted = tmp_path / "drive" / "MyDrive" / "rows.jsonl"
+    mounted.parent.mkdir(parents=True)
+    mounted.write_bytes(ROWS)
+    monkeypatch.setattr(remote_files, "CHUNK_BYTES", 5000)
+    num_chunks = 0
+
+    def short(seconds: float, question: Callable[[], object]) -> object:
+        nonlocal num_chunks
+        found = question()
+        num_chunks += isinstance(found, bytes)
+        return b"" if isinstance(found, bytes) and num_chunks > 2 else found
+
+    monkeypatch.setattr(remote_files, "within", short)
+    with pytest.raises(DataError, match=f"it broke off after 10,000 of {len(ROWS):,} bytes"):
+        fetch_file(MountedFile(mounted, 1), None, tmp_path / "local", 60, HURRIED)
+    assert visible(tmp_path / "local") == []
+
+
 def failing_at(
     number: int, failure: OSError | None, released: threading.Event
 ) -> Callable[[float, Callable[[], object]], object]:
