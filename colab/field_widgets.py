@@ -13,7 +13,7 @@ from infrastructure.config.schema import FieldSpec
 from infrastructure.config.words import choices, words_taken
 from infrastructure.core.optional import require
 
-NAME_WIDTH, INPUT_WIDTH = "21em", "16em"
+NAME_WIDTH, INPUT_WIDTH, HELP_WIDTH = "18em", "15em", "15em"  # of the help: at least
 WRONG = "color:#d93025"
 QUIET = "opacity:.65;font-size:90%"
 DENSE = "line-height:1.35"  # ipywidgets gives every line of text the height of an input
@@ -78,7 +78,7 @@ class Maker:
         self._layouts = {
             "name": layout(width=NAME_WIDTH, min_width=NAME_WIDTH),
             "input": layout(width=INPUT_WIDTH, min_width=INPUT_WIDTH),
-            "told": layout(flex="1 1 20em", margin="0 0 0 1em"),
+            "told": layout(flex=f"1 1 {HELP_WIDTH}", margin="0 0 0 1em"),
             "row": layout(align_items="center", width="100%", flex_flow="row wrap"),
         }
         self._styles: dict[str, Any] = {}
