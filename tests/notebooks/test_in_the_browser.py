@@ -22,7 +22,8 @@ pytest.importorskip("jupyterlab", reason="Colab's column shows notebooks without
 
 SECONDS = 180.0
 APP = "window.jupyterapp"
-KERNEL = f"{APP}?.shell?.currentWidget?.sessionContext?.session?.kernel"
+HAS_KERNEL = f"{APP} && Array.from({APP}.serviceManager.sessions.running()).length > 0"
+IS_IDLE = "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'"
 # Cells that are out of sight are in the page, too; nobody is asked about news.
 SETTINGS = {
     "notebook-extension/tracker": '{"windowingMode": "none"}',
@@ -72,7 +73,7 @@ def test_the_quickstart_shows_form_panel_and_report(tmp_path: Path) -> None:
     environment = variables(tmp_path, TEMPER_TRAINING__MAX_STEPS="120")
     with jupyterlab(notebook.parent, environment) as address, open_browser() as browser:
         browser.open(address, width=1200, height=1000)
-        wait_for(browser, f"{KERNEL}?.status === 'idle' && {EXECUTED}.length > 0")
+        wait_for(browser, f"{HAS_KERNEL} && {IS_IDLE} && {EXECUTED}.length > 0")
         browser.evaluate(f"{APP}.commands.execute('notebook:run-all-cells') && true")
         wait_for(browser, "document.querySelector('.temper-panel') !== null")
         show(browser, 4)
