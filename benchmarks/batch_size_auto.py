@@ -1,6 +1,6 @@
 """`batch_size: auto` against a hand-made sweep, and 500 steps with what it chose.
 
-    python benchmarks/batch_size_auto.py
+    python -m benchmarks.batch_size_auto
 
 A Llama with new weights learns rows of 8 to 248 tokens. `auto` decides by itself. Then each batch
 size does steps of the real training loop, the chosen one among them, in turns, so that a busy

@@ -1,7 +1,7 @@
 """Does `memory_limit` hold? A stream of twenty times the limit, and a training on such a stream.
 
-    python benchmarks/memory_limit.py --limit 64MB
-    python benchmarks/memory_limit.py --limit 1GB --whole
+    python -m benchmarks.memory_limit --limit 64MB
+    python -m benchmarks.memory_limit --limit 1GB --whole
 
 Without `--whole`, the limit is one of the data alone (`data.memory_limit`, with a buffer of any
 number of rows): a process that reads the stream twice, once for its index, may grow by no more than
@@ -92,8 +92,8 @@ def main() -> None:
         path = Path(folder) / "rows.jsonl"
         rows = write_rows(path, TIMES * limit)
         started = time.perf_counter()
-        command = [sys.executable, __file__, *sys.argv[1:], "--file", str(path)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        again = ["-m", "benchmarks.memory_limit", *sys.argv[1:], "--file", str(path)]
+        done = subprocess.run([sys.executable, *again], check=True, capture_output=True, text=True)
         result = json.loads(done.stdout.splitlines()[-1])
         told = {
             "limit_bytes": limit,

@@ -1,6 +1,6 @@
 """Predicted against real peak memory on a CPU, over models, lengths, batches, LoRA, checkpointing.
 
-    python benchmarks/memory_prediction.py
+    python -m benchmarks.memory_prediction
 
 Each combination is a process of its own that trains a Llama with new weights. It measures small
 micro-batches, of up to half the batch, as a run does before its first step, and
@@ -145,7 +145,7 @@ def measure(combination: Combination, folder: Path) -> dict[str, Any]:
 
 
 def in_own_process(index: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", str(index)]
+    command = [sys.executable, "-m", "benchmarks.memory_prediction", "--one", str(index)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"combination {COMBINATIONS[index]} failed: {done.stderr[-2000:]}")

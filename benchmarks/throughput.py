@@ -1,6 +1,6 @@
 """Training speed on a CPU of TRL, of a plain hand-written loop and of Temper, in one sitting.
 
-    python benchmarks/throughput.py --data gsm8k/train.jsonl
+    python -m benchmarks.throughput --data gsm8k/train.jsonl
 
 All train the same 12.7 M-parameter Llama (vocabulary 8192, from scratch, 8 examples or 2 packed
 rows a step, AdamW, clipping at 1) on the same token ids with the same label masks: Temper's data

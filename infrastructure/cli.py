@@ -157,6 +157,13 @@ def _evaluate(options: argparse.Namespace) -> int:
     return int(_deployment().evaluate(config))
 
 
+def _optimize(options: argparse.Namespace) -> int:
+    config = _configure(options, **{"model.name": options.model})
+    commands = _deployment("inference_commands")
+    wish = commands.Wish(options.rows, options.length, options.save, options.json)
+    return int(commands.optimize(config, wish))
+
+
 def _check(options: argparse.Namespace) -> int:
     settings = {} if options.data is None else {"data.path": options.data}
     config = _configure(options, **settings)
@@ -225,6 +232,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train-resume": _resume,
     "train-eval": _evaluate,
     "check": _check,
+    "optimize": _optimize,
     "tune": _tune,
     "backup": _backup,
     "checkpoints": _checkpoints,

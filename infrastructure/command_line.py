@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -42,6 +43,7 @@ def create_parser() -> OneSentenceParser:
     _add_detached(commands)
     _add_resume(commands)
     _add_evaluate(commands)
+    _add_optimize(commands)
     _add_check(commands)
     _add_tune(commands)
     settings = commands.add_parser("config", help="show every setting and where it came from")
@@ -122,14 +124,17 @@ def _add_views(commands: Any) -> None:
 def _add_backup(commands: Any) -> None:
     backup = commands.add_parser("backup", help="copies of a run at another place")
     actions = _actions(backup)
-    keys = [key for key in schema_of(DeploymentConfig).fields if key.startswith("backup.")]
     for action, what in BACKUP_ACTIONS.items():
         parser = actions.add_parser(action, help=what)
         parser.add_argument("run", nargs="?", metavar="RUN", help="a run (default: the newest)")
         parser.add_argument("--place", metavar="TEXT", help="the same as --backup-place")
         if action == "prune":
             parser.add_argument("--dry-run", action="store_true", help="only say what would go")
-        _add_output(parser, *keys)
+        _add_output(parser, *_keys_of("backup"))
+
+
+def _keys_of(section: str) -> list[str]:
+    return [key for key in schema_of(DeploymentConfig).fields if key.startswith(f"{section}.")]
 
 
 def _actions(parser: argparse.ArgumentParser) -> Any:
@@ -149,6 +154,20 @@ def _add_evaluate(commands: Any) -> None:
     evaluate.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
     evaluate.add_argument("data", metavar="DATA", help="file, folder or hub data set")
     add_config_flags(evaluate)
+
+
+def _add_optimize(commands: Any) -> None:
+    optimize = commands.add_parser("optimize", help="find the fastest way to answer with a model")
+    optimize.add_argument("model", metavar="MODEL", help="a run's final/, or any model folder")
+    optimize.add_argument("--rows", type=int, default=1, help="of the inputs (default: 1)")
+    optimize.add_argument("--length", type=int, default=128, help="in tokens (default: 128)")
+    optimize.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write a program: .pt2 torch.export, .ts TorchScript",
+    )
+    _add_output(optimize, *_keys_of("model"))
 
 
 def _add_check(commands: Any) -> None:

@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,11 @@ from typing import Any
 import pytest
 
 TEXTS = ["What is 12 + 5? 17", "Reverse abc: cba", "The sky is blue and the grass is green."]
+
+
+def pytest_configure() -> None:
+    """A shell starts a background job with SIGINT ignored, which what tests start would inherit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def train_tiny_tokenizer(**special_tokens: str) -> Any:

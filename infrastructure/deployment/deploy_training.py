@@ -34,7 +34,7 @@ from infrastructure.deployment.run_lock import only_trainer_of
 from infrastructure.deployment.run_record import describe_model, record_run
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.deployment.stages import Stages
-from infrastructure.deployment.watching import watching_hooks
+from infrastructure.deployment.watching import check_watching, watching_hooks
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import (
@@ -201,6 +201,7 @@ class TrainingDeployment:
 
     def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now."""
+        check_watching(self.config)
         for note in self.config.notes():
             self.say(f"note: {note}")
         config = self.config

@@ -8,7 +8,7 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.optional import is_installed
-from infrastructure.monitoring.alert_sinks import AlertSink, make_alert_sinks
+from infrastructure.monitoring.alert_sinks import AlertSink, check_alert_sinks, make_alert_sinks
 from infrastructure.monitoring.logging_config import RunLog
 from infrastructure.monitoring.metrics_file import Record
 from infrastructure.monitoring.prometheus import PrometheusEndpoint
@@ -25,6 +25,12 @@ logger = logging.getLogger(__name__)
 CACHE_SECONDS = 60.0  # the cache's size is that of many files, and changes seldom
 
 
+def check_watching(config: DeploymentConfig) -> None:
+    """Raise ValueError, before anything that takes time, where alerts have nowhere to go."""
+    if config.enable_monitoring:
+        check_alert_sinks(config.monitor.alert_sinks)
+
+
 def watching_hooks(
     config: DeploymentConfig,
     run_directory: Path,
@@ -37,9 +43,6 @@ def watching_hooks(
     Args:
         say: shows a line to a person.
         probes: further numbers for each sample of the machine, by their key.
-
-    Raises:
-        ValueError: an alert shall go to a webhook whose address is not there.
     """
     if not config.enable_monitoring:
         return []

@@ -110,6 +110,12 @@ def make_alert_sinks(
     return [make() for make in chosen.values()]
 
 
+def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.environ) -> None:
+    """Raise ValueError where the webhook is named and has no address."""
+    if "webhook" in names:
+        _address(environment)
+
+
 def _address(environment: Mapping[str, str]) -> str:
     address = environment.get(VARIABLE, "")
     if not address:

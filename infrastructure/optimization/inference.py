@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -88,6 +89,32 @@ def optimize_inference(
     return result
 
 
+def save_program(model: torch.nn.Module, inputs: Inputs, path: Path) -> Path:
+    """Write the model as a program for a consumer without this code, and read it back.
+
+    Args:
+        path: with an ending of PROGRAMS: `.pt2` for torch.export, `.ts` for TorchScript. Inputs of
+            another shape than `inputs` are for neither.
+
+    Returns:
+        The path, absolute.
+
+    Raises:
+        ValueError: the model cannot be made such a program.
+    """
+    save, load = PROGRAMS[path.suffix]
+    model.eval()
+    try:
+        save(model, inputs, path)
+        with torch.inference_mode():
+            _check_equal(load(path)(*inputs), model(*inputs))
+    except Exception as error:
+        path.unlink(missing_ok=True)
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{path} cannot be made of this model: {why}") from error
+    return path.absolute()
+
+
 def latency_seconds(model: Callable[..., Any], inputs: Inputs) -> float:
     """Median time of one call after a few to warm up."""
     on_gpu = any(tensor.is_cuda for tensor in inputs)
@@ -133,6 +160,26 @@ def _exported(model: torch.nn.Module, inputs: Inputs) -> Callable[..., Any]:
         return torch.export.export(model, inputs).module()
 
 
+def _save_exported(model: torch.nn.Module, inputs: Inputs, path: Path) -> None:
+    with torch.no_grad():
+        torch.export.save(torch.export.export(model, inputs), path)
+
+
+def _load_exported(path: Path) -> Callable[..., Any]:
+    return torch.export.load(path).module()
+
+
+def _save_scripted(model: torch.nn.Module, inputs: Inputs, path: Path) -> None:
+    with torch.no_grad():
+        traced: Any = torch.jit.trace(model, inputs, strict=False, check_trace=False)
+    torch.jit.freeze(traced).save(str(path))
+
+
+def _load_scripted(path: Path) -> Callable[..., Any]:
+    program: Callable[..., Any] = torch.jit.load(str(path))
+    return program
+
+
 def _scripted(model: torch.nn.Module, inputs: Inputs) -> Callable[..., Any]:
     with torch.no_grad():
         traced: Any = torch.jit.trace(model, inputs, strict=False, check_trace=False)
@@ -150,4 +197,9 @@ METHODS: dict[str, Callable[[torch.nn.Module, Inputs], Callable[..., Any]]] = {
     "export": _exported,
     "torchscript": _scripted,
     "tensorrt": _tensorrt,
+}
+
+PROGRAMS: dict[str, tuple[Callable[..., None], Callable[[Path], Callable[..., Any]]]] = {
+    ".pt2": (_save_exported, _load_exported),
+    ".ts": (_save_scripted, _load_scripted),
 }

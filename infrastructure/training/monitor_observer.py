@@ -163,7 +163,10 @@ class MonitorObserver(Observer):
             window.num_tokens / window.seconds,
             window.num_tokens / window.num_examples,
         )
-        return self._arithmetic.per_second(speed, length) / self._most_per_second
+        reached = self._arithmetic.per_second(speed, length)
+        # Measured while the machine was busy, the most is too low: what is reached can be reached.
+        self._most_per_second = max(self._most_per_second, reached)
+        return reached / self._most_per_second
 
     def _measure_device(self) -> None:
         dtype = self.precision.dtype

@@ -44,6 +44,7 @@ def main() -> int:
         print(f"{name}: {what} ({module})", file=sys.stderr, flush=True)
         try:
             figures[name] = run_module(module)
+            print(json.dumps(figures[name]), file=sys.stderr, flush=True)
             wrong += complaints(name, figures[name])
         except subprocess.CalledProcessError as error:
             wrong.append(f"{name}: the proof itself failed with {error.returncode}")

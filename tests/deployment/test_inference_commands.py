@@ -1,0 +1,63 @@
+"""`temper optimize`: latencies side by side, and a program that another consumer can load."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from infrastructure.cli import main
+from infrastructure.deployment.inference_commands import Logits
+
+SHAPE = ["--rows", "2", "--length", "16"]
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about tracing and compiling
+
+
+def test_a_program_is_saved_that_answers_like_the_model(
+    tmp_path: Path, saved_llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    program = tmp_path / "model.pt2"
+    told = ["optimize", str(saved_llama), *SHAPE, "--save", str(program), "--json"]
+    assert main([*told, "--output", str(tmp_path / "runs")]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {"export", "torchscript"} <= {*facts["seconds_of_method"], *facts["failures"]}
+    measured = [facts["before_seconds"], *facts["seconds_of_method"].values()]
+    assert facts["after_seconds"] == min(measured)
+    tokens = torch.randint(300, (2, 16))
+    model = Logits(AutoModelForCausalLM.from_pretrained(saved_llama)).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.export.load(program).module()(tokens), model(tokens))
+
+
+def test_to_a_person_it_is_a_table_with_a_verdict(
+    tmp_path: Path, saved_llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ["optimize", str(saved_llama), *SHAPE, "--output", str(tmp_path)]
+    assert main(told) == 0
+    shown = capsys.readouterr().out
+    assert "as it is" in shown
+    assert "fastest with the same answers: " in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--length", "129"], "--length 129 is more than the 128 positions of the model"),
+        (["--rows", "0"], "--rows 0: give a whole number of at least 1"),
+        (["--save", "model.onnx"], "name a file with one of the endings .pt2, .ts"),
+        (["--save", "."], ". is there already: name another file"),
+    ],
+)
+def test_a_wrong_wish_is_one_sentence_and_measures_nothing(
+    tmp_path: Path,
+    saved_llama: Path,
+    flags: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["optimize", str(saved_llama), *flags, "--output", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert sentence in told.err
+    assert "latency" not in told.out
