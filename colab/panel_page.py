@@ -82,7 +82,7 @@ def panel_html(run: LiveRun, saved: Saved | None, advice: str, now: float) -> st
         meters(run),
         *([before_after(facts), example(facts), errors(facts)] if run.has_ended else []),
         element("p", safety_words(facts, now), css_class="soft"),
-        element("p", advice, css_class="soft") if not run.has_ended else NOTHING,
+        element("p", advice, css_class="soft") if advice and not run.has_ended else NOTHING,
     ]
     style = f"{SELECTOR} {{{COLOURS}{live_rules()}{RULES}}}"
     return element("div", element("style", raw_markup(style)), *parts, css_class=CLASS)

@@ -12,6 +12,7 @@ from typing import Any
 
 from colab.live_panel import LOOK_SECONDS, LivePanel
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.deployment import detached as detached_trainings
@@ -54,7 +55,9 @@ def train(
         ValueError, TemperError: the training cannot be started as it is; nothing was trained.
         RunFailedError: it failed in a process of its own.
         Exception: it failed in this one; the finished steps are in a checkpoint.
+        KeyboardInterrupt: it was interrupted before its first step.
     """
+    start_console_log(config.log_level)
     if not config.new_run:
         other = _trained_elsewhere(config, accept)
         if other is not None:
@@ -105,9 +108,9 @@ def _trained_elsewhere(
     config: DeploymentConfig, accept: Collection[str]
 ) -> Path | DetachedTraining | None:
     """What a living process trains, or prepares to train, of this purpose."""
+    use_sample_data(config)
     if waiting := detached_trainings.preparing_the_same(config):
         return waiting
-    use_sample_data(config)
     run = newest_of_this_purpose(config, frozenset(map(canonical_name, accept)))
     if run is None or run.is_finished():
         return None
@@ -146,6 +149,9 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
     try:
         with interrupt_on_sigterm():
             summary = deployment.run()
+    except KeyboardInterrupt:
+        print("Interrupted before the first step: what was saved before is safe")
+        raise
     finally:
         cell.finish()
     if summary["status"] == "stopped":

@@ -128,7 +128,7 @@ def test_what_a_run_says_cannot_bring_markup_into_the_notebook(tmp_path: Path) -
 
 def test_it_is_drawn_once_a_second_and_less_often_where_it_costs_much(tmp_path: Path) -> None:
     now, used, output = [0.0], [0.0], Shown()
-    costs = iter([0.0, 0.001, 0.0, 0.0, 0.05])
+    costs = iter([0.0, 0.001, 0.0, 0.0, 0.0, 0.05])
 
     def cpu() -> float:
         used[0] += next(costs, 0.0)
