@@ -43,8 +43,9 @@ class KnownCosts:
         yield _standing(found)
         told = _read(found.directory / FORECAST_FILE)
         numbers = [told.get(name) for name in ("seconds", "num_steps", "peak_memory_bytes")]
-        if all(isinstance(number, int | float) for number in numbers):
-            seconds, steps, peak = numbers
+        known = [number for number in numbers if isinstance(number, int | float)]
+        if len(known) == len(numbers):
+            seconds, steps, peak = known
             yield (
                 f"When it was started last, this was measured: about {format_duration(seconds)} for"
                 f" {steps:,} steps, peak memory {format_bytes(peak)}."

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from colab.field_widgets import QUIET, WRONG, FieldRow, ipywidgets, make_layouts
+from colab.field_widgets import QUIET, WRONG, FieldRow, Maker, ipywidgets
 from colab.form_groups import BASIC, FIELDS, groups
 from colab.form_state import FormState
 from infrastructure.config.presets import PRESETS
@@ -22,11 +22,14 @@ class FormActions:
     enter: Callable[[str, str], None]
     choose: Callable[[str | None], None]
     reset: Callable[[], None]
-    measure: Callable[[], None]
+    measure: Callable[[], Any]
 
 
 class FormView:
     """The widgets of one form.
+
+    Args:
+        secrets: which there are, and which are missing; never their values.
 
     Attributes:
         rows: by canonical key.
@@ -34,12 +37,12 @@ class FormView:
         box: the whole.
     """
 
-    def __init__(self, actions: FormActions) -> None:
+    def __init__(self, actions: FormActions, secrets: list[str]) -> None:
         widgets = ipywidgets()
-        layouts = make_layouts()
         self._actions = actions
         self._is_drawing = False
-        self.rows = {key: FieldRow(spec, actions.enter, layouts) for key, spec in FIELDS.items()}
+        make = Maker()
+        self.rows = {key: FieldRow(spec, actions.enter, make) for key, spec in FIELDS.items()}
         self.presets = widgets.Dropdown(
             options=[(NO_CHOICE, ""), *((f"{n}: {p.purpose}", n) for n, p in PRESETS.items())],
             description="preset",
@@ -52,7 +55,8 @@ class FormView:
             description="Measure", tooltip="try a few steps on this machine; trains nothing"
         )
         self.measure.on_click(lambda _: actions.measure())
-        self._status, self._cost, self._secrets, self._line = (widgets.HTML() for _ in range(4))
+        self._status, self._cost, self._line = (widgets.HTML() for _ in range(3))
+        self._secrets = widgets.HTML(_quiet(html.escape(f"secrets: {'; '.join(secrets)}")))
         self.box = widgets.VBox(self._parts(widgets))
 
     def _parts(self, widgets: Any) -> list[Any]:
@@ -74,7 +78,7 @@ class FormView:
         )
         return _accordion(widgets, {f"all {len(FIELDS)} settings": inner})
 
-    def draw(self, state: FormState, cost: list[str], secrets: list[str]) -> None:
+    def draw(self, state: FormState, cost: list[str]) -> None:
         """Show what holds now."""
         messages = state.messages()
         for key, row in self.rows.items():
@@ -87,7 +91,6 @@ class FormView:
             self._is_drawing = False
         self._status.value = _status(state)
         self.draw_cost(cost)
-        self._secrets.value = _quiet("<br>".join(map(html.escape, secrets)))
         self._line.value = _line(state)
 
     def draw_cost(self, lines: list[str]) -> None:

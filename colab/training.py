@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from colab.live_panel import LOOK_SECONDS, LivePanel
+from colab.session_clock import clock_of_session
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
@@ -41,7 +42,7 @@ def train(
     """Train what `config` says and show it below the cell until it ends.
 
     Goes on with the newest run of this purpose where that is not finished. One that a living
-    process trains is looked on at instead.
+    process trains is looked on at instead. Where the session's end is known, it is saved before.
 
     Args:
         detached: train in a process of its own, which outlives this kernel.
@@ -62,6 +63,7 @@ def train(
         other = _trained_elsewhere(config, accept)
         if other is not None:
             return _look_on(other)
+    config = clock_of_session().within_session(config)
     if detached:
         return _look_on(detached_trainings.start(config, accept))
     return _train_here(config, accept)

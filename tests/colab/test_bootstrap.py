@@ -79,15 +79,16 @@ class Notebook:
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     def has(self, **wanted: str | None) -> None:
-        """Put the environment into a state; None: not there."""
-        gone = [name for name, version in wanted.items() if version is None]
-        there = [f"{name}=={version}" for name, version in wanted.items() if version]
-        pip = [str(self.folder / "venv/bin/python"), "-m", "pip"]
-        source = ["--no-index", "--find-links", str(self.folder / "wheels")]
-        if gone:
-            subprocess.run([*pip, "uninstall", "-qy", *gone], check=True)
-        if there:
-            subprocess.run([*pip, "install", "-q", "--no-deps", *source, *there], check=True)
+        """Put packages into a state, as pip would leave it; None: not there."""
+        for name, version in wanted.items():
+            for path in self.packages.glob(f"{name}*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if version is not None:
+                wheel = self.folder / "wheels" / f"{name}-{version}-py3-none-any.whl"
+                with zipfile.ZipFile(wheel) as file:
+                    file.extractall(self.packages)
+                    record = "".join(f"{member},,\n" for member in file.namelist())
+                (self.packages / f"{name}-{version}.dist-info/RECORD").write_text(record)
 
     def versions(self) -> dict[str, str]:
         found = importlib.metadata.distributions(path=[str(self.packages)])

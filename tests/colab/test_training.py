@@ -134,6 +134,17 @@ def test_without_a_notebook_lines_tell_the_same(
     assert capsys.readouterr().out.startswith("finished · step")
 
 
+def test_a_training_ends_before_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPER_SESSION_HOURS", "1000")
+    summary = train(small_config(tmp_path, max_steps=1))
+    record = json.loads(Path(summary["paths"]["run"], "run.json").read_text())
+    deadline = record["config"]["training.deadline"]
+    assert 900 * 3600 < deadline["value"] < 1000 * 3600
+    assert deadline["source"] == "the end of this session"
+
+
 def test_a_detached_training_comes_to_the_same_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
