@@ -15,8 +15,10 @@ from colab.secrets import Found, bring_secrets
 from colab.session_clock import SessionClock, clock_of_session
 from infrastructure.backup.places.drive import is_on_drive
 from infrastructure.config.environment import variable_of
+from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.hardware import describe, detect
 from infrastructure.core.redact import redact
+from infrastructure.core.shared_cores import share_the_cores
 
 PLACE_VARIABLE = variable_of("backup.place")
 RUNS = "runs"
@@ -86,6 +88,8 @@ def begin(project: str = "temper", use_drive: bool = True) -> Session:
     Raises:
         ValueError: `project` is no folder's name, or a TEMPER_ variable is wrong.
     """
+    quiet_libraries()
+    share_the_cores()
     here = platform()
     session = Session(
         project=project,

@@ -33,6 +33,10 @@ class DeviceFailedError(TemperError):
     """The GPU failed: this process can use it no more; what was saved before is safe."""
 
 
+class RunFailedError(TemperError):
+    """A training in another process failed; the text is what was told of it there."""
+
+
 class SamplerError(TemperError):
     """No sampler answered a question."""
 

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -30,21 +31,30 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD_NAME = "temper-environment.json"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where pytorch.org publishes them
 TorchBuild = Literal["cpu", "cuda"]
+COLAB_FILES = ("requirements-colab.txt", "constraints-colab.txt", "requirements-colab-kernel.txt")
+NEED_TORCH = ("torch", "accelerate", "bitsandbytes", "peft", "torchao", "trl")
 DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
 
 
 @dataclass(frozen=True)
 class Part:
-    """One step of the installation: done when the record holds `fingerprint` under `name`."""
+    """One step of the installation: done when the record holds `fingerprint` under `name`.
+
+    Attributes:
+        left_out: packages of the files that are not installed.
+    """
 
     name: str
     fingerprint: str
     files: tuple[Path, ...] = ()
     with_dependencies: bool = True
+    left_out: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         names = " + ".join(file.name for file in self.files)
+        if self.left_out:
+            return f"{names}, without PyTorch and what needs it"
         return names if self.with_dependencies else f"{names}, without their dependencies"
 
 
@@ -89,7 +99,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--with-unsloth", action="store_true", help="unsloth without a GPU too")
     parser.add_argument("--with-dev", action="store_true", help="the tools that `make test` needs")
     parser.add_argument("--colab", action="store_true", help="Colab's versions, in .venv-colab")
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--without-torch",
+        action="store_true",
+        help="with --colab: what a notebook's side needs, in .venv-colab-light",
+    )
+    options = parser.parse_args(arguments)
+    if options.without_torch and not options.colab:
+        parser.error("--without-torch is for --colab")
+    return options
 
 
 def _stop(*_: object) -> NoReturn:
@@ -101,13 +119,13 @@ def _stop(*_: object) -> NoReturn:
 
 def make_plan(root: Path, options: argparse.Namespace) -> Plan:
     """The parts for these options on this machine, in the order in which they are installed."""
-    folder = root / (".venv-colab" if options.colab else ".venv")
+    folder = root / _folder_name(options)
     driver = nvidia_driver_present()
     build = _torch_build(driver, read_record(folder))
-    parts = [
-        Part("torch", f"{build} {torch_version(root)}"),
-        _files_part(root, "base", *_base_files(options.colab)),
-    ]
+    base = _files_part(root, "base", *_base_files(options.colab))
+    parts = [Part("torch", f"{build} {torch_version(root)}"), base]
+    if options.without_torch:
+        parts = [replace(base, left_out=NEED_TORCH)]
     if options.with_unsloth or (driver and not options.colab):
         parts.append(_files_part(root, "unsloth", "requirements-unsloth.txt", alone=True))
     if options.with_dev:
@@ -117,13 +135,19 @@ def make_plan(root: Path, options: argparse.Namespace) -> Plan:
     return Plan(root, folder, tuple(parts), build)
 
 
+def _folder_name(options: argparse.Namespace) -> str:
+    if options.without_torch:
+        return ".venv-colab-light"
+    return ".venv-colab" if options.colab else ".venv"
+
+
 def _torch_build(driver: bool, record: dict[str, str]) -> TorchBuild:
     """A CUDA build that is there already stays: machines that share a folder may differ."""
     return "cuda" if driver or record.get("torch", "").startswith("cuda") else "cpu"
 
 
 def _base_files(colab: bool) -> tuple[str, ...]:
-    return ("requirements-colab.txt", "constraints-colab.txt") if colab else ("requirements.txt",)
+    return COLAB_FILES if colab else ("requirements.txt",)
 
 
 def _files_part(root: Path, name: str, *files: str, alone: bool = False) -> Part:
@@ -267,9 +291,20 @@ def install_part(plan: Plan, part: Part) -> None:
     elif part.name == "temper":
         pip.install("temper itself, editable", "--no-deps", "--editable", str(plan.root))
     else:
-        files = [word for file in part.files for word in ("-r", str(file))]
+        files = [word for file in to_install(plan, part) for word in ("-r", str(file))]
         mode = ["-c", str(hold_torch(plan))] if part.with_dependencies else ["--no-deps"]
         pip.install(part.title, *mode, *files)
+
+
+def to_install(plan: Plan, part: Part) -> Sequence[Path]:
+    """The part's files, or one with the lines that are not left out."""
+    if not part.left_out:
+        return part.files
+    lines = [line for file in part.files for line in file.read_text().splitlines()]
+    name = re.compile(rf"({'|'.join(part.left_out)})\b")
+    kept = plan.folder / "without-torch.txt"
+    kept.write_text("\n".join(line for line in lines if not name.match(line)) + "\n")
+    return [kept]
 
 
 def hold_torch(plan: Plan) -> Path:

@@ -90,7 +90,7 @@ def test_a_run_that_nobody_knows_is_wrong_input(tmp_path: Path) -> None:
 def recorded_place(folder: Path, place: str | None) -> None:
     file = only_run(folder) / "run.json"
     record = json.loads(file.read_text())
-    record["configuration"]["backup"]["place"] = place
+    record["configuration"]["values"]["backup"]["place"] = place
     file.write_text(json.dumps(record))
 
 
