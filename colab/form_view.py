@@ -45,7 +45,7 @@ class FormView:
         self.rows = {key: FieldRow(spec, actions.enter, self._make) for key, spec in FIELDS.items()}
         self.presets = widgets.Dropdown(
             options=[(NO_CHOICE, ""), *((f"{n}: {p.purpose}", n) for n, p in PRESETS.items())],
-            layout=widgets.Layout(width="34em", max_width="100%"),
+            layout=widgets.Layout(width="40em", max_width="100%"),
         )
         self.presets.observe(self._on_preset, names="value")
         self.reset = widgets.Button(description="Undo all", tooltip="as the cell says")

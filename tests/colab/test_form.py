@@ -123,6 +123,8 @@ def test_choosing_a_preset_and_undoing_all() -> None:
     assert "preset ci (form)" in told(form, "training.batch_size")
     type_into(form, "training.batch_size", "2")
     assert (form.config.batch_size, form.config.training.max_steps) == (2, 6)
+    view.presets.value = "thorough"
+    assert (form.config.training.num_epochs, form.config.training.max_steps) == (10, None)
     view.reset.click()
     assert view.presets.value == ""
     assert form.config.to_dict() == DeploymentConfig(batch_size=4).to_dict()
