@@ -1,30 +1,21 @@
 """The form with real widgets, as somebody uses it: typing, choosing, pressing; and without any."""
 
 import html
-import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from ipywidgets.embed import dependency_state, embed_data
 
 import colab.form
 from colab import configure, show_form
-from colab.field_widgets import FieldRow
 from colab.form import ConfigForm, Edits
-from colab.form_state import SCHEMA, FormState
+from colab.form_state import SCHEMA
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.words import plain
-from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.deployment.run_record import record_run
-from infrastructure.training.trainer_factory import TrainerFactory
+from tests.colab.forms import row_of, shown, told, type_into
 from tests.config.field_values import as_text, other_value
-from tests.deployment.runs import small_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "hf_" + "aB3dE5gH7jK9mN1pQ3sT"
@@ -35,27 +26,6 @@ def nothing_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new kernel, in an empty folder."""
     monkeypatch.setattr(colab.form, "_EDITS", Edits())
     monkeypatch.chdir(tmp_path)
-
-
-def row_of(form: ConfigForm, key: str) -> FieldRow:
-    return form.make_view().rows[key]
-
-
-def type_into(form: ConfigForm, key: str, text: str) -> None:
-    """What the browser does when somebody has typed or chosen."""
-    field = row_of(form, key).input
-    field.value = text == "true" if isinstance(field.value, bool) else text
-
-
-def told(form: ConfigForm, key: str) -> str:
-    """What stands beside a field."""
-    return str(row_of(form, key).box.children[-1].value)
-
-
-def shown(form: ConfigForm) -> str:
-    """All that the browser is given of a form."""
-    box = form.make_view().box
-    return json.dumps(embed_data(views=[box], state=dependency_state([box])), default=str)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +66,7 @@ def test_a_wrong_value_stays_in_its_field_with_the_reason_and_starts_no_run() ->
         assert "training.batch_size must be a whole number" in told(form, "training.batch_size")
         assert "A run cannot start like this" in shown(form)
         with pytest.raises(ConfigurationError, match="batch_size must be"):
-            TrainingDeployment(form.config)
+            form.config  # noqa: B018 (whoever starts a run asks for it)
     type_into(form, "training.batch_size", "8")
     assert "must be" not in told(form, "training.batch_size")
     assert form.config.batch_size == 8
@@ -204,90 +174,3 @@ def test_help_and_messages_cannot_bring_markup_in() -> None:
     type_into(form, "training.batch_size", "<img src=x onerror=alert(1)>")
     assert "<img" not in told(form, "training.batch_size")
     assert "<img" not in form.make_view().box.children[-5].value
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> DeploymentConfig:
-    return DeploymentConfig(**small_settings(tmp_path))
-
-
-def test_measuring_tells_time_and_memory_and_trains_nothing(
-    tmp_path: Path, small: DeploymentConfig
-) -> None:
-    form = ConfigForm(small)
-    view = form.make_view()
-    assert "is measured before the first step" in shown(form)
-    view.measure.click()
-    assert "Forecast: about" in shown(form)
-    assert "It fits into this session" in shown(form)
-    assert not (tmp_path / "runs").exists()
-    type_into(form, "training.batch_size", "2")
-    assert "Measured with training.batch_size 4: Forecast: about" in shown(form)
-    type_into(form, "training.batch_size", "4")
-    assert "Measured with" not in shown(form)
-
-
-def test_what_cannot_be_measured_is_told_in_the_form(tmp_path: Path) -> None:
-    form = ConfigForm(DeploymentConfig(data_path=str(tmp_path / "none.jsonl")))
-    assert form.measure()[0].startswith("It cannot be measured: ")
-    type_into(form, "training.batch_size", "0")
-    assert "training.batch_size must be" in form.measure()[0]
-
-
-def filled_forms() -> Iterator[tuple[FormState, list[str]]]:
-    """Forms in which every setting is set in one, each with as many as go together."""
-    left = list(SCHEMA.fields)
-    while left:
-        state, taken = FormState(DeploymentConfig()), []
-        for key in left:
-            with suppress(ConfigurationError):
-                state.update({key: other_value(SCHEMA.fields[key])})
-                taken.append(key)
-        yield state, taken
-        left = [key for key in left if key not in taken]
-
-
-def test_every_setting_of_a_form_arrives_in_run_json(tmp_path: Path) -> None:
-    trainer = TrainerFactory().for_run(DeploymentConfig(**small_settings(tmp_path)))
-    trainer.prepare()
-    arrived = []
-    for number, (state, taken) in enumerate(filled_forms()):
-        run = RunDirectory(tmp_path / str(number))
-        run.path.mkdir()
-        record_run(run, state.config, trainer)
-        recorded = json.loads(run.run_file.read_text())["config"]
-        for key in taken:
-            value = json.loads(json.dumps(other_value(SCHEMA.fields[key])))
-            assert recorded[key] == {"value": value, "source": f"form {key}"}
-        arrived += taken
-    assert sorted(arrived) == sorted(SCHEMA.fields)
-
-
-def test_a_run_from_the_form_records_what_was_set_there(
-    tmp_path: Path, small: DeploymentConfig
-) -> None:
-    form = ConfigForm(small)
-    changed = {
-        "training.seed": "5",
-        "training.max_steps": "2",
-        "training.learning_rate": "0.002",
-        "data.validation_split": "0.2",
-        "model.lora_config": "true",
-        "model.lora_config.r": "2",
-        "monitor.thresholds.cpu_percent": "80%",
-        "monitor.alert_sinks": "log",
-        "training.recovery.max_rollbacks": "1",
-        "cache.max_age_days": "3",
-        "log_level": "WARNING",
-        "run_name": "from-the-form",
-        "enable_testing": "false",
-    }
-    for key, text in changed.items():
-        type_into(form, key, text)
-    summary = TrainingDeployment(form.config, say=lambda line: None).run()
-    run = json.loads(Path(summary["paths"]["run"], "run.json").read_text())
-    assert summary["steps"] == 2
-    for key in changed:
-        recorded = run["config"][key]
-        assert recorded["source"] == f"form {key}"
-        assert recorded["value"] == form.config.value(key)
