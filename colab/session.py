@@ -15,9 +15,10 @@ from colab.secrets import Found, bring_secrets
 from colab.session_clock import SessionClock, clock_of_session
 from infrastructure.backup.places.drive import is_on_drive
 from infrastructure.config.environment import variable_of
+from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.hardware import describe, detect
-from infrastructure.core.manners import quiet_libraries, share_the_cores
 from infrastructure.core.redact import redact
+from infrastructure.core.shared_cores import share_the_cores
 
 PLACE_VARIABLE = variable_of("backup.place")
 NO_PLACE = ("none", "null")  # as the configuration reads them
