@@ -50,7 +50,8 @@ def _write_model(tensors: Tensors, files: dict[str, Any], folder: Path) -> None:
     if files["adapters"] is None:
         if files["config"] is not None:
             (folder / "config.json").write_text(files["config"])
-        _save(tensors, folder / "model.safetensors")
+        tied = {name: tensors[own].clone() for name, own in files["tied"].items()}
+        _save({**tensors, **tied}, folder / "model.safetensors")
         return
     for adapter, told in files["adapters"].items():
         inside = folder if adapter == DEFAULT_ADAPTER else folder / adapter

@@ -74,6 +74,10 @@ class AskedToStop:
     def install(self) -> None:
         """Take the signals."""
         if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                owner = getattr(signal.getsignal(number), "__self__", None)
+                if isinstance(owner, AskedToStop) and not owner.call.is_running():
+                    owner.remove()  # of a training that an exception has ended
             self._before = {n: signal.signal(n, self._handle) for n in SIGNALS}
 
     def remove(self) -> None:

@@ -58,17 +58,20 @@ class ModelFiles:
         config: text of config.json; None: the model has none.
         adapters: for each adapter of PEFT its configuration, and the names that its weights have
             in its file, each with the name in the model; None: the model is none of PEFT's.
+        tied: further names of weights, each with the name that a version has them by.
     """
 
     config: str | None
     adapters: dict[str, dict[str, Any]] | None
+    tied: dict[str, str]
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> "ModelFiles":
         """Of a model as it stands before the first step; its structure stays."""
         config = getattr(model, "config", None)
         text = config.to_json_string() if hasattr(config, "to_json_string") else None
-        return cls(text, adapters_of(model) if is_peft(model) else None)
+        adapters = adapters_of(model) if is_peft(model) else None
+        return cls(text, adapters, {} if adapters else tied_names(model))
 
 
 def is_peft(model: torch.nn.Module) -> bool:
@@ -91,6 +94,18 @@ def adapters_of(model: Any) -> dict[str, dict[str, Any]]:
             "names": {name: own for name, own in files.items() if own is not None},
         }
     return found
+
+
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
+    """See `ModelFiles.tied`: a Trainer looks for all names, and warns of those that are missing."""
+    kept = trainable_state(model)
+    names = {_identity(tensor): name for name, tensor in kept.items()}
+    every = {n: t for n, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+    return {
+        name: names[_identity(tensor)]
+        for name, tensor in every.items()
+        if name not in kept and _identity(tensor) in names
+    }
 
 
 def _identity(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:

@@ -1,11 +1,5 @@
-"""A small real Trainer with TemperCallback: `python tiny_trainer.py FOLDER [key=value ...]`.
+"""A small real Trainer with TemperCallback: of GPT-2 or of a LoRA on it, in 12 steps."""
 
-Run as a program it trains, is killed, and goes on; tests import its parts.
-"""
-
-import json
-import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +79,9 @@ def trainer_of(folder: Path, model: Any = None, **options: Any) -> Any:
 
     model = tiny_model() if model is None else model
     held_out = Rows(4, seed=9)
-    trainer = Trainer(model, arguments(folder, **options), train_dataset=Rows(), eval_dataset=held_out)
+    trainer = Trainer(
+        model, arguments(folder, **options), train_dataset=Rows(), eval_dataset=held_out
+    )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -114,18 +110,3 @@ def train(
     trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=callback.resume_from())
     return trainer, callback, said
-
-
-def main() -> None:
-    folder = Path(sys.argv[1])
-    options = {k: json.loads(v) for k, v in (a.split("=", 1) for a in sys.argv[2:])}
-    random.seed(5)
-    model = tiny_lora() if options.pop("lora", False) else tiny_model()
-    config = settings(folder, **options.pop("config", {}))
-    trainer, _, said = train(folder, model, config, **options)
-    torch.save(weights(trainer.model), folder / "weights.pt")
-    print("\n".join(said), flush=True)
-
-
-if __name__ == "__main__":
-    main()
