@@ -358,7 +358,7 @@ def test_every_event_that_the_installed_transformers_has_is_known() -> None:
     assert events == {name for name in vars(TemperCallback) if name.startswith("on_")}
 
 
-@pytest.mark.parametrize("name", ["", "../elsewhere", "a b", ".hidden", "hf_" + "a" * 34])
+@pytest.mark.parametrize("name", ["", "../elsewhere", "a b", ".hidden", "hf_" + "aB3" * 12])
 def test_a_name_must_be_a_folders(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="becomes a folder"):
         TemperCallback(name, settings(tmp_path))
