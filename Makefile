@@ -6,7 +6,7 @@ SHELL := bash
 ENVIRONMENT := infrastructure/deployment/environment.sh
 PYTHON := .venv/bin/python
 TEMPER := .venv/bin/temper
-SOURCES := infrastructure colab tests benchmarks
+SOURCES := infrastructure colab notebooks tests benchmarks
 TEST_FLAGS := -n 3 --dist worksteal # processes of one thread each; some wait for others that they have started
 
 # Some containers forbid bytecode; every start would then compile PyTorch's sources anew.
@@ -50,6 +50,15 @@ test-colab: ## the tests with the versions that a Colab runtime holds, in .venv-
 	@$(ENVIRONMENT) --colab --with-dev
 	OMP_NUM_THREADS=1 .venv-colab/bin/python -m pytest $(TEST_FLAGS)
 
+.PHONY: test-colab-light
+test-colab-light: ## the notebook's side on Colab's versions, without PyTorch, in .venv-colab-light
+	@$(ENVIRONMENT) --colab --without-torch --with-dev
+	.venv-colab-light/bin/python -m pytest $(LIGHT_TESTS)
+
+.PHONY: notebooks
+notebooks: environment ## make notebooks/*.ipynb from notebooks/src/*.py
+	$(PYTHON) -m notebooks.build
+
 .PHONY: prove-durability
 prove-durability: environment ## kills, power cuts, refusing disks, damage, lies; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.prove
@@ -69,4 +78,4 @@ clean: ## remove caches and build leftovers; runs and the environments stay
 
 .PHONY: clean-environment
 clean-environment: ## remove the environments; the next command makes them anew
-	rm -rf .venv .venv-colab
+	rm -rf .venv .venv-colab .venv-colab-light

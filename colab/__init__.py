@@ -6,7 +6,40 @@ The names below can be taken from here; what is behind them is loaded when it is
 
 from infrastructure.core.lazy import lazy_names
 
-_PLACES: dict[str, str] = {}
+_PLACES: dict[str, str] = {
+    "ConfigForm": "colab.form",
+    "LivePanel": "colab.live_panel",
+    "Place": "colab.drive",
+    "Platform": "colab.runtime",
+    "Session": "colab.session",
+    "SessionClock": "colab.session_clock",
+    "ask": "colab.results",
+    "attach": "colab.training",
+    "begin": "colab.session",
+    "bring_secrets": "colab.secrets",
+    "configure": "colab.settings",
+    "download_results": "colab.downloading_results",
+    "evaluate": "colab.results",
+    "export": "colab.results",
+    "fetch_dataset": "colab.fetching_data",
+    "find_fastest": "infrastructure.deployment.tune_commands",
+    "flush_drive": "colab.drive",
+    "foretell": "infrastructure.deployment.forecast",
+    "get_secret": "colab.secrets",
+    "has_browser": "colab.runtime",
+    "install": "colab.bootstrap",
+    "mount_drive": "colab.drive",
+    "platform": "colab.runtime",
+    "rehearse_disconnect": "colab.rehearsal",
+    "release_runtime": "colab.release",
+    "sample_chats": "colab.results",
+    "show_dashboard": "colab.dashboard",
+    "show_data": "colab.results",
+    "show_form": "colab.form",
+    "show_report": "colab.results",
+    "stop": "colab.training",
+    "train": "colab.training",
+}
 
 __all__ = [*_PLACES]
 __getattr__ = lazy_names(__name__, _PLACES, {})

@@ -8,6 +8,7 @@ Nothing heavy is imported before a command needs it, so that `--help` answers at
 
 import argparse
 import importlib
+import json
 import logging
 import os
 import sys
@@ -23,6 +24,7 @@ from infrastructure.config.flags import flags_given
 from infrastructure.config.layers import Layer, Setting
 from infrastructure.config.loading import load_config
 from infrastructure.core.errors import TemperError, TrainingDivergedError
+from infrastructure.core.manners import quiet_libraries, share_the_cores
 from infrastructure.core.redact import RedactingFormatter, redact
 from infrastructure.testing.doctor import examine, exit_code, render
 
@@ -30,9 +32,6 @@ DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 # What a run that goes on is told anew by file and environment too; the rest by flags alone.
 CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices")
-
-# Libraries that warn, on import, of parts of themselves that nobody here asks for.
-CHATTY_LOGGERS = ("torchao", "torch.utils._pytree", "httpx")
 
 log = logging.getLogger("temper")
 
@@ -86,10 +85,14 @@ def _show_traceback(error: BaseException) -> bool:
 def _configure(options: argparse.Namespace, **settings: Any) -> DeploymentConfig:
     """The configuration of a command; what must be set before torch is imported is set here."""
     config = load_config(options.config, flags={**flags_given(options), **settings})
+    _take_effect(config)
+    return config
+
+
+def _take_effect(config: DeploymentConfig) -> None:
     _start_logging(config.log_level)
     if config.cuda_visible_devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.cuda_visible_devices
-    return config
 
 
 def _start_logging(level: str) -> None:
@@ -97,24 +100,30 @@ def _start_logging(level: str) -> None:
     handler.setFormatter(RedactingFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    for chatty in CHATTY_LOGGERS:
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    quiet_libraries()
 
 
 def _deployment(module: str = "commands") -> Any:
-    """A module that imports torch; loaded when a command needs it.
-
-    Threads that wait for each other by spinning make a training 10 to 15 times slower where
-    something else needs the same cores, as on every shared machine; so they sleep instead.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    """A module that imports torch; loaded when a command needs it."""
+    share_the_cores()
     return importlib.import_module(f"infrastructure.deployment.{module}")
 
 
 def _train(options: argparse.Namespace) -> int:
     settings = {} if options.data is None else {"data.path": options.data}
     config = _configure(options, **settings)
+    if options.detach:
+        return int(_deployment("detached_commands").train(config, _accepted(options)))
     return int(_deployment().train(config, _accepted(options)))
+
+
+def _train_detached(options: argparse.Namespace) -> int:
+    """In the process that `train --detach` started: what to train is on standard input."""
+    told = json.load(sys.stdin)
+    config = DeploymentConfig.from_dict(told["configuration"])
+    _take_effect(config)
+    process = _deployment("detached_process")
+    return int(process.train(Path(options.folder), config, told["accept"]))
 
 
 def _tune(options: argparse.Namespace) -> int:
@@ -194,6 +203,11 @@ def _watch(options: argparse.Namespace) -> int:
     return int(commands.watch(options.run, output_dir, options.once, options.every))
 
 
+def _stop(options: argparse.Namespace) -> int:
+    output_dir = Path(_configure(options).output_dir)
+    return int(_deployment("detached_commands").stop(options.run, output_dir))
+
+
 def _dashboard(options: argparse.Namespace) -> int:
     output_dir = Path(_configure(options).output_dir)
     commands = _deployment("view_commands")
@@ -214,6 +228,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": _train,
+    "train-detached": _train_detached,
     "train-resume": _resume,
     "train-eval": _evaluate,
     "check": _check,
@@ -223,6 +238,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "checkpoints": _checkpoints,
     "export": _export,
     "watch": _watch,
+    "stop": _stop,
     "dashboard": _dashboard,
     "config": _show_config,
     "doctor": _doctor,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.flags import add_config_flags
+from infrastructure.config.flags import add_config_flags, add_preset_flag
 from infrastructure.config.schema import schema_of
 from infrastructure.core.lookup import nearest
 
@@ -40,12 +40,14 @@ def create_parser() -> OneSentenceParser:
         dest="command", metavar="COMMAND", parser_class=OneSentenceParser
     )
     _add_train(commands)
+    _add_detached(commands)
     _add_resume(commands)
     _add_evaluate(commands)
     _add_optimize(commands)
     _add_check(commands)
     _add_tune(commands)
     settings = commands.add_parser("config", help="show every setting and where it came from")
+    add_preset_flag(settings)
     add_config_flags(settings)
     _add_checkpoints(commands)
     _add_backup(commands)
@@ -58,8 +60,18 @@ def create_parser() -> OneSentenceParser:
 def _add_train(commands: Any) -> None:
     train = commands.add_parser("train", help="train a model")
     train.add_argument("data", nargs="?", metavar="DATA", help=DATA_HELP)
+    train.add_argument(
+        "--detach", action="store_true", help="in a process of its own, which outlives this shell"
+    )
     _add_accept(train)
+    add_preset_flag(train)
     add_config_flags(train)
+
+
+def _add_detached(commands: Any) -> None:
+    """What `train --detach` starts: no word for people, so no help names it."""
+    detached = commands.add_parser("train-detached")
+    detached.add_argument("folder")
 
 
 def _add_accept(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +115,9 @@ def _add_views(commands: Any) -> None:
     page.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
     page.add_argument("--port", type=int, default=8765, help="0: any free one (default: 8765)")
     page.add_argument("--json", action="store_true", help="tell the address as one JSON object")
-    for parser in (watch, page):
+    stop = commands.add_parser("stop", help="let a training save and stop, wherever it runs here")
+    stop.add_argument("run", nargs="?", metavar="RUN", help="a run (default: the newest)")
+    for parser in (watch, page, stop):
         add_config_flags(parser, ["output_dir", "log_level"])
 
 
@@ -165,6 +179,7 @@ def _add_check(commands: Any) -> None:
         "--rebaseline", action="store_true", help="forget earlier times of this work"
     )
     check.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_preset_flag(check)
     add_config_flags(check)
 
 
@@ -177,6 +192,7 @@ def _add_tune(commands: Any) -> None:
         help="find out how high the learning rate may be, too",
     )
     tune.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_preset_flag(tune)
     add_config_flags(tune)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 TEXTS = ["What is 12 + 5? 17", "Reverse abc: cba", "The sky is blue and the grass is green."]
 
@@ -37,6 +36,7 @@ def train_tiny_tokenizer(**special_tokens: str) -> Any:
 
 def save_tiny_llama(folder: Path) -> Path:
     """Write a tiny Llama (width 64, which 4 bits need on a CPU) and its tokenizer."""
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

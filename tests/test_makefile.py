@@ -39,6 +39,7 @@ def typed(*arguments: str) -> str:
         (["train-eval", "MODEL=m", "DATA=d.jsonl"], ".venv/bin/temper train-eval 'm' 'd.jsonl'"),
         (["test"], ".venv/bin/python -m pytest -n 3 --dist worksteal"),
         (["test-colab"], ".venv-colab/bin/python -m pytest -n 3 --dist worksteal"),
+        (["notebooks"], ".venv/bin/python -m notebooks.build"),
     ],
 )
 def test_targets(arguments: list[str], command: str) -> None:

@@ -18,6 +18,7 @@ COLUMNS = {
     "colab": ["requirements-colab.txt", "constraints-colab.txt"],
 }
 FILES = [*COLUMNS["tested"], *COLUMNS["colab"], "requirements-unsloth.txt", "requirements-dev.txt"]
+KERNEL_FILE = "requirements-colab-kernel.txt"  # of tests alone, so no extra
 A_RANGE_IS_MEANT = {("constraints-colab.txt", "torch")}
 
 
@@ -36,7 +37,7 @@ def pins(*files: str) -> dict[str, Version]:
     return found
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", [*FILES, KERNEL_FILE])
 def test_every_version_is_exact_and_written_once(file: str) -> None:
     listed = requirements(file)
     loose = [r.name for r in listed if [s.operator for s in r.specifier] != ["=="]]

@@ -14,6 +14,7 @@ from infrastructure.config.data_config import DataConfig
 from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
 from infrastructure.config.misfits import misfits, several_gpus, testing_off, unused_notes
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.presets import open_presets
 from infrastructure.config.record import (
     PATHS,
     absolute_place,
@@ -66,8 +67,8 @@ class DeploymentConfig(Section):
     """Everything that one run is told.
 
     Takes sections (`training=TrainingConfig(...)` or a mapping), the flat names of
-    `infrastructure.config.spellings.KEYS` (`batch_size=4`) and canonical keys. It reads neither
-    files nor the environment; `infrastructure.config.loading.load_config` does.
+    `infrastructure.config.spellings.KEYS` (`batch_size=4`), canonical keys, and a `preset`. It
+    reads neither files nor the environment; `infrastructure.config.loading.load_config` does.
     """
 
     model: ModelConfig = Field(
@@ -146,7 +147,8 @@ class DeploymentConfig(Section):
 
     def __init__(self, /, **keywords: Any) -> None:
         schema = schema_of(type(self))
-        settings = merge([list(flatten(keywords, schema, _keyword_source))], schema)
+        layers = [list(flatten(keywords, schema, _keyword_source))]
+        settings = merge(open_presets(layers), schema)
         self._fill(nested(settings, schema))
         self._settings = settings
 
@@ -158,7 +160,7 @@ class DeploymentConfig(Section):
             ConfigurationError: unknown keys, wrong values or disagreement, with their places.
         """
         schema = schema_of(cls)
-        settings = merge(layers, schema)
+        settings = merge(open_presets(layers), schema)
         config = cls(**nested(settings, schema))
         config._settings = settings
         return config
@@ -198,14 +200,17 @@ class DeploymentConfig(Section):
         Raises:
             ConfigurationError: a sentence for each setting that cannot be carried out.
         """
-        problems = [
+        if problems := self.problems():
+            raise ConfigurationError("; ".join(problems))
+
+    def problems(self) -> list[str]:
+        """A sentence for each setting that cannot be carried out; what `check_supported` raises."""
+        return [
             *later.unsupported(self, self.source),
             *misfits(self, self.source),
             *several_gpus(self.cuda_visible_devices),
             *testing_off(self.enable_testing, self.testing_interval),
         ]
-        if problems:
-            raise ConfigurationError("; ".join(problems))
 
     def notes(self) -> list[str]:
         """What to tell when a run starts: settings that were given and have no effect."""
@@ -256,7 +261,11 @@ class DeploymentConfig(Section):
         Raises:
             ConfigurationError: unknown keys, wrong values or disagreement, with their places.
         """
-        own = [Setting(key, self.value(key), self.source(key)) for key in self.present_keys()]
+        own = [
+            Setting(key, self.value(key), source)
+            for key, source in self.sources().items()
+            if source.layer is not Layer.DEFAULT  # what nobody gave is still not given
+        ]
         config = self.from_layers([own, changes])
         config._model_names = self._model_names
         return config

@@ -8,6 +8,7 @@ CUDA_VISIBLE_DEVICES, where empty means no GPU.
 from collections.abc import Iterator, Mapping
 
 from infrastructure.config.layers import Layer, Setting, Source, flatten, parse_truth
+from infrastructure.config.presets import PRESET
 from infrastructure.config.schema import Schema
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.spellings import KEYS
@@ -23,6 +24,8 @@ VARIABLES = {
     "LOG_LEVEL": "log_level",
     "OUTPUT_DIR": "output_dir",
 }
+# The one key whose empty text is a value: no GPU may be seen.
+EMPTY_COUNTS = "cuda_visible_devices"
 DISABLING = {
     "DISABLE_GPU": "device",
     "DISABLE_MONITORING": "enable_monitoring",
@@ -32,6 +35,8 @@ DISABLING = {
 # Read elsewhere; not part of the configuration.
 OTHER_VARIABLES = {
     "TEMPER_PYTHON": "environment.sh makes .venv with it",
+    "TEMPER_PLATFORM": "where a notebook runs, for those who know better",
+    "TEMPER_SESSION_HOURS": "how long a notebook's session lasts, for those who know better",
     "ALERT_WEBHOOK_URL": "the webhook of monitor.alert_sinks; a secret, so no setting",
 }
 
@@ -57,7 +62,7 @@ def _source(variable: str) -> Source:
 def _plain(environment: Mapping[str, str], schema: Schema) -> Iterator[Setting]:
     for variable, key in VARIABLES.items():
         text = environment.get(variable)
-        if text or (text == "" and variable == "CUDA_VISIBLE_DEVICES"):
+        if text or (text == "" and key == EMPTY_COUNTS):
             yield Setting(key, text, _source(variable))
 
 
@@ -76,7 +81,7 @@ def _disabling(environment: Mapping[str, str]) -> Iterator[Setting]:
 
 
 def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[Setting]:
-    known = {variable_of(key) for key in [*schema.fields, *KEYS]}
+    known = {variable_of(key) for key in [*schema.fields, *KEYS, PRESET]}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
             continue

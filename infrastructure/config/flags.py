@@ -13,10 +13,11 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.later import PARTS, later_of
 from infrastructure.config.layers import Layer, Setting, Source, flatten
+from infrastructure.config.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import FieldSpec, Schema, schema_of
 from infrastructure.config.section import ConfigurationError, kinds
 from infrastructure.config.stackwise_config import StackwiseFields
-from infrastructure.config.words import allowed, plain
+from infrastructure.config.words import allowed, choices, plain
 from infrastructure.core.lookup import unknown_name
 
 # Names too general to stand alone, and the names that the specifications give.
@@ -33,6 +34,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "training.cache_dir": ("--stack-cache-dir",),
     "output_dir": ("--output", "--output-dir"),
 }
+PRESET_FLAG = f"--{PRESET}"
 _OWN_NAME = {"", "model", "data", "training"}
 _DEST = "config_flags"
 
@@ -70,6 +72,20 @@ def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | No
         _add_flag(groups[section], spec)
 
 
+def add_preset_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--preset`, for a command that begins something."""
+    told = "; ".join(f"{name}: {preset.purpose}" for name, preset in PRESETS.items())
+    parser.add_argument(
+        PRESET_FLAG,
+        action=_Remember,
+        dest=_DEST,
+        default=argparse.SUPPRESS,
+        metavar="NAME",
+        help=f"settings that go together; what else is given goes before them. {told}."
+        f" {NO_PRESET}: none of these",
+    )
+
+
 def flags_given(namespace: argparse.Namespace) -> dict[str, Any]:
     """What was typed, by flag; empty where nothing was."""
     return dict(getattr(namespace, _DEST, {}))
@@ -82,6 +98,7 @@ def flag_settings(flags: Mapping[str, Any], schema: Schema) -> list[Setting]:
         ConfigurationError: there is no such flag.
     """
     keys = {flag: key for key in schema.fields for flag in _all_flags(schema.fields[key])}
+    keys[PRESET_FLAG] = PRESET
     settings: list[Setting] = []
     for given, value in flags.items():
         if given.startswith("--") and given not in keys:
@@ -129,16 +146,9 @@ def _add_flag(group: Any, spec: FieldSpec) -> None:
     )
 
 
-def _choices(spec: FieldSpec) -> list[str]:
-    """The values of a field that takes nothing but a few words."""
-    words = allowed(spec.info).replace('"', "").split(" or ")
-    is_few = '"' in allowed(spec.info) and not any(" " in word for word in words)
-    return words if is_few else []
-
-
 def _metavar(spec: FieldSpec) -> str:
-    if _choices(spec):
-        return "{" + ",".join(_choices(spec)) + "}"
+    if words := choices(spec.info):
+        return "{" + ",".join(words) + "}"
     types = kinds(spec.info.annotation)
     return "N" if int in types else "X" if float in types else "TEXT"
 

@@ -23,13 +23,16 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 class Layer(StrEnum):
-    """Where settings come from, lowest first."""
+    """Where settings come from, lowest first; a preset lies just under whatever names it."""
 
     DEFAULT = "default"
     FILE = "file"
+    PRESET = "preset"
+    CELL = "cell"
     ENVIRONMENT = "environment"
     FLAG = "flag"
     KEYWORD = "keyword"
+    FORM = "form"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Load the configuration: defaults < YAML file < environment < command line < keywords."""
+"""Load the configuration from its layers.
+
+defaults < YAML file < a notebook's cell < environment < command line < keywords. A preset lies just
+under the layer that names it.
+"""
 
 import os
 from collections.abc import Callable, Mapping
@@ -20,6 +24,7 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
     keywords: Mapping[str, Any] | None = None,
+    cell: Mapping[str, Any] | None = None,
 ) -> DeploymentConfig:
     """The configuration from all layers, lowest first; it knows where each value came from.
 
@@ -28,6 +33,7 @@ def load_config(
         environment: environment variables; None: this process's.
         flags: what `flags.flags_given` returned; canonical keys are taken too.
         keywords: as for `DeploymentConfig(...)`.
+        cell: the same, said in a notebook's cell; the environment goes before it.
 
     Raises:
         ConfigurationError: a sentence for each thing that is wrong, with its place.
@@ -37,6 +43,7 @@ def load_config(
     return DeploymentConfig.from_layers(
         [
             _file_settings(yaml_path, schema),
+            list(flatten(cell or {}, schema, _source(Layer.CELL, "cell {}"))),
             read_environment(environment, schema),
             flag_settings(flags or {}, schema),
             list(flatten(keywords or {}, schema, _source(Layer.KEYWORD, "keyword {}"))),

@@ -12,6 +12,7 @@ from infrastructure.config.values import Allowed
 from infrastructure.core.redact import redact
 
 _MAX_SHOWN = 80
+_PLAIN_WORDS = ("true", "false", "none")
 
 
 def allowed(info: FieldInfo) -> str:
@@ -34,9 +35,25 @@ def plain(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
+def choices(info: FieldInfo) -> list[str]:
+    """The values of a field that takes nothing but a few words, as they are typed."""
+    words = words_taken(info)
+    return words if len(words) == len(allowed(info).split(" or ")) else []
+
+
+def words_taken(info: FieldInfo) -> list[str]:
+    """The words that a field takes, among other values perhaps: `auto`, `none`."""
+    parts = allowed(info).split(" or ")
+    return [part.strip('"') for part in parts if part in _PLAIN_WORDS or _is_quoted(part)]
+
+
 def metadata_of(info: FieldInfo, kind: type) -> Any:
     """The first metadata of a class that a field carries, or None."""
     return next((item for item in info.metadata if isinstance(item, kind)), None)
+
+
+def _is_quoted(part: str) -> bool:
+    return part[:1] == part[-1:] == '"' and part.count('"') == 2
 
 
 def _words(annotation: Any, metadata: Any = ()) -> str:

@@ -33,9 +33,21 @@ class DeviceFailedError(TemperError):
     """The GPU failed: this process can use it no more; what was saved before is safe."""
 
 
+class RunFailedError(TemperError):
+    """A training in another process failed; the text is what was told of it there."""
+
+
 class SamplerError(TemperError):
     """No sampler answered a question."""
 
 
 class MemoryLimitError(TemperError):
     """The training does not fit into the memory that it was given."""
+
+
+class RestartNeededError(TemperError):
+    """Packages were replaced that this process has loaded: restart the notebook's kernel."""
+
+
+class MissingSecretError(TemperError):
+    """A token or password is nowhere to be found; the text says where it can be put."""

@@ -6,6 +6,7 @@ from types import ModuleType
 
 from infrastructure.core.errors import MissingPackageError
 
+OLDEST_TORCHAO_FOR_PEFT = "0.16"  # peft 0.19 and later refuse older ones, as Colab has
 PIP_LINES = {
     "bitsandbytes": "pip install bitsandbytes",
     "datasets": "pip install datasets",

@@ -65,6 +65,14 @@ def redact_urls(text: str) -> str:
     return _URL_USER.sub(rf"\g<start>{MASK}@", text)
 
 
+def public_address(address: str) -> str:
+    """What may be shown of an address: not its user, password, query and fragment, nor a token."""
+    scheme, _, rest = address.partition(":")
+    shown = rest.strip("/").split("?")[0].split("#")[0]
+    server, _, path = shown.partition("/")
+    return redact_shapes(f"{scheme}://{server.rpartition('@')[2]}/{path}")
+
+
 def redact_mapping(values: Mapping[str, Any]) -> dict[str, Any]:
     """A copy in which secret values are masked, at any depth of mappings and lists."""
     return {key: MASK if _hide(key, value) else _redact_any(value) for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""A progress bar for what takes long: on a terminal only, never in what a program reads."""
+"""A progress bar for what takes long: for people only, never in what a program reads."""
 
 import os
 import sys
@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-Told = Callable[[int, int], None]
+from infrastructure.core.notebook import in_notebook_kernel
+
+Told = Callable[[int, int | None], None]
 
 
 class _QuietTqdm(tqdm):
@@ -16,18 +18,20 @@ class _QuietTqdm(tqdm):
 
 @contextmanager
 def byte_bar(what: str) -> Iterator[Told]:
-    """Inside, a call with (bytes done, bytes in all) moves the bar, where there is a terminal."""
+    """Inside, a call with (bytes done, bytes in all) moves the bar, if a person looks on: at a
+    terminal or in a notebook. None: nobody knows how many bytes there are.
+    """
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     bar = _QuietTqdm(
         desc=what,
         unit="B",
         unit_scale=True,
         file=sys.stderr,
-        disable=not is_terminal,
+        disable=not (is_terminal or in_notebook_kernel()),
         dynamic_ncols=True,
     )
 
-    def tell(done_bytes: int, total_bytes: int) -> None:
+    def tell(done_bytes: int, total_bytes: int | None) -> None:
         bar.total = total_bytes
         bar.update(done_bytes - bar.n)
 

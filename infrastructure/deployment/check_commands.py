@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.run_directory import writable
+from infrastructure.deployment.output_dir import writable
 from infrastructure.deployment.signals import interrupt_on_sigterm
 from infrastructure.testing.results import GROUPS
 from infrastructure.testing.test_pipeline import create_test_pipeline

@@ -17,6 +17,7 @@ from infrastructure.config.deployment_config import DeploymentConfig as Deployme
 from infrastructure.core.errors import StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.redact import redact
+from infrastructure.deployment.closing import closing_lines, paths_of
 from infrastructure.deployment.ending import Ending
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.from_place import restore_run, run_at_place
@@ -30,12 +31,7 @@ from infrastructure.deployment.going_on import (
 from infrastructure.deployment.run_checks import checked_before, checking_hooks, keep_round
 from infrastructure.deployment.run_copies import RunCopies, bytes_of_version
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
-from infrastructure.deployment.run_record import (
-    closing_lines,
-    describe_model,
-    paths_of,
-    record_run,
-)
+from infrastructure.deployment.run_record import describe_model, record_run
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.deployment.stages import Stages
 from infrastructure.evaluation.held_out import HeldOut, measure
@@ -45,11 +41,12 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     step_of,
     verify,
 )
+from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
-from infrastructure.training.metrics.progress import Progress
+from infrastructure.training.metrics.progress import MakeProgress, make_progress
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers import (
     ErrorsObserver,
@@ -60,7 +57,7 @@ from infrastructure.training.observers import (
 from infrastructure.training.resume_contract import canonical_name
 from infrastructure.training.run_lock import only_trainer_of
 from infrastructure.training.state import TrainingState
-from infrastructure.training.trainer_factory import TrainerFactory, use_sample_data
+from infrastructure.training.trainer_factory import TrainerFactory
 from infrastructure.training.watching import check_watching, watching_hooks
 
 log = logging.getLogger(__name__)
@@ -74,6 +71,9 @@ class TrainingDeployment:
         say: shows a line to a person.
         accept: what may be different when a run goes on although it changes the result, such as
             `["learning_rate", "data"]`.
+        begun: is told the run's directory as soon as run.json lies in it.
+        make_progress: makes what shows each step, from the total steps, the step that it begins
+            at, and what gives a further note.
 
     Raises:
         ValueError: `accept` holds an unknown name.
@@ -84,8 +84,11 @@ class TrainingDeployment:
         config: DeploymentConfig,
         say: Callable[[str], None] = print,
         accept: Collection[str] = (),
+        begun: Callable[[Path], None] = lambda run_path: None,
+        make_progress: MakeProgress = make_progress,
     ) -> None:
         self.config = config
+        self.begun, self.make_progress = begun, make_progress
         self.say = lambda line: say(redact(line))
         self.accepted = frozenset(map(canonical_name, accept))
         self.checks: list[CheckResult] = []
@@ -127,6 +130,7 @@ class TrainingDeployment:
                 accepted.
         """
         with only_trainer_of(run.path):
+            self.begun(run.path)
             if checkpoint is None:
                 checkpoint = CheckpointManager(run.checkpoints).newest()
             else:
@@ -162,10 +166,10 @@ class TrainingDeployment:
 
     def _tell_finished(self, run: RunDirectory) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads(run.summary_file.read_text())
-        summary["paths"] = paths_of(run)  # it may have been moved since
+        summary["paths"] = paths_of(run.path)  # it may have been moved since
         copies = RunCopies(run, self.config, self.say)  # as they stand now, not as they stood then
         summary["backup"] = {**summary.get("backup", {}), **copies.facts()}
-        for line in closing_lines(run, summary):
+        for line in closing_lines(run.path, summary):
             self.say(line)
         self.say(f"Run {run.run_id} was finished before: {run.final}; --new-run trains again")
         return summary
@@ -185,6 +189,7 @@ class TrainingDeployment:
             for line in trainer.batch_plan().lines():
                 self.say(line)
         record_run(run, self.config, trainer)
+        self.begun(run.path)
         self.say(f"Run {run.run_id}: measuring the model before the training")
         try:
             with self.stages.stage("measure"):
@@ -280,7 +285,7 @@ class TrainingDeployment:
         training = self.config.training
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(make_sinks(training.metrics_sinks, run.path))),
-            ProgressObserver(lambda total, step: Progress(total, step, note=copies.short)),
+            ProgressObserver(lambda total, step: self.make_progress(total, step, copies.short)),
             ErrorsObserver(run.path),
             ReportObserver(run.path),
         ]

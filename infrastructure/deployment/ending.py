@@ -11,10 +11,11 @@ import torch
 
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.core.files import write_json
+from infrastructure.deployment.closing import closing_lines
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_copies import RunCopies
 from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.deployment.run_record import closing_lines, summarise
+from infrastructure.deployment.run_record import summarise
 from infrastructure.deployment.stages import Stages
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report import write_report
@@ -59,7 +60,7 @@ class Ending:
                 self.copies.wait(self.patience.finish_seconds)
                 self.copies.publish()
             summary = self._close(after)
-        for line in closing_lines(self.run, summary):
+        for line in closing_lines(self.run.path, summary):
             self.say(line)
         return summary
 

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -29,21 +30,31 @@ from infrastructure.deployment.pip_runner import InstallError, Pip, say, step
 ROOT = Path(__file__).resolve().parents[2]
 RECORD_NAME = "temper-environment.json"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where pytorch.org publishes them
+TorchBuild = Literal["cpu", "cuda"]
+COLAB_FILES = ("requirements-colab.txt", "constraints-colab.txt", "requirements-colab-kernel.txt")
+NEED_TORCH = ("torch", "accelerate", "bitsandbytes", "peft", "torchao", "trl")
 DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
 
 
 @dataclass(frozen=True)
 class Part:
-    """One step of the installation: done when the record holds `fingerprint` under `name`."""
+    """One step of the installation: done when the record holds `fingerprint` under `name`.
+
+    Attributes:
+        left_out: packages of the files that are not installed.
+    """
 
     name: str
     fingerprint: str
     files: tuple[Path, ...] = ()
     with_dependencies: bool = True
+    left_out: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         names = " + ".join(file.name for file in self.files)
+        if self.left_out:
+            return f"{names}, without PyTorch and what needs it"
         return names if self.with_dependencies else f"{names}, without their dependencies"
 
 
@@ -54,7 +65,7 @@ class Plan:
     root: Path
     folder: Path
     parts: tuple[Part, ...]
-    torch_build: Literal["cpu", "cuda"]
+    torch_build: TorchBuild
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,7 +99,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--with-unsloth", action="store_true", help="unsloth without a GPU too")
     parser.add_argument("--with-dev", action="store_true", help="the tools that `make test` needs")
     parser.add_argument("--colab", action="store_true", help="Colab's versions, in .venv-colab")
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--without-torch",
+        action="store_true",
+        help="with --colab: what a notebook's side needs, in .venv-colab-light",
+    )
+    options = parser.parse_args(arguments)
+    if options.without_torch and not options.colab:
+        parser.error("--without-torch is for --colab")
+    return options
 
 
 def _stop(*_: object) -> NoReturn:
@@ -100,13 +119,13 @@ def _stop(*_: object) -> NoReturn:
 
 def make_plan(root: Path, options: argparse.Namespace) -> Plan:
     """The parts for these options on this machine, in the order in which they are installed."""
-    folder = root / (".venv-colab" if options.colab else ".venv")
+    folder = root / _folder_name(options)
     driver = nvidia_driver_present()
     build = _torch_build(driver, read_record(folder))
-    parts = [
-        Part("torch", f"{build} {torch_version(root)}"),
-        _files_part(root, "base", *_base_files(options.colab)),
-    ]
+    base = _files_part(root, "base", *_base_files(options.colab))
+    parts = [Part("torch", f"{build} {torch_version(root)}"), base]
+    if options.without_torch:
+        parts = [replace(base, left_out=NEED_TORCH)]
     if options.with_unsloth or (driver and not options.colab):
         parts.append(_files_part(root, "unsloth", "requirements-unsloth.txt", alone=True))
     if options.with_dev:
@@ -116,13 +135,19 @@ def make_plan(root: Path, options: argparse.Namespace) -> Plan:
     return Plan(root, folder, tuple(parts), build)
 
 
-def _torch_build(driver: bool, record: dict[str, str]) -> Literal["cpu", "cuda"]:
+def _folder_name(options: argparse.Namespace) -> str:
+    if options.without_torch:
+        return ".venv-colab-light"
+    return ".venv-colab" if options.colab else ".venv"
+
+
+def _torch_build(driver: bool, record: dict[str, str]) -> TorchBuild:
     """A CUDA build that is there already stays: machines that share a folder may differ."""
     return "cuda" if driver or record.get("torch", "").startswith("cuda") else "cpu"
 
 
 def _base_files(colab: bool) -> tuple[str, ...]:
-    return ("requirements-colab.txt", "constraints-colab.txt") if colab else ("requirements.txt",)
+    return COLAB_FILES if colab else ("requirements.txt",)
 
 
 def _files_part(root: Path, name: str, *files: str, alone: bool = False) -> Part:
@@ -193,8 +218,9 @@ def install(plan: Plan) -> None:
         with step(f"virtual environment, Python {sys.version.split()[0]}"):
             make_virtual_environment(plan.folder)
         record = {"location": str(plan.folder)}
-    for name in remove_half_installed(plan.folder):
-        say(f"  removed a half-installed {name}")
+    for packages in sorted(plan.folder.glob("lib/python*/site-packages")):
+        for name in remove_half_installed(packages):
+            say(f"  removed a half-installed {name}")
     for part in todo:
         record.pop(part.name, None)
         write_json(plan.folder / RECORD_NAME, record)
@@ -241,17 +267,19 @@ def make_virtual_environment(folder: Path) -> None:
         raise InstallError(f"no environment in {folder}: {(made.stdout + made.stderr).strip()}")
 
 
-def remove_half_installed(folder: Path) -> list[str]:
-    """Remove what a killed pip left, so that pip installs it again; returns the names.
+def remove_half_installed(packages: Path) -> list[str]:
+    """Remove what a killed pip left in a folder of packages, so that pip installs it again.
 
     pip writes a package's RECORD last; it renames what it is replacing to `~name` first.
+
+    Returns:
+        The names of what was removed.
     """
+    without_record = [p for p in packages.glob("*.dist-info") if not (p / "RECORD").exists()]
     removed = []
-    for packages in sorted(folder.glob("lib/python*/site-packages")):
-        without_record = [p for p in packages.glob("*.dist-info") if not (p / "RECORD").exists()]
-        for leftover in [*without_record, *packages.glob("~*")]:
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            removed.append(leftover.name)
+    for leftover in [*without_record, *packages.glob("~*")]:
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        removed.append(leftover.name)
     return removed
 
 
@@ -259,13 +287,24 @@ def install_part(plan: Plan, part: Part) -> None:
     """Run pip for one part."""
     pip = Pip(python_of(plan.folder), log=plan.folder / "install.log")
     if part.name == "torch":
-        install_torch(pip, plan)
+        install_torch(pip, torch_version(plan.root), plan.torch_build)
     elif part.name == "temper":
         pip.install("temper itself, editable", "--no-deps", "--editable", str(plan.root))
     else:
-        files = [word for file in part.files for word in ("-r", str(file))]
+        files = [word for file in to_install(plan, part) for word in ("-r", str(file))]
         mode = ["-c", str(hold_torch(plan))] if part.with_dependencies else ["--no-deps"]
         pip.install(part.title, *mode, *files)
+
+
+def to_install(plan: Plan, part: Part) -> Sequence[Path]:
+    """The part's files, or one with the lines that are not left out."""
+    if not part.left_out:
+        return part.files
+    lines = [line for file in part.files for line in file.read_text().splitlines()]
+    name = re.compile(rf"({'|'.join(part.left_out)})\b")
+    kept = plan.folder / "without-torch.txt"
+    kept.write_text("\n".join(line for line in lines if not name.match(line)) + "\n")
+    return [kept]
 
 
 def hold_torch(plan: Plan) -> Path:
@@ -275,15 +314,14 @@ def hold_torch(plan: Plan) -> Path:
     return file
 
 
-def install_torch(pip: Pip, plan: Plan) -> None:
-    """The build of PyTorch that fits the machine, from the first source that has it.
+def install_torch(pip: Pip, version: str, build: TorchBuild) -> None:
+    """PyTorch in the build that fits the machine, from the first source that has it.
 
     With a driver it is the CUDA build, which is what the default index serves on Linux (`===`
     keeps a CPU build from being taken for it). Without, it is a build marked `+cpu` where pip's
     own configuration offers one, then PyTorch's CPU index, and only then the default build.
     """
-    version = torch_version(plan.root)
-    if plan.torch_build == "cuda":
+    if build == "cuda":
         pip.install(
             f"PyTorch {version}, CUDA build: an NVIDIA driver is here", f"torch==={version}"
         )

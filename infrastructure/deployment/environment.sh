@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the environment in .venv ready, or finds it so (then it says nothing and takes no time).
-#   environment.sh [--with-unsloth] [--with-dev] [--colab] [--check]
+#   environment.sh [--with-unsloth] [--with-dev] [--colab [--without-torch]] [--check]
 # It finds a Python of version 3.11 or newer; TEMPER_PYTHON names one. The rest is environment.py.
 set -euo pipefail
 
@@ -43,7 +43,8 @@ else:
 
 environment="$root/.venv"
 for argument in "$@"; do
-    if [ "$argument" = --colab ]; then environment="$root/.venv-colab"; fi
+    if [ "$argument" = --colab ]; then environment="${environment/%.venv/.venv-colab}"; fi
+    if [ "$argument" = --without-torch ]; then environment="$root/.venv-colab-light"; fi
     if [ "$argument" = --check ]; then only_check=yes; fi
 done
 if [ -x "$environment/bin/python" ] && run_installer "$environment/bin/python" "$@" --check 2>/dev/null; then

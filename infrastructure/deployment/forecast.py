@@ -7,7 +7,6 @@ smaller pieces is trained in smaller pieces, with the same result.
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,17 +24,17 @@ from infrastructure.monitoring.formatting import format_bytes, format_duration
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.peak_memory import PeakMemory
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.error_handlers import free_memory
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.machine_fit import StepCosts
 from infrastructure.training.recovery.notes import note
 from infrastructure.training.state import TrainingState
+from infrastructure.training.trainer_factory import TrainerFactory
 
 log = logging.getLogger(__name__)
 
 FILE = "forecast.json"
-# The free Colab's sessions end after at most so long, whatever runs in them.
-COLAB_SECONDS = 12 * 3600.0
 USUAL_SAVE_SECONDS = 120.0  # between two checkpoints by the clock
 SMALL_FILES_BYTES = 2_000_000  # report, metrics, logs, tokenizer
 REMEDIES = (
@@ -138,7 +137,9 @@ class RunForecast:
             loop, plan = trainer.prepare(), trainer.batch_plan()
             has_optimizer = bool(loop.optimizer.state)  # of a checkpoint that it goes on from
             costs = trainer.machine_fit().costs(plan, loop.total_steps, has_optimizer)
-            self.forecast = self._made_of(trainer, costs)
+            self.forecast = made_of(
+                trainer, costs, self.config, self.run.path, self.measure_seconds
+            )
         except DoesNotFitError:
             raise
         except Exception as error:  # the training itself will meet it, and knows an answer
@@ -171,36 +172,6 @@ class RunForecast:
             if was and foretold[name] is not None
         ]
 
-    def _made_of(self, trainer: EnhancedTrainer, costs: StepCosts) -> Forecast:
-        loop, state = trainer.prepare(), trainer.state
-        assert state is not None
-        left = loop.total_steps - state.step
-        evaluations = evaluations_left(loop, state.step)
-        held_out = getattr(getattr(loop.data, "report", None), "num_evaluation", 0)
-        seconds = left * costs.step_seconds + self.measure_seconds
-        seconds += evaluations * held_out * costs.evaluation_seconds
-        version = bytes_of_version(state.model, self.config.training)
-        options = place_options(self.config)
-        final = sum(p.numel() * p.element_size() for p in _saved_parameters(trainer, state.model))
-        kept = min(versions_kept(self.config.training, loop.total_steps), saves_left(loop, seconds))
-        return Forecast(
-            num_steps=left,
-            step_seconds=costs.step_seconds,
-            seconds=seconds,
-            peak_memory_bytes=costs.peak_bytes,
-            memory_bytes=costs.limit_bytes,
-            disk_bytes=kept * version + final + SMALL_FILES_BYTES,
-            disk_free_bytes=disk_free_bytes(self.run.path),
-            backup_bytes=None if options.place is None else options.keep * version + final,
-            session_seconds=self._session_seconds(),
-            measure_seconds=self.measure_seconds,
-        )
-
-    def _session_seconds(self) -> float | None:
-        if self.config.training.deadline is not None:
-            return self.config.training.deadline
-        return COLAB_SECONDS if "COLAB_RELEASE_TAG" in os.environ else None
-
     def _keep_within(self, trainer: EnhancedTrainer, costs: StepCosts) -> None:
         """On a CPU a process that takes too much is killed; nobody could answer afterwards."""
         state = trainer.state
@@ -219,6 +190,66 @@ class RunForecast:
             self.say(
                 f"Micro-batches of {size}, because more would take {why}; the result is the same"
             )
+
+
+def foretell(config: DeploymentConfig) -> Forecast:
+    """What a run of `config` will take, measured now with a few of its own micro-batches.
+
+    Trains nothing and makes no run; prepared data stays in the cache, where the run finds it. The
+    measuring before and after the training, by answering held-out prompts, is not in its time.
+
+    Raises:
+        ValueError, TemperError: the run could not be started like this, or does not fit.
+    """
+    try:
+        return _measured(config.changed([]))  # what is found out about it is not the caller's
+    finally:
+        free_memory(torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+
+
+def _measured(config: DeploymentConfig) -> Forecast:
+    trainer = TrainerFactory().for_run(config)
+    loop, plan = trainer.prepare(), trainer.batch_plan()
+    costs = trainer.machine_fit().costs(plan, loop.total_steps)
+    return made_of(trainer, costs, config, Path(config.output_dir), measure_seconds=0.0)
+
+
+def made_of(
+    trainer: EnhancedTrainer,
+    costs: StepCosts,
+    config: DeploymentConfig,
+    folder: Path,
+    measure_seconds: float,
+) -> Forecast:
+    """The forecast of a training that is put together.
+
+    Args:
+        folder: where the run lies, or will.
+        measure_seconds: of the measurement before the training.
+    """
+    loop, state = trainer.prepare(), trainer.state
+    assert state is not None
+    left = loop.total_steps - state.step
+    evaluations = evaluations_left(loop, state.step)
+    held_out = getattr(getattr(loop.data, "report", None), "num_evaluation", 0)
+    seconds = left * costs.step_seconds + measure_seconds
+    seconds += evaluations * held_out * costs.evaluation_seconds
+    version = bytes_of_version(state.model, config.training)
+    options = place_options(config)
+    final = sum(p.numel() * p.element_size() for p in _saved_parameters(trainer, state.model))
+    kept = min(versions_kept(config.training, loop.total_steps), saves_left(loop, seconds))
+    return Forecast(
+        num_steps=left,
+        step_seconds=costs.step_seconds,
+        seconds=seconds,
+        peak_memory_bytes=costs.peak_bytes,
+        memory_bytes=costs.limit_bytes,
+        disk_bytes=kept * version + final + SMALL_FILES_BYTES,
+        disk_free_bytes=disk_free_bytes(folder),
+        backup_bytes=None if options.place is None else options.keep * version + final,
+        session_seconds=config.training.deadline,
+        measure_seconds=measure_seconds,
+    )
 
 
 class PeakObserver(Observer):

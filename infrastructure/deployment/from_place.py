@@ -20,7 +20,8 @@ from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
 from infrastructure.deployment.bars import byte_bar
 from infrastructure.deployment.going_on import is_same, settings_in
-from infrastructure.deployment.run_directory import RunDirectory, writable
+from infrastructure.deployment.output_dir import writable
+from infrastructure.deployment.run_directory import RunDirectory
 
 T = TypeVar("T")
 

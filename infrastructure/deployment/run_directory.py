@@ -6,13 +6,13 @@ runs/<run_id>/run.json · metrics.jsonl · checkpoints/ · final/ · report.html
 import json
 import re
 import secrets
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment.output_dir import writable
 from infrastructure.monitoring.run_list import RUN_FILE, TRAINER_KEY, find_run_path
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -128,23 +128,6 @@ def plan_run(output_dir: Path, name: str) -> RunDirectory:
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
     started = time.strftime("%Y%m%d-%H%M%S")
     return RunDirectory(output_dir / f"{started}-{readable[-40:]}-{secrets.token_hex(2)}")
-
-
-def writable(output_dir: Path) -> Path:
-    """`output_dir`, made if it is not there.
-
-    Raises:
-        ValueError: it cannot be written to.
-    """
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=output_dir):
-            return output_dir
-    except OSError as error:
-        raise ValueError(
-            f"output_dir {output_dir} cannot be written to ({error.strerror}); choose another with"
-            " --output"
-        ) from error
 
 
 def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | None]:

@@ -4,7 +4,6 @@ import shlex
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +12,11 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import write_json
 from infrastructure.core.hardware import detect
 from infrastructure.core.redact import redact
+from infrastructure.deployment.closing import paths_of
 from infrastructure.deployment.going_on import data_files_hash
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.monitoring.metrics_file import spell_numbers
-from infrastructure.monitoring.tables import before_after_table
 from infrastructure.training.data.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.machine_limits import memory_facts
@@ -106,55 +105,9 @@ def summarise(
         "after": None if after is None else after.table_row(),
         "example": {**example, **written} if before.example else None,
         "num_questions": 0 if after is None else after.num_questions,
-        "paths": paths_of(run),
+        "paths": paths_of(run.path),
     }
     return dict(spell_numbers(summary))
-
-
-def paths_of(run: RunDirectory) -> dict[str, str]:
-    """Where the parts of a run lie that are there."""
-    paths = {
-        "run": run.path,
-        "model": run.final,
-        "checkpoints": run.checkpoints,
-        "metrics": run.path / "metrics.jsonl",
-        "report": run.path / "report.html",
-    }
-    return {name: str(path) for name, path in paths.items() if path.exists()}
-
-
-def closing_lines(run: RunDirectory, summary: dict[str, Any]) -> list[str]:
-    """What is shown at the end: the table, an example, and where everything lies."""
-    table = before_after_table(summary["before"], summary["after"])
-    lines = ["", table or "Nothing is held out, so nothing was measured; see data.validation_split"]
-    if summary["num_questions"]:
-        lines.append(f"(exact match over {summary['num_questions']} held-out prompts)")
-    if summary["example"]:
-        example = summary["example"]
-        lines += ["", "A held-out example", *_indented("prompt", example["prompt"])]
-        lines += _indented("expected", example["expected"])
-        lines += _indented("before", example["before"]) + _indented("after", example["after"])
-    lines += ["", "Where everything lies"]
-    lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
-    backup = summary.get("backup", {})
-    if "published" in backup:
-        lines.append(f"  {'copy':<12} {backup['published']}")
-    lines.append(f"  look at it   open {_relative(str(run.path / 'report.html'))} in a browser")
-    if "text" in backup:
-        lines.append(backup["text"])
-    return lines
-
-
-def _indented(name: str, text: str) -> list[str]:
-    first, *rest = (text or "(nothing)").splitlines() or [""]
-    return [f"  {name:<9} {first}", *(f"            {line}" for line in rest)]
-
-
-def _relative(path: str) -> str:
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
-        return path
 
 
 def describe_model(trainer: EnhancedTrainer) -> str:

@@ -16,10 +16,10 @@ from infrastructure.config.words import plain
 from infrastructure.monitoring.formatting import format_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.optimization.pipeline_optimizer import PipelineOptimizer, Tried
-from infrastructure.training.batch_plan import ACCUMULATION, BATCH_SIZE
+from infrastructure.training.batch_plan import BATCH_SIZE
+from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.error_handlers import is_out_of_memory
-from infrastructure.training.trainer_factory import use_sample_data
 from infrastructure.training.tuning import TRIED, TuningTrials, worker_counts
 
 DONE = 0
@@ -36,11 +36,32 @@ def tune(config: DeploymentConfig, with_learning_rate: bool, as_json: bool) -> i
     Raises:
         ValueError: the training cannot be started as it is configured.
     """
-    use_sample_data(config)
 
     def say(line: str) -> None:
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
+    found = find_fastest(config, with_learning_rate, say)
+    print(json.dumps(found) if as_json else f"The fastest training: temper train {found['flags']}")
+    return DONE
+
+
+def find_fastest(
+    config: DeploymentConfig, with_learning_rate: bool = False, say: Say = print
+) -> dict[str, Any]:
+    """Measure which settings make this training fastest here; nobody's own setting is changed.
+
+    Args:
+        with_learning_rate: find out how high the learning rate may be, too.
+        say: is told each result, in a line.
+
+    Returns:
+        `settings` by canonical key, as `DeploymentConfig` takes them, the same as `flags`, and
+        what was `tried`.
+
+    Raises:
+        ValueError: the training cannot be started as it is configured.
+    """
+    use_sample_data(config)
     found: dict[str, Any] = {"settings": {}, "tried": []}
     config = _with_batch(config, found, say)
     trials = TuningTrials(config)
@@ -48,15 +69,9 @@ def tune(config: DeploymentConfig, with_learning_rate: bool, as_json: bool) -> i
     settings = _with_pipeline(trials, trainer, found, say)
     _with_workers(trials, found, say)
     if with_learning_rate:
-        rates = TuningTrials(config.changed(_as_settings(settings))).learning_rates()
-        found["learning_rate"] = {"suggested": rates.suggested, "explodes_at": rates.explodes_at}
-        for line in rates.lines():
-            say(line)
-        if rates.suggested is not None:
-            found["settings"]["training.learning_rate"] = float(f"{rates.suggested:.2g}")
+        _with_learning_rate(TuningTrials(config.changed(_as_settings(settings))), found, say)
     found["flags"] = flags_of(found["settings"])
-    print(json.dumps(found) if as_json else f"The fastest training: temper train {found['flags']}")
-    return DONE
+    return found
 
 
 def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, list[Any]]:
@@ -84,8 +99,6 @@ def _with_batch(config: DeploymentConfig, found: dict[str, Any], say: Say) -> De
     if given and config.training.batch_size != "auto":
         return config
     auto = config.changed([Setting(BATCH_SIZE, "auto", TRIED)])
-    if config.source(ACCUMULATION).layer is Layer.DEFAULT:
-        auto.training.model_fields_set.discard("gradient_accumulation")
     plan = TuningTrials(auto).trainer({}).batch_plan()
     for line in plan.lines():
         say(line)
@@ -130,6 +143,16 @@ def _with_workers(trials: TuningTrials, found: dict[str, Any], say: Say) -> None
         if speed > WORKERS_PAY * fastest:
             best, fastest = count, speed
     found["settings"]["data.num_workers"] = best
+
+
+def _with_learning_rate(trials: TuningTrials, found: dict[str, Any], say: Say) -> None:
+    """How high the learning rate may be, by a range test."""
+    rates = trials.learning_rates()
+    found["learning_rate"] = {"suggested": rates.suggested, "explodes_at": rates.explodes_at}
+    for line in rates.lines():
+        say(line)
+    if rates.suggested is not None:
+        found["settings"]["training.learning_rate"] = float(f"{rates.suggested:.2g}")
 
 
 def describe(tried: Tried) -> str:

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from infrastructure.monitoring.markup import Markup, element, raw_markup
-from infrastructure.monitoring.report_style import STYLE
+from infrastructure.monitoring.report_style import COLOURS, RULES
 
 SECTIONS = (
     *("head", "progress", "tiles", "notices", "alerts", "result", "curves", "machine"),
@@ -55,13 +55,17 @@ class Look:
         return gzip.compress(text.encode(), compresslevel=4)
 
 
+def live_rules() -> str:
+    """The style of what is shown of a run that goes on; its colours are `report_style.COLOURS`."""
+    return RULES + (Path(__file__).parent / "dashboard.css").read_text(encoding="utf-8")
+
+
 class Page:
     """The document around the looks; made once, because style and script do not change."""
 
     def __init__(self) -> None:
-        folder = Path(__file__).parent
-        self.style = STYLE + (folder / "dashboard.css").read_text(encoding="utf-8")
-        self.script = (folder / "dashboard.js").read_text(encoding="utf-8")
+        self.style = COLOURS + live_rules()
+        self.script = (Path(__file__).parent / "dashboard.js").read_text(encoding="utf-8")
 
     @property
     def policy(self) -> str:

@@ -132,6 +132,12 @@ def bar(share: float, css_class: str) -> Markup:
 
 def tiles(run: LiveRun) -> Markup:
     """The numbers that people look for first."""
+    shown = [tile for tile in [*number_tiles(run), _possible_loss(run)] if tile]
+    return element("section", *shown, css_class="tiles") if shown else NOTHING
+
+
+def number_tiles(run: LiveRun) -> list[Markup]:
+    """A tile for each number that is known."""
     last = run.facts.last
     held_out = run.points.get("eval_loss")
     best = (
@@ -139,16 +145,14 @@ def tiles(run: LiveRun) -> Markup:
     )
     each = run.seconds_per_step
     shown = [
-        _tile("Loss", _told(last("loss"), format_number)),
-        _tile("Held-out loss", _told(_newest(run, "eval_loss"), format_number), _best(best)),
-        _tile("Tokens per second", _told(last("tokens_per_second"), _whole)),
-        _tile("Time per step", _told(each, format_step_time)),
-        _tile("Tokens", _told(last("tokens"), format_number)),
-        _tile("Peak memory", _told(last("memory_bytes"), format_bytes)),
-        _possible_loss(run),
+        make_tile("Loss", _told(last("loss"), format_number)),
+        make_tile("Held-out loss", _told(_newest(run, "eval_loss"), format_number), _best(best)),
+        make_tile("Tokens per second", _told(last("tokens_per_second"), _whole)),
+        make_tile("Time per step", _told(each, format_step_time)),
+        make_tile("Tokens", _told(last("tokens"), format_number)),
+        make_tile("Peak memory", _told(last("memory_bytes"), format_bytes)),
     ]
-    shown = [tile for tile in shown if tile]
-    return element("section", *shown, css_class="tiles") if shown else NOTHING
+    return [tile for tile in shown if tile]
 
 
 def format_step_time(seconds: float) -> str:
@@ -173,7 +177,8 @@ def _best(best: float | None) -> str:
     return "" if best is None else f"best {format_number(best)}"
 
 
-def _tile(name: str, value: Any, more: str = "") -> Markup:
+def make_tile(name: str, value: Any, more: str = "") -> Markup:
+    """A number with its name above and something smaller below; nothing where it is None."""
     if value is None:
         return NOTHING
     shown = [element("div", name, css_class="name"), element("div", value, css_class="value")]
@@ -189,8 +194,8 @@ def _possible_loss(run: LiveRun) -> Markup:
         return NOTHING
     saved_at = copies.get("saved_at")
     if copies.get("confirmed_step") is None or not isinstance(saved_at, int | float):
-        return _tile("Would be lost now", "everything", "nothing is confirmed yet")
-    return _tile(
+        return make_tile("Would be lost now", "everything", "nothing is confirmed yet")
+    return make_tile(
         "Would be lost now", moment(saved_at, "age"), f"step {copies['confirmed_step']} is safe"
     )
 
@@ -225,14 +230,19 @@ def curve_section(run: LiveRun) -> Markup:
     return section("Curves", figures[0], small)
 
 
+def meters(run: LiveRun) -> Markup:
+    """How full the machine is now; nothing when the run has ended."""
+    shown = [] if run.has_ended else [_meter(meter) for meter in run.machine.meters()]
+    return element("div", *shown, css_class="meters") if shown else NOTHING
+
+
 def machine(run: LiveRun) -> Markup:
     """How full the machine is now, and its curves over time."""
-    meters = [] if run.has_ended else [_meter(meter) for meter in run.machine.meters()]
     figures = [
         element("figure", element("h3", chart.title), raw_markup(render_chart(chart)))
         for chart in run.machine.charts(NUM_SMALL_BUCKETS)
     ]
-    parts = [element("div", *meters, css_class="meters") if meters else NOTHING]
+    parts = [meters(run)]
     if figures:
         parts.append(element("div", *figures, css_class="columns three"))
     return section("Machine", *parts)

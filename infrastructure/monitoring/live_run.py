@@ -102,11 +102,20 @@ class LiveRun:
     @property
     def state(self) -> str:
         """One of `STATES`."""
+        if self._goes_on_again():
+            return "starting"
         if self.facts.status != "running":
             return self.facts.status
         if self.trainer is not None and self.trainer.is_alive is False:
             return "interrupted"
         return "running" if self.facts.summary else "starting"
+
+    def _goes_on_again(self) -> bool:
+        """Whether somebody prepares to go on with a run that had ended before."""
+        ended_at = _changed_at(self.directory / "summary.json")
+        if self.trainer is None or not self.trainer.is_alive or ended_at is None:
+            return False
+        return self.facts.status in ("stopped", "failed") and self.trainer.since > ended_at
 
     @property
     def has_ended(self) -> bool:

@@ -58,15 +58,19 @@ def points_by_key(records: Iterable[Record]) -> PointsByKey:
 
 
 def curves(
-    points: PointsByKey, evaluated: Collection[str], num_buckets: int = NUM_BUCKETS
+    points: PointsByKey,
+    evaluated: Collection[str],
+    num_buckets: int = NUM_BUCKETS,
+    wide: str | None = WIDE,
 ) -> list[Markup]:
     """A figure for each quantity that there are points of; the loss first, and wide.
 
     Args:
         evaluated: the keys that evaluations gave, see `evaluated_keys`.
         num_buckets: the most pieces of a curve, but for the wide one.
+        wide: the key of the wide one; None: none is.
     """
-    figures = [_figure(quantity, points, num_buckets) for quantity in QUANTITIES]
+    figures = [_figure(quantity, points, num_buckets, wide) for quantity in QUANTITIES]
     known = {key for q in QUANTITIES for key in (q.key, q.marks_key)} | POSITION_KEYS
     further = [key for key in points if key not in known][:MAX_FURTHER_CHARTS]
     figures += [_further_figure(key, points[key], key in evaluated, num_buckets) for key in further]
@@ -88,15 +92,27 @@ def holes(points: PointsByKey) -> list[str]:
     ]
 
 
-def _figure(quantity: Quantity, points_of: PointsByKey, num_buckets: int) -> Markup:
+def _figure(
+    quantity: Quantity, points_of: PointsByKey, num_buckets: int, wide: str | None
+) -> Markup:
+    is_wide = quantity.key == wide
+    chart = chart_of(quantity, points_of, NUM_BUCKETS if is_wide else num_buckets)
+    if chart is None:
+        return raw_markup("")
+    points, _ = _in_units(quantity.key, points_of.get(quantity.key, []))
+    return _draw(chart, points, is_wide)
+
+
+def chart_of(
+    quantity: Quantity, points_of: PointsByKey, num_buckets: int = NUM_BUCKETS
+) -> Chart | None:
+    """How a quantity is drawn; None where there is no point of it."""
     points = points_of.get(quantity.key, [])
     marks = points_of.get(quantity.marks_key, [])
     if not points and not marks:
-        return raw_markup("")
+        return None
     points, format_value = _in_units(quantity.key, points)
-    is_wide = quantity.key == WIDE
-    num_buckets = NUM_BUCKETS if is_wide else num_buckets
-    chart = Chart(
+    return Chart(
         quantity.title,
         make_curve(points, num_buckets, quantity.is_noisy),
         marks,
@@ -104,7 +120,6 @@ def _figure(quantity: Quantity, points_of: PointsByKey, num_buckets: int) -> Mar
         from_zero=quantity.from_zero,
         may_be_log=quantity.may_be_log,
     )
-    return _draw(chart, points, is_wide)
 
 
 def _further_figure(key: str, points: Points, is_evaluation: bool, num_buckets: int) -> Markup:

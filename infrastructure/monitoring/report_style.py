@@ -1,11 +1,15 @@
-"""The style sheet of `report.html`: system fonts, light and dark, narrow and wide, print."""
+"""The style sheet of our pages: system fonts, light and dark, narrow and wide, print.
 
-STYLE = """
+`RULES` take all colours from the variables that `COLOURS` sets.
+"""
+
+COLOURS = """
 :root {
   color-scheme: light dark;
   --paper: #f6f7f9; --card: #ffffff; --ink: #1a2028; --soft: #5b6673; --line: #e1e5ea;
   --grid: #eceff3; --main: #2463c4; --faint: #2463c43d; --mark: #c65d0e; --bad: #c0322b;
   --bad-soft: #c0322b1f; --good: #1b7f4b; --warn: #96660a; --code: #f1f3f6;
+  --mono: ui-monospace, "SF Mono", "Cascadia Mono", Menlo, "DejaVu Sans Mono", monospace;
 }
 @media (prefers-color-scheme: dark) {
   :root {
@@ -14,6 +18,9 @@ STYLE = """
     --bad-soft: #f2827b2e; --good: #62c793; --warn: #e3b45c; --code: #222a33;
   }
 }
+"""
+
+RULES = """
 * { box-sizing: border-box; }
 body {
   margin: 0; background: var(--paper); color: var(--ink);
@@ -66,7 +73,6 @@ table.facts td:first-child { color: var(--soft); width: 34%; min-width: 120px; }
 table.config td:first-child { min-width: 240px; }
 table.config td:nth-child(2) { min-width: 90px; font-family: var(--mono); font-size: 13px; }
 table.config td:last-child { color: var(--soft); min-width: 110px; }
-:root { --mono: ui-monospace, "SF Mono", "Cascadia Mono", Menlo, "DejaVu Sans Mono", monospace; }
 code, pre { font-family: var(--mono); font-size: 13px; }
 pre { background: var(--code); border-radius: 7px; padding: 10px 14px; margin: 4px 0 14px;
       white-space: pre-wrap; overflow-wrap: anywhere; max-height: 320px; overflow-y: auto; }
@@ -124,3 +130,5 @@ details[open] > summary { margin-bottom: 10px; }
 footer { color: var(--soft); font-size: 13px; text-align: center; margin-top: 28px; }
 @media print { body { background: none; } section { break-inside: avoid; } }
 """
+
+STYLE = COLOURS + RULES

@@ -1,12 +1,15 @@
 """Which process trains a run, and whether it still lives: written by it, asked by who looks on."""
 
 import os
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 HOLDER_FILE = "trained_by"
+LINE = re.compile(r"process (\d+) on (\S+)( ended)?\n?")
 CLOCK_SLACK_SECONDS = 2.0  # of file times against process start times
 
 
@@ -15,24 +18,40 @@ class TrainerProcess:
     """Who trains a run, or did so last.
 
     Attributes:
-        is_alive: None where it cannot be said: another machine's.
+        is_alive: whether it trains the run still; None where it cannot be said: another machine's.
+        since: unix time of its beginning, or of its end where it has said so.
     """
 
     pid: int
     machine: str
     is_alive: bool | None
+    since: float
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.machine}"
 
 
-def write_trainer(run_path: Path) -> None:
-    """Write down that this process trains the run.
+def write_trainer(run_path: Path, pid: int | None = None) -> None:
+    """Write down that the process `pid` (None: this one) trains the run.
 
     Raises:
         OSError: the disk refuses.
     """
-    (run_path / HOLDER_FILE).write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
+    (run_path / HOLDER_FILE).write_text(_line(pid or os.getpid()))
+
+
+def leave_trainer(run_path: Path) -> None:
+    """Write down that this process trains the run no more, although it may live on: a notebook's
+    kernel does. Where that cannot be written, it shows when the process is gone.
+    """
+    path = run_path / HOLDER_FILE
+    with suppress(OSError), path.open("r+") as file:  # not made anew where the run is gone
+        file.write(_line(os.getpid(), " ended"))
+        file.truncate()
+
+
+def _line(pid: int, more: str = "") -> str:
+    return f"process {pid} on {os.uname().nodename}{more}\n"
 
 
 def read_trainer(run_path: Path) -> TrainerProcess | None:
@@ -42,14 +61,16 @@ def read_trainer(run_path: Path) -> TrainerProcess | None:
     """
     path = run_path / HOLDER_FILE
     try:
-        words, written_at = path.read_text().split(), path.stat().st_mtime
+        told, written_at = LINE.fullmatch(path.read_text()), path.stat().st_mtime
     except (OSError, ValueError):
         return None
-    if len(words) != 4 or words[::2] != ["process", "on"] or not words[1].isdecimal():
+    if told is None:
         return None
-    pid, machine = int(words[1]), words[3]
-    is_here = machine == os.uname().nodename
-    return TrainerProcess(pid, machine, _was_there(pid, written_at) if is_here else None)
+    pid, machine, has_ended = int(told[1]), told[2], bool(told[3])
+    is_alive = False if has_ended else None
+    if not has_ended and machine == os.uname().nodename:
+        is_alive = _was_there(pid, written_at)
+    return TrainerProcess(pid, machine, is_alive, written_at)
 
 
 def _was_there(pid: int, written_at: float) -> bool:

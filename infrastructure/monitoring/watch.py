@@ -62,11 +62,13 @@ def watch(
     interval_seconds: float = 1.0,
     console: Console | None = None,
     sleep: Callable[[float], None] = time.sleep,
+    is_patient: bool = True,
 ) -> str:
-    """Show the run until it ends (a broken-off one until somebody ends the watching).
+    """Show the run until it ends.
 
     Args:
         is_once: show it as it is now, and return.
+        is_patient: a run that was broken off may go on: show it until somebody ends the watching.
 
     Returns:
         The state of the run at the end, one of `live_run.STATES`.
@@ -83,32 +85,40 @@ def watch(
         if is_once:
             console.print(frame(run, console.width))
         elif console.is_terminal and not console.is_dumb_terminal:
-            _draw(run, console, interval_seconds, sleep)
+            _draw(run, console, interval_seconds, sleep, is_patient)
         else:
-            _print_lines(run, console, interval_seconds, sleep)
+            _print_lines(run, console, interval_seconds, sleep, is_patient)
     finally:
         run.close()
     return run.state
 
 
 def _draw(
-    run: LiveRun, console: Console, interval_seconds: float, sleep: Callable[[float], None]
+    run: LiveRun,
+    console: Console,
+    interval_seconds: float,
+    sleep: Callable[[float], None],
+    is_patient: bool,
 ) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             live.update(frame(run, console.width), refresh=True)
-            if _is_over(run):
+            if _is_over(run, is_patient):
                 return
             sleep(interval_seconds)
             run.refresh()
 
 
 def _print_lines(
-    run: LiveRun, console: Console, interval_seconds: float, sleep: Callable[[float], None]
+    run: LiveRun,
+    console: Console,
+    interval_seconds: float,
+    sleep: Callable[[float], None],
+    is_patient: bool,
 ) -> None:
     shown, shown_at = "", -math.inf
     while True:
-        line, is_over = status_line(run), _is_over(run)
+        line, is_over = status_line(run), _is_over(run, is_patient)
         if line != shown and (is_over or time.monotonic() - shown_at >= LINE_EVERY_SECONDS):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             shown, shown_at = line, time.monotonic()
@@ -118,9 +128,8 @@ def _print_lines(
         run.refresh()
 
 
-def _is_over(run: LiveRun) -> bool:
-    """A run that was broken off may go on at any time, so it is not over."""
-    return run.has_ended and run.state != "interrupted"
+def _is_over(run: LiveRun, is_patient: bool) -> bool:
+    return run.has_ended and not (is_patient and run.state == "interrupted")
 
 
 def status_line(run: LiveRun) -> str:

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from infrastructure.core.hardware import GIB, Hardware, describe, detect
+from infrastructure.core.optional import OLDEST_TORCHAO_FOR_PEFT
 from infrastructure.testing.installation import Installation, accepts
 
 Level = Literal["ok", "warn", "fail"]
@@ -23,7 +24,6 @@ MARKS: dict[Level, str] = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 OLDEST_PYTHON, NEWEST_TESTED_PYTHON = (3, 11), (3, 13)
 LOW_MEMORY_BYTES = 2 * GIB
 LOW_DISK_BYTES, MINIMUM_DISK_BYTES = 5 * GIB, GIB // 4
-OLDEST_TORCHAO_FOR_PEFT = Version("0.16")
 
 # What a missing package that training can do without is needed for.
 NEEDED_FOR = {
@@ -207,9 +207,10 @@ def check_torch_build(hardware: Hardware, installation: Installation) -> Iterato
 def check_traps(hardware: Hardware, installation: Installation) -> Iterator[Finding]:
     """Combinations of packages that are known to fail."""
     torchao, peft = installation.version("torchao"), installation.version("peft")
-    if torchao and peft and torchao < OLDEST_TORCHAO_FOR_PEFT and peft >= Version("0.19"):
+    if torchao and peft and torchao < Version(OLDEST_TORCHAO_FOR_PEFT) and peft >= Version("0.19"):
         text = f"peft {peft} refuses torchao {torchao}: no LoRA training"
-        yield Finding("fail", "torchao", text, "pip install 'torchao>=0.16'")
+        remedy = f"pip install 'torchao>={OLDEST_TORCHAO_FOR_PEFT}'"
+        yield Finding("fail", "torchao", text, remedy)
     if installation.version("triton") and not hardware.nvidia_driver:
         text = "triton without a GPU makes TRL's and unsloth's kernels fail (0 active drivers)"
         yield Finding("warn", "triton", text, "pip uninstall triton")

@@ -18,7 +18,7 @@ from infrastructure.monitoring.metrics_file import encode_record
 from infrastructure.monitoring.report import write_report
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
-from infrastructure.training.metrics.progress import Progress
+from infrastructure.training.metrics.progress import Progress, ProgressDisplay
 from infrastructure.training.metrics.sinks import EVALUATION
 from infrastructure.training.recovery.notes import error_record
 from infrastructure.training.state import TrainingState
@@ -83,11 +83,11 @@ class MetricsObserver(Observer):
 
 
 class ProgressObserver(Observer):
-    """Keeps a `Progress` at the training's step; `make_progress(total_steps, step)` makes it."""
+    """Keeps a display at the training's step; `make_progress(total_steps, step)` makes it."""
 
-    def __init__(self, make_progress: Callable[[int, int], Progress] = Progress) -> None:
+    def __init__(self, make_progress: Callable[[int, int], ProgressDisplay] = Progress) -> None:
         self.make_progress = make_progress
-        self._progress: Progress | None = None
+        self._progress: ProgressDisplay | None = None
 
     def train_start(self, state: TrainingState) -> None:
         def make() -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infrastructure.core.lock import Lock
-from infrastructure.monitoring.trainer_process import HOLDER_FILE, write_trainer
+from infrastructure.monitoring.trainer_process import HOLDER_FILE, leave_trainer, write_trainer
 
 LOCK_FILE = "lock"
 
@@ -26,6 +26,9 @@ def only_trainer_of(run_path: Path) -> Iterator[None]:
                 " train another beside it with --new-run"
             )
         write_trainer(run_path)
-        yield
+        try:
+            yield
+        finally:
+            leave_trainer(run_path)
     finally:
         lock.release()

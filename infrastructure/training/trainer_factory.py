@@ -13,11 +13,10 @@ from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.training.data.samples import SAMPLE_HELDOUT, SAMPLE_TRAIN
+from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.machine_limits import fit_to_machine
 from infrastructure.training.models.registry import MODELS
-from infrastructure.training.models.source import EMBEDDED
 from infrastructure.training.unsloth_trainer import UnslothTrainer
 
 PACKAGE = "infrastructure"  # the logger above all of ours; what other libraries log is not our say
@@ -66,14 +65,6 @@ class TrainerFactory:
         if model_config.backend == "unsloth":
             return UnslothTrainer(model_config, training_config, data_config, **options)
         return EnhancedTrainer(model_config, training_config, data_config, **options)
-
-
-def use_sample_data(config: DeploymentConfig) -> None:
-    """The embedded model without a data path trains on the sample tasks that come with it."""
-    if config.data.path is None and config.model.name == EMBEDDED:
-        config.data.path = str(SAMPLE_TRAIN)
-        config.data.eval_path = config.data.eval_path or str(SAMPLE_HELDOUT)
-        config.data.task_column = config.data.task_column or "task"
 
 
 def show_gpus(devices: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Precedence: defaults < file < environment < command line < keywords, whatever the spelling."""
+"""Precedence: defaults < file < cell < environment < command line < keywords, by any spelling."""
 
 from itertools import combinations
 from pathlib import Path
@@ -13,11 +13,12 @@ from infrastructure.config.model_config import LoraConfig
 # One key in each layer, each time under another of its spellings.
 LAYERS: list[tuple[str, Any, int, str]] = [
     ("yaml_path", "data:\n  batch_size: 1\n", 1, "file.yaml:2: data.batch_size"),
+    ("cell", {"training.batch_size": 5}, 5, "cell training.batch_size"),
     ("environment", {"BATCH_SIZE": "2"}, 2, "environment BATCH_SIZE"),
     ("flags", {"--batch-size": "3"}, 3, "--batch-size"),
     ("keywords", {"training": {"batch_size": 4}}, 4, "keyword training.batch_size"),
 ]
-SUBSETS = [subset for size in range(5) for subset in combinations(LAYERS, size)]
+SUBSETS = [subset for size in range(6) for subset in combinations(LAYERS, size)]
 
 
 def load(tmp_path: Path, **layers: Any) -> DeploymentConfig:
@@ -125,6 +126,7 @@ def test_one_amount_in_two_units_is_the_same_value(tmp_path: Path) -> None:
         {"environment": {"BATCH_SIZE": "2", "TEMPER_TRAINING__BATCH_SIZE": "4"}},
         {"environment": {"DISABLE_GPU": "true", "TEMPER_DEVICE": "cuda"}},
         {"keywords": {"batch_size": 2, "training": {"batch_size": 4}}},
+        {"cell": {"batch_size": 2, "training": {"batch_size": 4}}},
         {"keywords": {"model": {"lora_config": None}, "model.lora_config.r": 4}},
     ],
 )

@@ -7,10 +7,11 @@ import pytest
 
 import infrastructure
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.environment import DISABLING, OTHER_VARIABLES, VARIABLES
+from infrastructure.config.environment import DISABLING, OTHER_VARIABLES, VARIABLES, variable_of
 from infrastructure.config.flags import flag_names
 from infrastructure.config.later import later_of
 from infrastructure.config.model_config import EmbeddedModelConfig, LoraConfig, ModelConfig
+from infrastructure.config.presets import PRESET, PRESETS
 from infrastructure.config.resolve import learning_rate_for, num_epochs_for
 from infrastructure.config.schema import schema_of
 from infrastructure.config.spellings import KEYS, PREFIXES
@@ -85,4 +86,12 @@ def test_every_spelling_is_listed() -> None:
 
 def test_every_variable_is_listed() -> None:
     listed = [row[0].strip("`") for row in rows("Environment")]
-    assert sorted(listed) == sorted([*VARIABLES, *DISABLING, *OTHER_VARIABLES])
+    assert sorted(listed) == sorted([*VARIABLES, *DISABLING, *OTHER_VARIABLES, variable_of(PRESET)])
+
+
+def test_every_preset_is_listed_with_what_it_sets() -> None:
+    listed = {row[0].strip("`"): (row[1], row[2]) for row in rows("Presets")}
+    assert listed.keys() == PRESETS.keys()
+    for name, preset in PRESETS.items():
+        told = ", ".join(f"`{key}: {plain(value)}`" for key, value in preset.settings.items())
+        assert listed[name] == (preset.purpose, told)

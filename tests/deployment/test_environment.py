@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from infrastructure.deployment import environment
-from infrastructure.deployment.environment import Plan, make_plan, parse
+from infrastructure.deployment.environment import (
+    COLAB_FILES,
+    Plan,
+    make_plan,
+    parse,
+    to_install,
+)
 from infrastructure.deployment.pip_runner import InstallError
 from tests.deployment.small_project import make_small_project
 
@@ -55,14 +61,30 @@ def test_unsloth_where_a_gpu_is_found_or_it_is_asked_for(
 
 
 def test_the_colab_column_is_an_environment_of_its_own(root: Path) -> None:
-    for name in ("requirements-colab.txt", "constraints-colab.txt"):
+    for name in COLAB_FILES:
         (root / name).write_text("leaf==1.0\n")
     plan = make_plan(root, parse(["--colab"]))
     assert plan.folder == root / ".venv-colab"
-    assert [f.name for f in plan.parts[1].files] == [
-        "requirements-colab.txt",
-        "constraints-colab.txt",
-    ]
+    assert [f.name for f in plan.parts[1].files] == list(COLAB_FILES)
+
+
+def test_the_notebook_side_needs_no_torch(root: Path) -> None:
+    lines = ["torch>=2.11", "trl==1.0", "torchleaf==1.0", "# trl in a comment", "leaf==1.0"]
+    for name in COLAB_FILES:
+        (root / name).write_text("")
+    (root / COLAB_FILES[0]).write_text("\n".join(lines) + "\n")
+    plan = make_plan(root, parse(["--colab", "--without-torch", "--with-dev"]))
+    assert plan.folder == root / ".venv-colab-light"
+    assert names(plan) == ["base", "dev", "temper"]
+    plan.folder.mkdir()
+    (kept,) = to_install(plan, plan.parts[0])
+    assert kept.read_text().split("\n") == [*lines[2:], ""]
+    assert to_install(plan, plan.parts[1]) == plan.parts[1].files
+
+
+def test_only_colabs_column_comes_without_torch() -> None:
+    with pytest.raises(SystemExit):
+        parse(["--without-torch"])
 
 
 def test_a_cuda_build_that_is_there_stays(root: Path) -> None:
@@ -100,6 +122,12 @@ class FakePip:
         self.installed.append(arguments)
 
 
+def install_torch_into(pip: Any, root: Path) -> None:
+    """As the plan for `root` on this machine says."""
+    build = make_plan(root, parse([])).torch_build
+    environment.install_torch(pip, environment.torch_version(root), build)
+
+
 CPU_INDEX = ("--index-url", environment.PYTORCH_CPU_INDEX)
 CPU_BUILD = "torch==2.13.0+cpu"
 
@@ -121,7 +149,7 @@ def test_the_cpu_build_comes_from_the_first_that_offers_it(
 ) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     pip: Any = FakePip(*offered)
-    environment.install_torch(pip, make_plan(root, parse([])))
+    install_torch_into(pip, root)
     assert pip.installed == [installed]
     assert title in pip.titles[0]
 
@@ -131,7 +159,7 @@ def test_elsewhere_than_on_linux_the_default_build_is_the_cpu_s(
 ) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     pip: Any = FakePip("index")
-    environment.install_torch(pip, make_plan(root, parse([])))
+    install_torch_into(pip, root)
     assert pip.installed == [("torch==2.13.0",)]
     assert "CUDA" not in pip.titles[0]
 
@@ -139,7 +167,7 @@ def test_elsewhere_than_on_linux_the_default_build_is_the_cpu_s(
 def test_with_a_driver_no_cpu_build_is_taken(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_driver(monkeypatch)
     pip: Any = FakePip("configured", "index")
-    environment.install_torch(pip, make_plan(root, parse([])))
+    install_torch_into(pip, root)
     assert pip.installed == [("torch===2.13.0",)]
     assert pip.asked == []
 

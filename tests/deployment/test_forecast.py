@@ -9,7 +9,7 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.forecast import COLAB_SECONDS, Forecast, RunForecast
+from infrastructure.deployment.forecast import Forecast, RunForecast
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.machine_fit import MachineFit
@@ -141,5 +141,5 @@ def test_what_does_not_fit_is_told_with_what_to_do(changes: dict[str, Any], told
 
 def test_a_session_with_an_end_is_named() -> None:
     assert FITS.lines()[-1] == "It fits into this session (it has no known end)"
-    line = replace(FITS, session_seconds=COLAB_SECONDS).lines()[-1]
+    line = replace(FITS, session_seconds=12 * 3600.0).lines()[-1]
     assert line == "It fits into this session, which ends in 12 h 00 min"

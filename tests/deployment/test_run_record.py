@@ -6,12 +6,7 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.run_directory import plan_run
-from infrastructure.deployment.run_record import (
-    closing_lines,
-    describe_model,
-    record_run,
-    summarise,
-)
+from infrastructure.deployment.run_record import describe_model, record_run, summarise
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
@@ -93,27 +88,6 @@ def test_a_loss_that_is_no_number_is_named(trainer: EnhancedTrainer, tmp_path: P
     assert summary["after"]["eval_loss"] == "NaN"
     assert summary["example"] is None
     json.dumps(summary, allow_nan=False)
-
-
-def test_the_end_shows_table_example_and_places(trainer: EnhancedTrainer, tmp_path: Path) -> None:
-    run = plan_run(tmp_path / "runs", "small")
-    run.path.mkdir(parents=True)
-    summary = summarise(run, trainer, 1.5, BEFORE, AFTER)
-    lines = closing_lines(run, summary)
-    text = "\n".join(lines)
-    assert "-75.0 %" in text
-    assert "(exact match over 8 held-out prompts)" in text
-    assert "  before    (nothing)" in lines
-    assert "  after     cba" in lines
-    assert "            ok" in lines
-    assert f"  run          {run.path}" in lines
-
-
-def test_without_held_out_data_nothing_is_claimed(trainer: EnhancedTrainer, tmp_path: Path) -> None:
-    run = plan_run(tmp_path / "runs", "small")
-    summary = summarise(run, trainer, 1.5, HeldOut({}), HeldOut({}))
-    assert "eval_loss" not in summary["after"]
-    assert "Nothing is held out" in closing_lines(run, summary)[1]
 
 
 def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> None:

@@ -16,6 +16,7 @@ from infrastructure.core.files import write_text
 from infrastructure.monitoring.alerts import AlertRule, AlertWatch
 from infrastructure.monitoring.live_run import LiveRun
 from infrastructure.monitoring.metrics_file import encode_record
+from infrastructure.monitoring.trainer_process import leave_trainer, write_trainer
 from infrastructure.monitoring.training_monitor import PERFORMANCE_FILE
 from tests.monitoring.written_run import (
     add,
@@ -96,6 +97,19 @@ def test_states_follow_the_life_of_a_run(tmp_path: Path) -> None:
         states.append(run.state)
     assert states == ["starting", "running", "interrupted", "failed"]
     assert run.has_ended
+    run.close()
+
+
+def test_a_run_that_somebody_goes_on_with_is_prepared_again(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, status="stopped")
+    run = LiveRun(directory)
+    assert run.state == "stopped"
+    write_trainer(directory)
+    run.refresh()
+    assert (run.state, run.has_ended) == ("starting", False)
+    leave_trainer(directory)  # it could not go on
+    run.refresh()
+    assert run.state == "stopped"
     run.close()
 
 

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.monitoring.trainer_process import HOLDER_FILE, read_trainer, write_trainer
+from infrastructure.monitoring.trainer_process import (
+    HOLDER_FILE,
+    leave_trainer,
+    read_trainer,
+    write_trainer,
+)
 
 WRITES_AND_WAITS = """
 import sys, time
@@ -39,6 +44,22 @@ def test_a_process_that_only_has_the_same_number_is_not_the_trainer(tmp_path: Pa
     long_ago = time.time() - 10 * 365 * 86400  # before this process began
     os.utime(tmp_path / HOLDER_FILE, (long_ago, long_ago))
     assert read_trainer(tmp_path).is_alive is False  # type: ignore[union-attr]
+
+
+def test_a_process_that_lives_on_after_its_training_is_no_trainer(tmp_path: Path) -> None:
+    """A notebook's kernel does."""
+    write_trainer(tmp_path)
+    assert read_trainer(tmp_path).is_alive is True  # type: ignore[union-attr]
+    leave_trainer(tmp_path)
+    trainer = read_trainer(tmp_path)
+    assert trainer is not None
+    assert (trainer.pid, trainer.is_alive) == (os.getpid(), False)
+
+
+def test_a_run_that_is_gone_is_not_made_anew_by_who_leaves_it(tmp_path: Path) -> None:
+    leave_trainer(tmp_path / "gone")
+    leave_trainer(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_another_machine_nothing_is_claimed(tmp_path: Path) -> None:

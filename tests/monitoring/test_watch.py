@@ -109,6 +109,20 @@ def test_without_a_terminal_a_line_tells_each_state_until_the_end(tmp_path: Path
     assert last == "finished · step 40 of 40 · 100 % · loss 0.5000 · 200 tokens/s"
 
 
+def test_a_run_that_was_broken_off_is_waited_for_by_who_is_patient_only(tmp_path: Path) -> None:
+    directory = a_training(tmp_path)
+    (directory / "trained_by").write_text(f"process 1 on {os.uname().nodename} ended\n")
+    out = io.StringIO()
+    console = Console(file=out, width=40)
+    assert watch(directory, console=console, is_patient=False) == "interrupted"
+    with pytest.raises(InterruptedError):
+        watch(directory, console=console, sleep=enough)
+
+
+def enough(seconds: float) -> None:
+    raise InterruptedError
+
+
 def test_a_run_without_a_step_says_so(tmp_path: Path) -> None:
     run = LiveRun(write_run(tmp_path))
     assert status_line(run) == "no step yet"

@@ -13,6 +13,9 @@ from infrastructure.training.data.lines import UTF8_MARK, open_bytes
 
 HEAD_BYTES = 1 << 16
 
+EMPTY, WEB_PAGE, LFS_POINTER = "empty", "a web page", "a pointer of Git LFS"
+NEVER_DATA = (EMPTY, WEB_PAGE, LFS_POINTER)
+
 GZIP = b"\x1f\x8b"
 SIGNATURES = {
     b"PAR1": "a Parquet file",
@@ -60,15 +63,16 @@ def check_text(path: Path, head: bytes) -> None:
     Raises:
         ValueError: says what the file is, as far as its first bytes tell, and what to do.
     """
-    what = _what_it_is(head)
+    what = what_it_is(head)
     if what:
         known, remedy = what
         raise ValueError(f"{path} is {known}, not the text that its name says: {remedy}")
 
 
-def _what_it_is(head: bytes) -> tuple[str, str] | None:
+def what_it_is(head: bytes) -> tuple[str, str] | None:
+    """What a file is that is no text, told by its first bytes, and what to do about it."""
     if not head.strip(b" \t\r\n\x0b\x0c" + UTF8_MARK):
-        return "empty", "give a file with data, or remove this one"
+        return EMPTY, "give a file with data, or remove this one"
     if head.startswith(GZIP):
         return "compressed with gzip", "add .gz to its name, or unpack it"
     for magic, kind in SIGNATURES.items():
@@ -79,9 +83,9 @@ def _what_it_is(head: bytes) -> tuple[str, str] | None:
             return kind, "save it as UTF-8"
     start = head.removeprefix(UTF8_MARK).lstrip()[:200].lower()
     if start.startswith((b"<!doctype html", b"<html", b"<head")):
-        return "a web page", "the download gave a page instead of the file; fetch the raw file"
+        return WEB_PAGE, "the download gave a page instead of the file; fetch the raw file"
     if start.startswith(b"version https://git-lfs"):
-        return "a pointer of Git LFS", "run `git lfs pull` to fetch the file itself"
+        return LFS_POINTER, "run `git lfs pull` to fetch the file itself"
     if b"\x00" in head:
         return "binary", "give text, Parquet or HDF5"
     return None
@@ -95,7 +99,7 @@ def check_binary(path: Path, head: bytes, data_format: str) -> None:
     """
     magic = BINARY_MAGIC.get(data_format)
     if magic and not head.startswith(magic):
-        kind = _what_it_is(head)
+        kind = what_it_is(head)
         what = f" but {kind[0]}" if kind else ""
         raise ValueError(f"{path} is no {data_format} file{what}: check how it was made")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from infrastructure.core.files import file_sha256
 from infrastructure.core.lookup import nearest, unknown_name
-from infrastructure.core.redact import redact_shapes
+from infrastructure.core.redact import public_address
 from infrastructure.training.data.json_format import read_json
 from infrastructure.training.data.lines import BEGIN, Start
 from infrastructure.training.data.plugins import Registry
@@ -171,7 +171,7 @@ def discover(place: str, data_format: str = "auto", what: str = "training data")
     _check_link(path, what)
     if path.exists():
         return [_data_file(path, path.name, data_format)]
-    if data_format == HUGGINGFACE or _may_be_on_the_hub(place):
+    if data_format == HUGGINGFACE or may_be_on_the_hub(place):
         load_huggingface(place)
         return [DataFile(path, place, HUGGINGFACE)]
     raise ValueError(_not_found(path, what))
@@ -183,7 +183,8 @@ def _check_format(data_format: str) -> None:
         raise ValueError(f"data.format: {unknown_name('data format', data_format, known)}")
 
 
-def _may_be_on_the_hub(place: str) -> bool:
+def may_be_on_the_hub(place: str) -> bool:
+    """Whether `place` reads like the name of a data set on the Hub, and not like a path here."""
     owner = Path(place.partition("/")[0])
     return (
         HUB_NAME.fullmatch(place) is not None
@@ -194,14 +195,9 @@ def _may_be_on_the_hub(place: str) -> bool:
 
 
 def _no_address(place: str, what: str) -> str:
-    """Nothing of an address is shown that may be secret: user, password, query."""
-    scheme, _, rest = place.partition(":")
-    shown = rest.strip("/").split("?")[0].split("#")[0]
-    server, _, path = shown.partition("/")
-    shown = redact_shapes(f"{scheme}://{server.rpartition('@')[2]}/{path}")
     return (
-        f"{what}: {shown} is an address, not a file: download it first and give the file"
-        " (for a data set on the Hugging Face Hub: OWNER/NAME)"
+        f"{what}: {public_address(place)} is an address, not a file: download it first and give"
+        " the file (for a data set on the Hugging Face Hub: OWNER/NAME)"
     )
 
 

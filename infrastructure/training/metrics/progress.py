@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
@@ -33,6 +33,18 @@ def display_kind(stream: TextIO) -> str:
         return "notebook" if is_installed("ipywidgets") else "lines"
     is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
     return "bar" if is_terminal else "lines"
+
+
+class ProgressDisplay(Protocol):
+    """What shows how far a training is; may raise OSError or ValueError, and is then let go."""
+
+    def update(
+        self, step: int, loss: float | None = None, tokens_per_second: float | None = None
+    ) -> None:
+        """Take what is known after a step; called in the training's thread."""
+
+    def close(self) -> None:
+        """The training has ended."""
 
 
 class RecentRate:
@@ -111,6 +123,15 @@ class Progress:
     def close(self) -> None:
         """Show the last state and leave the cursor on a fresh line."""
         self._display.close()
+
+
+Note = Callable[[], str | None]
+MakeProgress = Callable[[int, int, Note], ProgressDisplay]
+
+
+def make_progress(total_steps: int, step: int, note: Note) -> ProgressDisplay:
+    """What standard error can show."""
+    return Progress(total_steps, step, note=note)
 
 
 class _QuietTqdm(tqdm):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from colab.runtime import Platform, platform
 from infrastructure.core.optional import require
 
 HEIGHT_PIXELS = 720
@@ -61,7 +62,7 @@ def start_dashboard(run: str | None, output_dir: str | Path) -> subprocess.Popen
 
 def _show(told: dict[str, Any], height_pixels: int) -> None:
     """Colab has its own way to a port of the machine; elsewhere the browser is on it."""
-    if "google.colab" in sys.modules:  # its kernel imports it at the start
+    if platform() is Platform.COLAB:
         output = importlib.import_module("google.colab.output")
         output.serve_kernel_port_as_iframe(
             told["port"], path=told["path"], height=str(height_pixels)

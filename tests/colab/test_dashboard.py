@@ -9,7 +9,7 @@ from typing import Any
 import IPython.display
 import pytest
 
-from infrastructure.deployment.notebook_dashboard import show_dashboard
+from colab.dashboard import show_dashboard
 from tests.monitoring.written_run import write_run
 
 
@@ -44,6 +44,7 @@ def test_on_colab_the_port_is_served_with_the_token_in_the_path(
 
     output = ModuleType("google.colab.output")
     output.serve_kernel_port_as_iframe = serve_kernel_port_as_iframe  # type: ignore[attr-defined]
+    monkeypatch.setenv("TEMPER_PLATFORM", "colab")
     monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
     monkeypatch.setitem(sys.modules, "google.colab.output", output)
     process = show_dashboard("a", tmp_path)

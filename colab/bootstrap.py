@@ -1,0 +1,129 @@
+"""The first line of a notebook: everything that Temper needs is there afterwards, or it fails.
+
+    import colab
+    colab.install()
+
+Needs nothing but Python. What Colab ships stays as it is, above all torch, numpy and ipywidgets.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+
+from colab.needed_packages import (
+    Column,
+    Needed,
+    installed_version,
+    needed,
+    needed_by_unsloth,
+    requirement_lines,
+)
+from colab.runtime import Platform, platform
+from infrastructure.core.errors import RestartNeededError
+from infrastructure.core.nvidia_driver import nvidia_driver_present
+from infrastructure.deployment.environment import (
+    TorchBuild,
+    install_torch,
+    only_one_installer,
+    remove_half_installed,
+)
+from infrastructure.deployment.pip_runner import Pip
+
+FOLDER = Path.home() / ".cache" / "temper"
+UNFINISHED = "installing"  # there while pip works: what a killed one left is removed the next time
+PIN = "torch=="
+
+
+def install(with_unsloth: bool = False) -> None:
+    """Install what Temper needs and this environment lacks; nothing, and at once, the next time.
+
+    Args:
+        with_unsloth: also unsloth and what it imports; models are loaded several times faster.
+
+    Raises:
+        InstallError: pip failed, with its last words; or torch, numpy or ipywidgets is too old.
+        RestartNeededError: packages were replaced that this kernel has loaded.
+    """
+    column: Column = "colab" if platform() is Platform.COLAB else "tested"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with redirect_stderr(sys.stdout), only_one_installer():
+        replaced = _install(Pip(Path(sys.executable), FOLDER / "install.log"), column, with_unsloth)
+    if loaded := loaded_of(replaced):
+        raise RestartNeededError(
+            f"{', '.join(loaded)} was replaced after this kernel had loaded it: restart the kernel"
+            " (Runtime > Restart session) and run all cells again; nothing is installed twice"
+        )
+    print("Everything that Temper needs is installed")
+
+
+def _install(pip: Pip, column: Column, with_unsloth: bool) -> set[str]:
+    """Do what is to be done; the names of the packages that another version has replaced."""
+    if (FOLDER / UNFINISHED).exists():
+        for name in remove_half_installed(Path(sysconfig.get_path("purelib"))):
+            print(f"  removed a half-installed {name}")
+    if importlib.util.find_spec("packaging") is None:
+        (line,) = [one for one in requirement_lines()[""] if one.startswith("packaging")]
+        pip.install("packaging", line)
+        importlib.invalidate_caches()
+    todo = needed(column, with_unsloth)
+    late = needed_by_unsloth() if with_unsloth and not todo.alone else ()
+    if not (todo.lines or todo.alone or late):
+        (FOLDER / UNFINISHED).unlink(missing_ok=True)
+        return set()
+    before = versions()
+    with _unfinished():
+        install_needed(pip, todo, with_unsloth)
+    importlib.invalidate_caches()
+    after = versions()
+    return {name for name, version in before.items() if after.get(name) != version}
+
+
+def install_needed(pip: Pip, todo: Needed, with_unsloth: bool) -> None:
+    """Run pip for what is needed, the held packages held."""
+    for line in todo.lines:
+        if line.startswith(PIN):
+            build: TorchBuild = "cuda" if nvidia_driver_present() else "cpu"
+            install_torch(pip, line.removeprefix(PIN), build)
+    importlib.invalidate_caches()
+    torch = installed_version("torch")
+    held = [*todo.held, *([f"torch=={torch}"] if torch else [])]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(dict.fromkeys(held)))
+        file.flush()
+        if todo.lines:
+            title = f"{len(todo.lines)} packages that were missing"
+            pip.install(title, "-c", file.name, *todo.lines)
+    if todo.alone:
+        pip.install("unsloth, without its dependencies", "--no-deps", *todo.alone)
+    importlib.invalidate_caches()
+    if with_unsloth and (late := needed_by_unsloth()):
+        pip.install("what unsloth accepts", *late)
+
+
+@contextmanager
+def _unfinished() -> Iterator[None]:
+    """Inside, a file says that an installation is under way; it stays where that is broken off."""
+    (FOLDER / UNFINISHED).touch()
+    yield
+    (FOLDER / UNFINISHED).unlink()
+
+
+def versions() -> dict[str, str]:
+    """All installed packages."""
+    found = importlib.metadata.distributions()
+    return {one.metadata["Name"]: one.version for one in found if one.metadata["Name"]}
+
+
+def loaded_of(packages: set[str]) -> list[str]:
+    """Those of `packages` of which this process has loaded a module, sorted."""
+    if not packages:
+        return []
+    owners = importlib.metadata.packages_distributions()
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    return sorted({owner for name in loaded for owner in owners.get(name, [])} & packages)

@@ -1,0 +1,124 @@
+"""What a run will take, as far as it is known without measuring. Loads no torch.
+
+The steps follow from the settings; whether a run goes on, and what was measured when it began, from
+the run directories.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.purpose import differing_keys, purpose_of
+from infrastructure.config.resolve import FINETUNE_EPOCHS, SCRATCH_EPOCHS, trains_from_scratch
+from infrastructure.monitoring.formatting import format_bytes, format_duration
+from infrastructure.monitoring.run_facts import RunFacts, read_small_files
+from infrastructure.monitoring.run_list import RUN_FILE, runs_in
+from infrastructure.monitoring.trainer_process import read_trainer
+from infrastructure.training.data.samples import use_sample_data
+
+# More runs than these are not looked through for one that goes on; the training itself does.
+NEWEST = 50
+FORECAST_FILE = "forecast.json"
+
+
+class KnownCosts:
+    """What can be told of a configuration at once; what was read of a run is kept."""
+
+    def __init__(self) -> None:
+        self._purposes: dict[Path, tuple[float, Mapping[str, Any] | None]] = {}
+
+    def lines(self, config: DeploymentConfig) -> list[str]:
+        """How long it trains, which run that is, and where its checkpoints go."""
+        config = config.changed([])
+        use_sample_data(config)
+        return [f"It trains {_extent(config)}.", *self._run(config), _copies(config)]
+
+    def _run(self, config: DeploymentConfig) -> Iterator[str]:
+        found = None if config.new_run else self._of_this_purpose(config)
+        if found is None:
+            yield f"A new run begins in {config.output_dir}."
+            return
+        yield _standing(found)
+        told = _read(found.directory / FORECAST_FILE)
+        numbers = [told.get(name) for name in ("seconds", "num_steps", "peak_memory_bytes")]
+        if all(isinstance(number, int | float) for number in numbers):
+            seconds, steps, peak = numbers
+            yield (
+                f"When it was started last, this was measured: about {format_duration(seconds)} for"
+                f" {steps:,} steps, peak memory {format_bytes(peak)}."
+            )
+
+    def _of_this_purpose(self, config: DeploymentConfig) -> RunFacts | None:
+        wanted = purpose_of(config)
+        for path in reversed(runs_in(Path(config.output_dir))[-NEWEST:]):
+            purpose = self._purpose(path)
+            if purpose is not None and not any(differing_keys(purpose, wanted)):
+                return read_small_files(path)
+        return None
+
+    def _purpose(self, path: Path) -> Mapping[str, Any] | None:
+        """What a run trains; None where its record cannot be read."""
+        changed_at = (path / RUN_FILE).stat().st_mtime
+        known = self._purposes.get(path)
+        if known is None or known[0] != changed_at:
+            self._purposes[path] = known = (changed_at, _purpose_in(path))
+        return known[1]
+
+
+def _extent(config: DeploymentConfig) -> str:
+    """Steps or epochs, and what a step is."""
+    training = config.training
+    if training.batch_size == "auto":
+        batch = "as many examples as are fastest, which is measured"
+    else:
+        batch = f"{training.batch_size * training.gradient_accumulation} examples"
+    if training.max_steps is not None and training.num_epochs == "auto":
+        return f"{training.max_steps:,} steps of {batch}"
+    at_most = f", but at most {training.max_steps:,}" if training.max_steps is not None else ""
+    return f"{_epochs(config)} in steps of {batch}{at_most}"
+
+
+def _epochs(config: DeploymentConfig) -> str:
+    num_epochs = config.training.num_epochs
+    if num_epochs == "auto":
+        if trains_from_scratch(config.model):
+            return f"{SCRATCH_EPOCHS} epochs"
+        return f"{FINETUNE_EPOCHS} epochs ({SCRATCH_EPOCHS} where the weights are new)"
+    return f"{num_epochs} epoch{'s' * (num_epochs > 1)}"
+
+
+def _standing(facts: RunFacts) -> str:
+    """What the same settings mean for a run that is there."""
+    name = facts.run_id
+    trainer = read_trainer(facts.directory)
+    if trainer is not None and trainer.is_alive:
+        return f"Run {name} is of this kind and is being trained now, by {trainer}."
+    if facts.status == "finished":
+        return f"Run {name} did just this and is finished: new_run trains it again."
+    steps = facts.summary.get("steps")
+    so_far = f", of which {steps:,} steps are done" if isinstance(steps, int) else ""
+    return f"It goes on with run {name}{so_far}; new_run starts afresh."
+
+
+def _copies(config: DeploymentConfig) -> str:
+    if not config.enable_backups or config.backup.place is None:
+        return "Its checkpoints lie on this machine only, and are lost with it: set backup.place."
+    return f"Its checkpoints are copied to {config.backup.place}."
+
+
+def _purpose_in(path: Path) -> Mapping[str, Any] | None:
+    try:
+        saved = _read(path / RUN_FILE)["configuration"]
+        return purpose_of(DeploymentConfig.from_dict(saved))
+    except (ValueError, KeyError, TypeError, AttributeError):  # damaged, or not written by a run
+        return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

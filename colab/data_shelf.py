@@ -1,0 +1,148 @@
+"""Where fetched data lies, and what is known of it: so that nothing is fetched twice.
+
+`folder/NAME` is the data; `folder/.fetched/KEY/` holds the record, the lock and what is on its way.
+The key is a hash, because a source may hold secrets.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from infrastructure.core.files import file_sha256, sync_directory, write_json
+from infrastructure.core.lock import Lock
+from infrastructure.training.data.table_formats import is_saved_dataset
+from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
+
+KEY_LENGTH = 16
+HIDDEN = ".fetched"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was fetched.
+
+    Attributes:
+        sha256: of a file; None: a folder.
+        version: which the source said it was, or None.
+        changed_ns: when the file here was last changed; None: it was just being put there.
+    """
+
+    name: str
+    sha256: str | None
+    version: str | None
+    size_bytes: int = 0
+    changed_ns: int | None = None
+
+
+class Shelf:
+    """The place of one source's data; inside a `with`, no other process fetches the same there.
+
+    Args:
+        folder: None: a folder of its own in Temper's cache.
+        identity: the same for the same source.
+
+    Raises:
+        ValueError: nothing can be written there.
+    """
+
+    def __init__(self, folder: Path | None, identity: str) -> None:
+        key = hashlib.sha256(identity.encode()).hexdigest()[:KEY_LENGTH]
+        own = Path(DEFAULT_DIRECTORY).expanduser() / "data" / key
+        self.folder = (own if folder is None else folder.expanduser()).absolute()
+        self._own = self.folder / HIDDEN / key
+        self.work = self._own / "work"
+        self._record_file = self._own / "record.json"
+
+    def __enter__(self) -> Self:
+        try:
+            self._own.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self._own / "lock")
+        except OSError as error:
+            raise ValueError(
+                f"{self.folder} cannot be written to ({error.strerror}): give another folder"
+            ) from error
+        if not self._lock.take(wait=False, where_there_are_none=True):
+            print(f"Another process is fetching the same into {self.folder}; waiting for it")
+            self._lock.take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def fetched(self, sha256: str | None, version: str | None) -> Path | None:
+        """What is here already; None: nothing, or not that.
+
+        Args:
+            sha256: what it has to have; None: any.
+            version: what the source says now; None: it is not asked.
+
+        Raises:
+            ValueError: somebody has changed it since.
+        """
+        record = self._read()
+        path = self.folder / record.name if record else self.folder
+        if record is None or (version is not None and version != record.version):
+            return None
+        if record.sha256 is None:
+            return path if path.is_dir() and is_saved_dataset(path) else None
+        if not path.is_file() or not self._is_unchanged(path, record):
+            return None
+        return path if sha256 in (None, record.sha256) else None
+
+    def accept(self, name: str) -> None:
+        """Refuse a name that belongs to something else here, or whose file was changed since.
+
+        Raises:
+            ValueError: with what to do.
+        """
+        record, path = self._read(), self.folder / name
+        if not path.exists() and not path.is_symlink():
+            return
+        if record is None or record.name != name or not path.is_file():
+            raise ValueError(f"{path} is something else: move it away, or give another folder")
+        self._is_unchanged(path, record)
+
+    def put(self, part: Path, name: str, sha256: str, version: str | None) -> Path:
+        """Let the whole file `part` be `name` here."""
+        path = self.folder / name
+        self._write(Record(name, sha256, version))
+        part.replace(path)
+        sync_directory(self.folder)
+        status = path.stat()
+        self._write(Record(name, sha256, version, status.st_size, status.st_mtime_ns))
+        return path
+
+    def put_folder(self, name: str) -> Path:
+        """From now on the folder `name` is what was fetched, as soon as it is there."""
+        self.accept(name)
+        self._write(Record(name, None, None))
+        return self.folder / name
+
+    def _is_unchanged(self, path: Path, record: Record) -> bool:
+        """Whether a file is what was fetched; False: it was about to be put here.
+
+        Raises:
+            ValueError: somebody has changed it, and may still need it.
+        """
+        status = path.stat()
+        if (status.st_size, status.st_mtime_ns) == (record.size_bytes, record.changed_ns):
+            return True
+        if file_sha256(path) == record.sha256:
+            return True
+        if record.changed_ns is None:
+            return False
+        raise ValueError(
+            f"{path} was changed since it was fetched: give its own path to use it as it is, or"
+            " move it away to fetch it again"
+        )
+
+    def _write(self, record: Record) -> None:
+        write_json(self._record_file, asdict(record))
+
+    def _read(self) -> Record | None:
+        try:
+            return Record(**json.loads(self._record_file.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None

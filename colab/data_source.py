@@ -1,0 +1,71 @@
+"""What a person means by a source of data: a path, an address, a Drive link or id, a Hub name."""
+
+import re
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from colab.remote_files import DriveFile, MountedFile, RemoteFile, WebFile
+from infrastructure.backup.places.drive import drive_folder
+from infrastructure.core.redact import public_address
+from infrastructure.training.data.sources import ADDRESS
+
+HUB_FILE = "hf://"
+DRIVE_HOSTS = ("drive.google.com", "drive.usercontent.google.com", "docs.google.com")
+DRIVE_ID = re.compile(r"[\w-]{25,60}")
+FILE_LINK = re.compile(r"/file/(?:u/\d+/)?d/([\w-]+)")
+DOCUMENT_LINK = re.compile(r"/(spreadsheets|document)/(?:u/\d+/)?d/([\w-]+)")
+EXPORTS = {"spreadsheets": "csv", "document": "txt"}
+
+KNOWN = (
+    "a path, an http(s) address, the link or id of a file on Google Drive,"
+    " hf://datasets/OWNER/NAME/FILE, or OWNER/NAME of a data set on the Hugging Face Hub"
+)
+
+
+def find_remote(source: str, silence_seconds: float) -> RemoteFile | None:
+    """The file elsewhere that `source` means; None: it is none, but may be a path or a Hub name.
+
+    Raises:
+        ValueError: an address that nothing can be fetched from.
+    """
+    if source.lower().startswith(("http://", "https://")):
+        return _web_file(source, silence_seconds)
+    if ADDRESS.match(source) and not source.startswith(HUB_FILE):
+        raise ValueError(f"{public_address(source)} cannot be fetched: give {KNOWN}")
+    if DRIVE_ID.fullmatch(source) and not Path(source).exists():
+        return DriveFile(source, silence_seconds)
+    path = Path(source).expanduser().absolute()
+    return MountedFile(path) if drive_folder(path) is not None and not path.is_dir() else None
+
+
+def _web_file(address: str, silence_seconds: float) -> WebFile:
+    try:
+        parts = urlsplit(address)
+        host = parts.hostname
+    except ValueError:  # brackets that are no IPv6 address
+        host = None
+    if not host:
+        raise ValueError(f"{public_address(address)} is no web address: check it")
+    if host not in DRIVE_HOSTS:
+        return WebFile(address, silence_seconds)
+    query = parse_qs(parts.query)
+    if document := DOCUMENT_LINK.match(parts.path):
+        return WebFile(_export(document[1], document[2], parts.fragment, query), silence_seconds)
+    file = FILE_LINK.match(parts.path)
+    file_id = file[1] if file else next(iter(query.get("id", [])), "")
+    if not DRIVE_ID.fullmatch(file_id):
+        raise ValueError(
+            "this Drive link is not that of one file: give the link of a file ('Copy link' in its"
+            " menu), or mount Drive and give the folder's path"
+        )
+    return DriveFile(file_id, silence_seconds, next(iter(query.get("resourcekey", [])), ""))
+
+
+def _export(kind: str, document_id: str, fragment: str, query: dict[str, list[str]]) -> str:
+    """Where Google gives a table as CSV (the sheet that the link shows) or a document as text."""
+    sheet = parse_qs(fragment).get("gid") or query.get("gid") or []
+    shown = f"&gid={sheet[0]}" if sheet and sheet[0].isdecimal() else ""
+    return (
+        f"https://docs.google.com/{kind}/d/{document_id}/export?format={EXPORTS[kind]}"
+        f"{shown if kind == 'spreadsheets' else ''}"
+    )

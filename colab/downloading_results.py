@@ -1,0 +1,81 @@
+"""`colab.download_results`: a trained model and its report as one file, in the browser's hands."""
+
+import importlib
+import zipfile
+from pathlib import Path
+
+from colab.runtime import has_browser
+from colab.transfer import require_room
+from infrastructure.core.files import atomic_write
+from infrastructure.monitoring.formatting import format_bytes
+from infrastructure.monitoring.run_list import RUN_FILE, find_run_path
+
+MODEL = "final"
+BESIDE = ("report.html", "summary.json", RUN_FILE, "metrics.csv")
+INCOMPRESSIBLE = (".safetensors", ".png")
+# The page holds all of a download in its memory, and one that is too large never begins.
+MOST_FOR_BROWSER_BYTES = 500 * 10**6
+OTHER_WAYS = (
+    "copy it to your Drive, or give the run a backup_place: that gets the model, too, when the run"
+    " has ended"
+)
+
+
+def download_results(run: str | Path | None = None, output_dir: str | Path = "runs") -> Path:
+    """Zip a run's trained model and report, and let the browser download that, where there is one.
+
+    Args:
+        run: its id or directory; None: the newest in `output_dir`.
+
+    Returns:
+        The zip file, in the run's directory; an older one is replaced.
+
+    Raises:
+        ValueError: there is no such run, or it has no trained model yet.
+        StorageError: there is no room for it.
+    """
+    directory = find_run_path(None if run is None else str(run), Path(output_dir))
+    files = _files(directory)
+    size_bytes = sum(file.stat().st_size for file in files)
+    require_room("the zip file", directory, size_bytes)
+    target = directory / f"{directory.name}.zip"
+    with atomic_write(target) as part, zipfile.ZipFile(part, "w") as archive:
+        for file in files:
+            is_packed = file.suffix in INCOMPRESSIBLE
+            how = zipfile.ZIP_STORED if is_packed else zipfile.ZIP_DEFLATED
+            archive.write(file, Path(directory.name) / file.relative_to(directory), how)
+    print(f"Model and report of {directory.name}: {target} ({format_bytes(target.stat().st_size)})")
+    _offer(target)
+    return target
+
+
+def _files(directory: Path) -> list[Path]:
+    """What is worth keeping of a run.
+
+    Raises:
+        ValueError: it has not ended.
+    """
+    model = sorted(path for path in (directory / MODEL).rglob("*") if path.is_file())
+    if not model:
+        raise ValueError(
+            f"the run {directory.name} has no trained model yet: let it train to its end, or take"
+            f" a checkpoint with: temper export {directory.name} FOLDER"
+        )
+    return model + [path for name in BESIDE if (path := directory / name).is_file()]
+
+
+def _offer(target: Path) -> None:
+    """Hand the file to the browser; whatever goes wrong there, it is on the disk."""
+    if not has_browser():
+        return
+    size_bytes = target.stat().st_size
+    if size_bytes > MOST_FOR_BROWSER_BYTES:
+        most = format_bytes(MOST_FOR_BROWSER_BYTES)
+        print(f"That is more than a browser takes from a notebook ({most}): {OTHER_WAYS}")
+        return
+    try:
+        importlib.import_module("google.colab.files").download(str(target))
+    except Exception as error:  # the page's side has errors of its own kinds
+        print(f"The browser did not take it ({type(error).__name__}): {OTHER_WAYS}")
+        return
+    print("The browser downloads it when the cell has ended; leave the page open until then")

@@ -1,0 +1,193 @@
+"""Google Drive in a Colab session: mounted, tried out, and let go of.
+
+Whatever Drive does, there is a place afterwards, if only a folder of this machine, and one sentence
+that says why. What Colab's package raises: drive.py of googlecolab/colabtools, 3c07d776.
+"""
+
+import errno
+import importlib
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from colab.runtime import Platform, platform
+from colab.waiting import within
+from infrastructure.backup.places.drive import OWN_DRIVE, DrivePlace
+from infrastructure.core.redact import redact
+
+MOUNT_POINT = Path("/content/drive")
+CONSENT_SECONDS = 120.0  # for a person to find the window and to agree
+ANSWER_SECONDS = 60.0  # for the mounted folder to take and give back a few bytes
+FLUSH_SECONDS = 600.0
+GRACE_SECONDS = 30.0  # for Colab's own timeout to be told
+
+# What Colab's package says, in part, and what a person can do about it.
+ADVICE = {
+    "credential propagation was unsuccessful": "Drive was not mounted because nobody agreed to it:"
+    " run the cell again, allow pop-ups, and choose the account that Colab is open with",
+    "timeout during initial read of root folder": "Drive was not mounted in time because its top"
+    " folder holds very many files: move them into folders on drive.google.com, and run the cell"
+    " again",
+    "domain policy has disabled": "Drive was not mounted because your organisation has switched it"
+    " off: use another account, or a repository on the Hub as place",
+    "must not already contain files": "Drive was not mounted because {mount} holds files of this"
+    " machine: move them away, and run the cell again",
+    "must not be a symlink": "Drive was not mounted because {mount} is a link: remove it, and run"
+    " the cell again",
+    "must either be a directory": "Drive was not mounted because {mount} is a file: remove it, and"
+    " run the cell again",
+    "must be in a directory that exists": "Drive was not mounted because there is no folder"
+    " {mount.parent}: make it, and run the cell again",
+    "must not contain a space": "Drive was not mounted because there is a space in {mount}",
+    "must be a directory if present": "Drive was not mounted because its folder for settings in"
+    " ~/.config is a file: remove it, and run the cell again",
+    "mount failed": "Drive was not mounted because its program stopped: run the cell again, and if"
+    " that does not help, restart the session",
+    "Colab Enterprise": "Colab Enterprise has no Drive: use a bucket (gs://…) or a repository on"
+    " the Hub as place",
+    "unsupported in this environment": "This machine cannot mount Drive: use a repository on the"
+    " Hub as place",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder for what is to be kept.
+
+    Attributes:
+        path: the folder; on Drive it was made and tried out.
+        is_drive: whether it lies on Drive, so that this machine's end does not touch it.
+        reason: one sentence: where it is, or why it is not on Drive.
+    """
+
+    path: Path
+    is_drive: bool
+    reason: str
+
+
+class _RefusedError(Exception):
+    """Drive was not mounted; the text is for a person."""
+
+
+def mount_drive(folder: str = "temper") -> Place:
+    """The folder of that name on your Drive, which is mounted if it is not; off Colab, and where
+    Drive refuses, one beside the notebook. May be called again and again.
+
+    Raises:
+        ValueError: `folder` leads out of the Drive.
+    """
+    parts = PurePosixPath(folder).parts
+    if not parts or ".." in parts or parts[0] == "/":
+        raise ValueError(f"name a folder of your Drive, as in 'temper/tests', not {folder!r}")
+    here = Path.cwd() / folder
+    if platform() is not Platform.COLAB:
+        return Place(here, False, "This is no Colab runtime, so there is no Drive to mount")
+    try:
+        path = _ready(folder)
+    except _RefusedError as error:
+        return Place(here, False, str(error))
+    except TimeoutError as error:
+        return Place(here, False, f"Drive does not answer ({error}): restart the session")
+    except OSError as error:
+        there = DrivePlace(_top() / folder)
+        what = error.strerror or type(error).__name__
+        return Place(here, False, f"Drive refuses {there.root} ({what}): {there.advice(error)}")
+    return Place(path, True, f"Drive is mounted: what is in {path} outlives this session")
+
+
+def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
+    """Let Drive upload what it holds back, and unmount it: the last thing in a session.
+
+    That nothing was raised proves nothing (colabtools #287), so this is no confirmation.
+
+    Returns:
+        One sentence: what happened.
+    """
+    if platform() is not Platform.COLAB:
+        return "This is no Colab runtime, so there is no Drive to flush"
+    try:
+        drive = importlib.import_module("google.colab.drive")
+        longest_ms = int(seconds * 1000)
+        within(seconds + GRACE_SECONDS, lambda: drive.flush_and_unmount(timeout_ms=longest_ms))
+    except TimeoutError as error:
+        return f"Drive has not finished uploading ({error}); it goes on by itself"
+    except Exception as error:  # Colab's own package raises many kinds, KeyError among them
+        return f"Drive was not flushed ({_words(error)}); it uploads by itself"
+    return "Drive has uploaded what it held back, and is unmounted"
+
+
+def _ready(folder: str) -> Path:
+    """The folder on Drive, which is mounted, once more if its connection was lost.
+
+    Raises:
+        _RefusedError: it cannot be mounted.
+        OSError: it does not keep what it is given, or does not answer (TimeoutError).
+    """
+    if not _is_mounted():
+        _mount()
+    try:
+        return _tried(folder)
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+    _mount(force_remount=True)
+    return _tried(folder)
+
+
+def _mount(force_remount: bool = False) -> None:
+    """Ask Colab, which asks the person; its own timeout bounds that."""
+    longest_ms = int(CONSENT_SECONDS * 1000)
+    try:
+        drive = importlib.import_module("google.colab.drive")
+        drive.mount(str(MOUNT_POINT), force_remount=force_remount, timeout_ms=longest_ms)
+    except Exception as error:  # Colab's own package raises many kinds, KeyError among them
+        raise _RefusedError(_advice(error)) from error
+    if not _is_mounted():
+        raise _RefusedError(f"Drive is said to be mounted, but {_top()} is missing: run this again")
+
+
+def _advice(error: Exception) -> str:
+    for said, advice in ADVICE.items():
+        if said in str(error):
+            return advice.format(mount=MOUNT_POINT)
+    return f"Drive was not mounted ({_words(error)}): run this again, or restart the session"
+
+
+def _words(error: Exception) -> str:
+    return " ".join(redact(f"{type(error).__name__}: {error}").split())
+
+
+def _is_mounted() -> bool:
+    return within(ANSWER_SECONDS, lambda: os.path.isdir(_top()))  # noqa: PTH112
+
+
+def _top() -> Path:
+    """The folder of a person's own files: DriveFS has it under two names.
+
+    Not `Path.is_dir`, which raises where a mount has lost its connection.
+    """
+    tops = [MOUNT_POINT / name for name in OWN_DRIVE]
+    return next((top for top in tops if os.path.isdir(top)), tops[0])  # noqa: PTH112
+
+
+def _tried(folder: str) -> Path:
+    """The folder, made, after it has kept a few bytes and given them back.
+
+    Raises:
+        OSError: it does not; TimeoutError: or does not answer.
+    """
+    path = _top() / folder
+    within(ANSWER_SECONDS, lambda: _try_out(path))
+    return path
+
+
+def _try_out(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    written, probe = secrets.token_bytes(16), folder / f".temper-{secrets.token_hex(4)}"
+    try:
+        probe.write_bytes(written)
+        if probe.read_bytes() != written:
+            raise OSError(errno.EIO, "it gives back other bytes than it was given")
+    finally:
+        probe.unlink(missing_ok=True)

@@ -1,0 +1,188 @@
+"""`colab.fetch_dataset`: from whatever a person calls the data to a path that can be trained on.
+
+Nothing broken is taken for data: a file is there whole, compared with its hash where one is given,
+and no web page, or not there. Fetched once, it is found again.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+from colab.data_shelf import Shelf
+from colab.data_source import HUB_FILE, KNOWN, find_remote
+from colab.hub_data import fetch_hub_file, save_hub_dataset
+from colab.remote_files import RemoteFile
+from colab.transfer import Patience, Transfer, safe_name
+from infrastructure.core.errors import DataError
+from infrastructure.core.files import file_sha256
+from infrastructure.deployment.bars import byte_bar
+from infrastructure.monitoring.formatting import format_bytes
+from infrastructure.training.data.sniffing import NEVER_DATA, read_head, what_it_is
+from infrastructure.training.data.sources import may_be_on_the_hub
+
+TIMEOUT_SECONDS = 2 * 3600.0
+SHA256 = re.compile(r"[0-9a-f]{64}")
+PATIENCE = Patience()
+
+
+def fetch_dataset(
+    source: str | Path,
+    sha256: str | None = None,
+    folder: str | Path | None = None,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Path:
+    """Bring training data to this machine, once; a second call finds it, without a network.
+
+    Args:
+        source: a path (a file on a mounted Drive is copied here), an http(s) address, the link or
+            id of a file on Google Drive (a Google Sheet comes as CSV), `hf://datasets/OWNER/NAME/
+            FILE`, or `OWNER/NAME[:CONFIGURATION][@SPLIT]` of a data set on the Hugging Face Hub.
+        sha256: what the file has to have, in hex.
+        folder: where it goes; None: a folder of its own in Temper's cache.
+        timeout_seconds: for a transfer. What has come until then is kept, and the next call goes
+            on from there; so it does after an interruption or a kill.
+
+    Returns:
+        The file, or the folder of a whole data set.
+
+    Raises:
+        ValueError: `source` is nothing that can be fetched, or something else lies in its way.
+        DataError: it did not come, is no data, or has another hash; nothing is left of it then.
+        StorageError: there is no room for it.
+    """
+    wanted, text = _checked_hash(sha256), str(source)
+    where = None if folder is None else Path(folder)
+    remote = find_remote(text, PATIENCE.silence_seconds)
+    if remote is not None:
+        return fetch_file(remote, wanted, where, timeout_seconds)
+    if text.startswith(HUB_FILE):
+        return fetch_from_hub(text, wanted, where)
+    path = Path(text).expanduser().absolute()
+    if text and path.exists():
+        return _local(path, wanted)
+    if may_be_on_the_hub(text):
+        return _hub_dataset(text, wanted, where)
+    raise ValueError(f"there is nothing at {text!r}: give {KNOWN}")
+
+
+def fetch_file(
+    remote: RemoteFile,
+    sha256: str | None,
+    folder: Path | None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    patience: Patience = PATIENCE,
+) -> Path:
+    """Bring one file that lies elsewhere; as `fetch_dataset`."""
+    with Shelf(folder, remote.identity) as shelf:
+        if found := shelf.fetched(sha256, remote.version_now()):
+            return _told("Here already", found)
+        with byte_bar(f"fetching {remote.shown}") as tell:
+            transfer = Transfer(
+                remote,
+                shelf.work,
+                shelf.accept,
+                is_checked=sha256 is not None,
+                timeout_seconds=timeout_seconds,
+                patience=patience,
+                tell=tell,
+            )
+            part, version = _bring(transfer, sha256)
+        return _keep(shelf, part, version, sha256, remote.advice)
+
+
+def _bring(transfer: Transfer, sha256: str | None) -> tuple[Path, str | None]:
+    """The file; what was put together of two transfers and has another hash is fetched afresh."""
+    part, version = transfer.bring()
+    if transfer.was_resumed and sha256 not in (None, file_sha256(part)):
+        transfer.discard()
+        return transfer.bring()
+    return part, version
+
+
+def fetch_from_hub(
+    address: str, sha256: str | None, folder: Path | None, endpoint: str | None = None
+) -> Path:
+    """Bring the file of an `hf://` address; as `fetch_dataset`, but the Hub's library does it."""
+    with Shelf(folder, address) as shelf:
+        if found := shelf.fetched(sha256, None):
+            return _told("Here already", found)
+        shelf.accept(safe_name(address))
+        part = fetch_hub_file(address, shelf.work, endpoint)
+        return _keep(shelf, part, None, sha256, "look at it on the Hub")
+
+
+def _hub_dataset(name: str, sha256: str | None, folder: Path | None) -> Path:
+    _refuse_hash(sha256, name)
+    with Shelf(folder, name) as shelf:
+        if found := shelf.fetched(None, None):
+            return _told("Here already", found)
+        path = shelf.put_folder(safe_name(name))
+        save_hub_dataset(name, path)
+        return _told("Fetched", path)
+
+
+def _local(path: Path, sha256: str | None) -> Path:
+    """What lies on this machine is used where it lies."""
+    if path.is_dir():
+        _refuse_hash(sha256, str(path))
+        return path
+    _check(path, sha256, None if sha256 is None else file_sha256(path), "look at the file")
+    return path
+
+
+def _keep(shelf: Shelf, part: Path, version: str | None, sha256: str | None, advice: str) -> Path:
+    """Let a whole file be what was fetched if it is what was wanted; else nothing is left."""
+    digest, size_bytes = file_sha256(part), part.stat().st_size
+    try:
+        _check(part, sha256, digest, advice)
+    except DataError:
+        shutil.rmtree(shelf.work, ignore_errors=True)
+        raise
+    path = shelf.put(part, safe_name(part.name), digest, version)
+    shutil.rmtree(shelf.work, ignore_errors=True)
+    return _told("Fetched", path, f" ({format_bytes(size_bytes)}, sha256={digest!r})")
+
+
+def _check(path: Path, wanted: str | None, found: str | None, advice: str) -> None:
+    """Refuse a file that is not the one that is wanted, or no data at all.
+
+    Raises:
+        DataError: says what it is and what to do.
+    """
+    if wanted is not None and found != wanted:
+        raise DataError(
+            f"{path.name} has the SHA-256 {found}, not the {wanted} that was asked for: it is"
+            " damaged or another file; ask its owner which hash is right"
+        )
+    if wanted is not None:
+        return
+    try:
+        what = what_it_is(read_head(path))
+    except ValueError as error:
+        raise DataError(f"{path.name} is no data: {error}") from error
+    if what and what[0] in NEVER_DATA:
+        raise DataError(f"{path.name} is no data, it is {what[0]}: {advice}")
+
+
+def _checked_hash(sha256: str | None) -> str | None:
+    """In small letters.
+
+    Raises:
+        ValueError: it is no SHA-256.
+    """
+    if sha256 is None:
+        return None
+    if not SHA256.fullmatch(sha256.lower()):
+        raise ValueError(f"sha256 is 64 hex digits, not {sha256!r}: see `sha256sum FILE`")
+    return sha256.lower()
+
+
+def _refuse_hash(sha256: str | None, what: str) -> None:
+    if sha256 is not None:
+        raise ValueError(f"sha256 is that of one file, and {what} is none: leave it out")
+
+
+def _told(what: str, path: Path, more: str = "") -> Path:
+    print(f"{what}: {path}{more}")
+    return path

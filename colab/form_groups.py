@@ -1,0 +1,49 @@
+"""Which settings a form shows together, from the configuration's own schema."""
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.later import later_of
+from infrastructure.config.schema import schema_of
+
+FIELDS = schema_of(DeploymentConfig).fields
+# What most people set, in the order in which they think of it.
+BASIC = (
+    "model.name",
+    "data.path",
+    "data.eval_path",
+    "data.max_length",
+    "model.lora_config",
+    "model.quantization",
+    "training.num_epochs",
+    "training.max_steps",
+    "training.batch_size",
+    "training.learning_rate",
+    "training.deadline",
+    "backup.place",
+)
+RUN = "run"
+LATER = "not there yet"
+# Too many to stand in one list.
+_CHECKPOINTS = ("checkpoint_", "keep_", "compress_checkpoints", "deadline")
+_LOOKS = ("validation_", "log_frequency", "early_stopping", "metrics_sinks")
+
+
+def groups() -> dict[str, list[str]]:
+    """Title → canonical keys, for every setting; those that wait for a later part come last."""
+    found: dict[str, list[str]] = {}
+    waiting: list[str] = []
+    for key, spec in FIELDS.items():
+        later = later_of(spec)
+        keys = waiting if later and not later.values else found.setdefault(_title(key), [])
+        keys.append(key)
+    return {**found, LATER: waiting}
+
+
+def _title(key: str) -> str:
+    section, _, name = key.rpartition(".")
+    if section == "training" and name.startswith(_CHECKPOINTS):
+        return "training: checkpoints"
+    if section == "training" and name.startswith(_LOOKS):
+        return "training: measuring"
+    if FIELDS[key].is_switch:
+        return key
+    return section or RUN

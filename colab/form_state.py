@@ -1,0 +1,198 @@
+"""What a form holds: a configuration, what somebody changed in it, and what is wrong with that.
+
+Knows no widget. A value is taken as it is typed, or refused with the field's sentence; none is
+moved to the nearest that would do.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from infrastructure.config.deployment_config import DEFAULT_SOURCE, DeploymentConfig
+from infrastructure.config.environment import EMPTY_COUNTS
+from infrastructure.config.layers import Layer, Setting, Source, flatten
+from infrastructure.config.presets import PRESET
+from infrastructure.config.schema import FieldSpec, schema_of
+from infrastructure.config.section import ConfigurationError, kinds
+from infrastructure.config.words import plain
+from infrastructure.core.redact import MASK, redact
+
+SCHEMA = schema_of(DeploymentConfig)
+_KEY = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)*")
+
+
+@dataclass
+class FormState:
+    """A configuration that is being changed.
+
+    Attributes:
+        base: what the form began with.
+        preset: the preset that was chosen in the form; None: none was.
+        edits: the values that were set here, by canonical key.
+        wrong: key → the text that its field does not take, and the sentence that says so.
+        refusal: why the edits do not go together; None where they do.
+        config: `base` with preset and edits, as it was when they last went together.
+    """
+
+    base: DeploymentConfig
+    preset: str | None = None
+    edits: dict[str, Any] = field(default_factory=dict)
+    wrong: dict[str, tuple[str, str]] = field(default_factory=dict)
+    refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        self.config = self.base
+        self._rebuild()
+
+    def text(self, key: str) -> str:
+        """What stands in the field of a canonical key, secrets masked."""
+        if key in self.wrong:
+            return self.wrong[key][0]
+        if self.refusal is not None and key in self.edits:
+            return redact(_as_text(self.edits[key]))
+        value = self.config.value(key)
+        if self.is_absent(key):
+            value = SCHEMA.fields[key].default
+        return redact(_as_text(value))
+
+    def source(self, key: str) -> Source:
+        """Where the value comes from that stands in a field."""
+        return DEFAULT_SOURCE if self.is_absent(key) else self.config.source(key)
+
+    def is_absent(self, key: str) -> bool:
+        """Whether a key lies in a section that is switched off, such as model.lora_config."""
+        switch = key.rpartition(".")[0]
+        return switch in SCHEMA.fields and not self.config.value(switch)
+
+    def enter(self, key: str, text: str) -> None:
+        """Take what was typed into the field of a canonical key."""
+        if text == self.text(key):
+            return
+        self.wrong.pop(key, None)
+        try:
+            self._take(key, _value_of(SCHEMA.fields[key], text))
+        except ConfigurationError as error:
+            self.wrong[key] = (redact(text), str(error))
+
+    def choose(self, preset: str | None) -> None:
+        """Take a preset's settings, under those that were set by hand; None: no choice."""
+        self.preset = preset
+        self._rebuild()
+
+    def update(self, settings: Mapping[str, Any]) -> None:
+        """Set values from Python, under any spelling; `preset` is one of them.
+
+        Raises:
+            ConfigurationError: one is wrong, or they do not go together; nothing has changed.
+        """
+        changed = FormState(self.base, self.preset, dict(self.edits))
+        told = [(s.key, s.value) for s in flatten(settings, SCHEMA, lambda _: _source("update"))]
+        for key, value in told:
+            if key == PRESET:
+                changed.preset = value
+            elif key not in SCHEMA.fields:
+                raise ConfigurationError(SCHEMA.unknown_key(key))
+            else:
+                spec = SCHEMA.fields[key]
+                is_truth = spec.is_switch
+                checked = value if is_truth else spec.section.check_value(spec.name, value)
+                changed.edits[key] = checked
+        changed.built()
+        self.preset, self.edits = changed.preset, changed.edits
+        for key, _ in told:
+            self.wrong.pop(key, None)
+        self._rebuild()
+
+    def reset(self) -> None:
+        """Back to what the form began with."""
+        self.preset = None
+        self.edits.clear()
+        self.wrong.clear()
+        self._rebuild()
+
+    def built(self) -> DeploymentConfig:
+        """The configuration of preset and edits.
+
+        Raises:
+            ConfigurationError: they do not go together.
+        """
+        return self.base.changed(list(self._settings()))
+
+    def problems(self) -> list[str]:
+        """All that keeps a run from starting, one sentence each."""
+        told = [sentence for _, sentence in self.wrong.values()]
+        if self.refusal is not None:
+            return [*told, self.refusal]
+        return [*told, *self.config.problems()]
+
+    def messages(self) -> dict[str, str]:
+        """What stands beside each field: its own sentence, or one that names it."""
+        beside = {key: sentence for key, (_, sentence) in self.wrong.items()}
+        for sentence in self.problems()[len(self.wrong) :]:
+            named = [key for key in _KEY.findall(sentence) if key in SCHEMA.fields]
+            for key in [key for key in named if key in self.edits] or named[:1]:
+                beside.setdefault(key, sentence)
+        return beside
+
+    def checked(self) -> DeploymentConfig:
+        """The configuration, if a run can start with it.
+
+        Raises:
+            ConfigurationError: a sentence for each thing that is wrong.
+        """
+        if problems := self.problems():
+            raise ConfigurationError("; ".join(problems))
+        return self.config
+
+    def changes(self) -> dict[str, Any]:
+        """What the form says beyond what it began with, as `configure` takes it."""
+        return {setting.key: setting.value for setting in self._settings()}
+
+    def _take(self, key: str, value: Any) -> None:
+        """Remember a value, unless it is what would hold without it."""
+        self.edits.pop(key, None)
+        self._rebuild()
+        if self.refusal is not None or self.config.value(key) != value:
+            self.edits[key] = value
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        try:
+            self.config, self.refusal = self.built(), None
+        except ConfigurationError as error:
+            self.refusal = str(error)
+
+    def _settings(self) -> Iterator[Setting]:
+        if self.preset is not None:
+            yield Setting(PRESET, self.preset, _source("form"))
+        off = tuple(f"{key}." for key, value in self.edits.items() if value is False)
+        for key, value in self.edits.items():
+            if not key.startswith(off):  # of a section that was switched off since
+                yield Setting(key, value, _source(f"form {key}"))
+
+
+def _source(place: str) -> Source:
+    return Source(Layer.FORM, place)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else plain(value)
+
+
+def _value_of(spec: FieldSpec, text: str) -> Any:
+    """The value that a text means to a field.
+
+    Raises:
+        ConfigurationError: it takes no such value, or a form is no place for it.
+    """
+    if MASK in text or redact(text) != text:
+        raise ConfigurationError(
+            f"{spec.key}: a form is saved with its notebook, so what looks like a secret is not"
+            " taken here: give it in the environment or among Colab's secrets"
+        )
+    if spec.is_switch:
+        return text == "true"
+    may_be_none = type(None) in kinds(spec.info.annotation)
+    is_empty = not text.strip() and may_be_none and spec.key != EMPTY_COUNTS
+    return spec.section.check_value(spec.name, None if is_empty else text)

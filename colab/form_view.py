@@ -1,0 +1,130 @@
+"""The form as widgets: presets, a few settings, all others in groups, and what it will cost."""
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from colab.field_widgets import QUIET, WRONG, FieldRow, ipywidgets, make_layouts
+from colab.form_groups import BASIC, FIELDS, groups
+from colab.form_state import FormState
+from infrastructure.config.presets import PRESETS
+from infrastructure.core.redact import redact
+
+NO_CHOICE = "as the cell says"
+RIGHT = "color:#188038"
+
+
+@dataclass(frozen=True)
+class FormActions:
+    """What somebody can do in a form."""
+
+    enter: Callable[[str, str], None]
+    choose: Callable[[str | None], None]
+    reset: Callable[[], None]
+    measure: Callable[[], None]
+
+
+class FormView:
+    """The widgets of one form.
+
+    Attributes:
+        rows: by canonical key.
+        presets, reset, measure: what is chosen from and what is pressed.
+        box: the whole.
+    """
+
+    def __init__(self, actions: FormActions) -> None:
+        widgets = ipywidgets()
+        layouts = make_layouts()
+        self._actions = actions
+        self._is_drawing = False
+        self.rows = {key: FieldRow(spec, actions.enter, layouts) for key, spec in FIELDS.items()}
+        self.presets = widgets.Dropdown(
+            options=[(NO_CHOICE, ""), *((f"{n}: {p.purpose}", n) for n, p in PRESETS.items())],
+            description="preset",
+            layout=widgets.Layout(width="44em", max_width="100%"),
+        )
+        self.presets.observe(self._on_preset, names="value")
+        self.reset = widgets.Button(description="Undo all", tooltip="as the cell says")
+        self.reset.on_click(lambda _: actions.reset())
+        self.measure = widgets.Button(
+            description="Measure", tooltip="try a few steps on this machine; trains nothing"
+        )
+        self.measure.on_click(lambda _: actions.measure())
+        self._status, self._cost, self._secrets, self._line = (widgets.HTML() for _ in range(4))
+        self.box = widgets.VBox(self._parts(widgets))
+
+    def _parts(self, widgets: Any) -> list[Any]:
+        return [
+            widgets.HBox([self.presets, self.reset]),
+            *(self.rows[key].box for key in BASIC),
+            self._all_settings(widgets),
+            self._status,
+            widgets.HBox([self._cost, self.measure], layout=widgets.Layout(align_items="center")),
+            self._secrets,
+            self._line,
+        ]
+
+    def _all_settings(self, widgets: Any) -> Any:
+        """Every setting in its group; those of above are there once more, and are the same."""
+        named = {title: keys for title, keys in groups().items() if keys}
+        inner = _accordion(
+            widgets, {t: widgets.VBox([self.rows[k].box for k in ks]) for t, ks in named.items()}
+        )
+        return _accordion(widgets, {f"all {len(FIELDS)} settings": inner})
+
+    def draw(self, state: FormState, cost: list[str], secrets: list[str]) -> None:
+        """Show what holds now."""
+        messages = state.messages()
+        for key, row in self.rows.items():
+            message, is_absent = messages.get(key), state.is_absent(key)
+            row.draw(state.text(key), state.source(key), message, is_absent)
+        self._is_drawing = True
+        try:
+            self.presets.value = state.preset or ""
+        finally:
+            self._is_drawing = False
+        self._status.value = _status(state)
+        self.draw_cost(cost)
+        self._secrets.value = _quiet("<br>".join(map(html.escape, secrets)))
+        self._line.value = _line(state)
+
+    def draw_cost(self, lines: list[str]) -> None:
+        """Show what the run will take."""
+        self._cost.value = "<br>".join(html.escape(redact(line)) for line in lines)
+
+    def _on_preset(self, change: Any) -> None:
+        if not self._is_drawing:
+            self._actions.choose(change["new"] or None)
+
+
+def _accordion(widgets: Any, parts: dict[str, Any]) -> Any:
+    accordion = widgets.Accordion(children=list(parts.values()), selected_index=None)
+    for index, title in enumerate(parts):
+        accordion.set_title(index, title)
+    return accordion
+
+
+def _quiet(text: str) -> str:
+    return f'<span style="{QUIET}">{text}</span>'
+
+
+def _status(state: FormState) -> str:
+    """Whether a run can start; if not, why not."""
+    problems = state.problems()
+    if problems:
+        listed = "".join(f"<li>{html.escape(redact(problem))}</li>" for problem in problems)
+        return f'<b style="{WRONG}">A run cannot start like this:</b><ul>{listed}</ul>'
+    notes = "".join(f"<br>{_quiet(html.escape(redact(n)))}" for n in state.config.notes())
+    return f'<b style="{RIGHT}">A run can start with these settings.</b>{notes}'
+
+
+def _line(state: FormState) -> str:
+    """What was changed here, as the cell would say it: a form forgets, a notebook does not."""
+    changes = state.changes()
+    if not changes:
+        return ""
+    told = ", ".join(f'"{key}": {redact(repr(value))}' for key, value in changes.items())
+    code = html.escape(f"configure(..., **{{{told}}})")
+    return _quiet(f"Changed here; to keep it, write in the notebook's cell <code>{code}</code>")

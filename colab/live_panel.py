@@ -1,0 +1,118 @@
+"""The live panel: a run below the cell, drawn again in place by the cell's own thread.
+
+It reads the run's directory and nothing else, so a training in the cell, one in a process of its
+own and one that somebody else started look the same. What fails in it is told once and switched
+off: showing never stops a training.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from colab.panel_page import panel_html, panel_text
+from infrastructure.core.optional import require
+from infrastructure.deployment.saved import SavedSteps
+from infrastructure.monitoring.dashboard_looks import MAX_CPU_SHARE, MAX_LONGEST_SECONDS
+from infrastructure.monitoring.live_run import LiveRun
+from infrastructure.monitoring.plots import FOLDER, write_plots
+
+LOOK_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class CellOutput:
+    """One output of the cell that runs; what is shown later replaces what was shown before."""
+
+    def __init__(self) -> None:
+        self._handle = None
+
+    def show(self, html: str, text: str) -> None:
+        """Show `html`, or `text` where no HTML is shown."""
+        bundle = {"text/html": html, "text/plain": text}
+        if self._handle is None:
+            display = require("IPython.display", "the live panel").display
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+class LivePanel:
+    """Shows a run, at most once a second and never more often than costs a hundredth of the time.
+
+    Args:
+        run_path: the run's directory.
+        advice: what a person can do while the run goes on.
+        output: where it is shown.
+        clock, cpu_clock: seconds; of the calling thread's processor time.
+    """
+
+    def __init__(
+        self,
+        run_path: Path,
+        advice: str = "",
+        output: CellOutput | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.run_path, self.advice = run_path, advice
+        self._output = output or CellOutput()
+        self._clock, self._cpu_clock = clock, cpu_clock
+        self._saved = SavedSteps(run_path)
+        self._run: LiveRun | None = None
+        self._is_off = False
+        self._next_look = float("-inf")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing more to see: the run has ended, or cannot be shown."""
+        return self._is_off or (self._run is not None and self._run.has_ended)
+
+    def look(self) -> None:
+        """Draw the run as it is now, where that is due."""
+        if self._clock() >= self._next_look:
+            self._attempt(self._draw)
+
+    def update(
+        self, step: int, loss: float | None = None, tokens_per_second: float | None = None
+    ) -> None:
+        """After a step of the training in this process; what is drawn is read from its files."""
+        self.look()
+
+    def close(self) -> None:
+        """After the last step; the run itself goes on until its model is saved and measured."""
+        self._attempt(self._draw)
+
+    def finish(self) -> None:
+        """Draw the run for the last time, write its plots, and let its files go."""
+        self._attempt(self._draw)
+        self._attempt(self._write_plots)
+        if self._run is not None:
+            self._run.close()
+
+    def _draw(self) -> None:
+        began = self._cpu_clock()
+        if self._run is None:
+            self._run = LiveRun(self.run_path)
+        else:
+            self._run.refresh()
+        saved, now = self._saved.newest(), time.time()
+        html = panel_html(self._run, saved, self.advice, now)
+        self._output.show(html, panel_text(self._run, saved, now))
+        cost_seconds = (self._cpu_clock() - began) / MAX_CPU_SHARE
+        wait_seconds = min(MAX_LONGEST_SECONDS, max(LOOK_SECONDS, cost_seconds))
+        self._next_look = self._clock() + wait_seconds
+
+    def _write_plots(self) -> None:
+        if self._run is not None:
+            write_plots(self._run.curves, self.run_path / FOLDER)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        if self._is_off:
+            return
+        try:
+            action()
+        except Exception as error:  # whatever it is, the training is worth more
+            self._is_off = True
+            log.warning("the live panel is off, the training goes on: %r", error)

@@ -1,0 +1,106 @@
+"""A rehearsal of the worst: the machine that trains is gone, with all that was on its disk.
+
+The process that trains and its helpers are killed (SIGKILL: nothing of them gets a last word), and
+the run's directory is moved out of sight, as if the disk were gone. What lies at the place is all
+that is left, as after a runtime that was taken away.
+"""
+
+import contextlib
+import time
+from pathlib import Path
+
+import psutil
+
+from infrastructure.backup.backup_status import BackupStatus, read_status
+from infrastructure.backup.run_backup import STATUS_FILE
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.layers import Layer, Setting, Source
+from infrastructure.deployment import detached
+from infrastructure.deployment.going_on import newest_of_this_purpose
+from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.monitoring.trainer_process import read_trainer
+from infrastructure.training.trainer_factory import use_sample_data
+
+LOST_FOLDER = "lost-machines"
+LOOK_SECONDS = 0.02
+TELL_SECONDS = 5.0
+TIMEOUT_SECONDS = 900.0
+
+
+def rehearse_disconnect(
+    config: DeploymentConfig, at_step: int, timeout_seconds: float = TIMEOUT_SECONDS
+) -> None:
+    """Train `config` in a process of its own until step `at_step` is safe at its place; then take
+    the machine away.
+
+    Nothing is really lost: the run's directory lies in `lost-machines/` beside the runs, for
+    whoever wants to compare. A run that was taken away before, or is finished, is left as it is, so
+    that the cell may run again.
+
+    Raises:
+        ValueError: `config` has no place, so nothing would be left; or it cannot be trained.
+        RunFailedError: the training ended before it began.
+        TimeoutError: the step was not safe in time, or the training ended before it was.
+    """
+    if config.backup.place is None:
+        raise ValueError("backup.place is not set: without the machine nothing would be left")
+    config = config.changed([])
+    use_sample_data(config)
+    run = newest_of_this_purpose(config, [])
+    if run is not None and run.is_finished():
+        print(f"Run {run.run_id} is finished: there is nothing left that could be lost")
+    elif run is None and (lost := newest_of_this_purpose(_elsewhere(config), [])):
+        print(f"The machine of run {lost.run_id} is gone already: go on from the place")
+    else:
+        path = run.path if run and _pid_of(run.path) else detached.follow(detached.start(config))
+        _take_away(RunDirectory(path), Path(config.output_dir), at_step, timeout_seconds)
+
+
+def _elsewhere(config: DeploymentConfig) -> DeploymentConfig:
+    """The same training, looked for among the lost machines."""
+    folder = str(Path(config.output_dir) / LOST_FOLDER)
+    return config.changed([Setting("output_dir", folder, Source(Layer.KEYWORD, "rehearsal"))])
+
+
+def _take_away(run: RunDirectory, output_dir: Path, at_step: int, timeout_seconds: float) -> None:
+    pid = _pid_of(run.path)
+    safe = _wait(run, at_step, timeout_seconds)
+    if pid is None or _pid_of(run.path) != pid:
+        raise TimeoutError(f"run {run.run_id} ended before its machine could be taken away")
+    _kill_with_helpers(pid)
+    lost = output_dir / LOST_FOLDER / run.run_id
+    lost.parent.mkdir(parents=True, exist_ok=True)
+    run.path.rename(lost)
+    print(f"Killed process {pid}, which trained run {run.run_id}, and took its disk away")
+    print(f"Step {safe.confirmed_step} is safe at {safe.place}; here is nothing left of the run")
+
+
+def _pid_of(path: Path) -> int | None:
+    """The living process that trains the run."""
+    trainer = read_trainer(path)
+    return trainer.pid if trainer is not None and trainer.is_alive else None
+
+
+def _wait(run: RunDirectory, at_step: int, timeout_seconds: float) -> BackupStatus:
+    """How the backup stands as soon as step `at_step` is confirmed, or the training has ended."""
+    started = told_at = time.monotonic()
+    while True:
+        now, status = time.monotonic(), read_status(run.checkpoints / STATUS_FILE)
+        if (status.confirmed_step or 0) >= at_step or _pid_of(run.path) is None:
+            return status
+        if now - started > timeout_seconds:
+            raise TimeoutError(f"step {at_step} was not safe within {timeout_seconds:.0f} s")
+        if now - told_at >= TELL_SECONDS and status.confirmed_step is not None:
+            told_at = now
+            print(status.possible_loss(time.time()).text)
+        time.sleep(LOOK_SECONDS)
+
+
+def _kill_with_helpers(pid: int) -> None:
+    """SIGKILL to a process and all that it has started; returns when they are gone."""
+    trainer = psutil.Process(pid)
+    doomed = [trainer, *trainer.children(recursive=True)]
+    for process in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(doomed, timeout=60)

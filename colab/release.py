@@ -1,0 +1,122 @@
+"""Give a Colab runtime back, so that it costs nothing more: when all that a run made is safe.
+
+With the runtime everything on its disk goes at once, so it is given back only after the place has
+confirmed the newest checkpoint and the trained model anew. Otherwise it stays, and one sentence
+says why.
+"""
+
+import importlib
+import tempfile
+from pathlib import Path
+
+from colab.drive import flush_drive
+from colab.runtime import Platform, platform
+from infrastructure.backup.backup_status import age_words
+from infrastructure.backup.places import open_place
+from infrastructure.backup.places.drive import DrivePlace
+from infrastructure.backup.retention import retention_of
+from infrastructure.backup.run_backup import RunBackup, place_options
+from infrastructure.config.backup_config import BackupConfig
+from infrastructure.core.errors import StorageError
+from infrastructure.core.lock import Lock
+from infrastructure.core.redact import redact
+from infrastructure.deployment.run_copies import newest_healthy
+from infrastructure.deployment.run_directory import RunDirectory, find_run
+from infrastructure.training.run_lock import LOCK_FILE
+
+RUNTIME_STAYS = "The runtime stays"
+
+
+def release_runtime(
+    run: str | Path | None = None, output_dir: str | Path = "runs", seconds: float = 900.0
+) -> bool:
+    """End this Colab session, after the last checkpoint and the trained model are known to be safe.
+
+    Args:
+        run: the run's name or directory; None: the newest in `output_dir`.
+        seconds: longest wait for the place to confirm the checkpoint, and again for the model.
+
+    Returns:
+        Whether the runtime was given back; where not, what stands in the way was printed.
+
+    Raises:
+        ValueError: there is no such run.
+    """
+    found, _ = find_run(None if run is None else str(run), Path(output_dir))
+    if platform() is not Platform.COLAB:
+        return _stays("this is no Colab runtime, so there is none to give back")
+    try:
+        print(make_sure(found, seconds))
+        return _unassign(found)
+    except (StorageError, ValueError, OSError) as error:
+        return _stays(str(error))
+
+
+def make_sure(run: RunDirectory, seconds: float) -> str:
+    """Have the place confirm the newest checkpoint anew, and the trained model where there is one.
+
+    Returns:
+        One sentence: what is safe, and where.
+
+    Raises:
+        StorageError: that is not known; says what is missing.
+        ValueError: the run's record cannot be read, or names no place.
+    """
+    if not Lock(run.path / LOCK_FILE).take(wait=False, where_there_are_none=True):
+        raise StorageError(f"run {run.run_id} is being trained")
+    recorded = run.read_configuration()
+    options = place_options(recorded)
+    if options.place is None:
+        raise StorageError(f"run {run.run_id} has no place for backups: it lies here only")
+    with tempfile.TemporaryDirectory() as folder:  # what an earlier copier said does not count
+        backup = RunBackup(
+            run.checkpoints,
+            options,
+            run_id=run.run_id,
+            status_path=Path(folder) / "backup.json",
+            retention=retention_of(recorded.training),
+        )
+        try:
+            step = _confirmed_step(run, backup, seconds)
+        finally:
+            backup.close()
+            backup.wait_ended(options.emergency_seconds)
+        if not run.is_finished():
+            return f"Step {step} of run {run.run_id} is safe at {options.place}; it is not finished"
+        where = backup.publish(run.final, seconds)
+    return f"Run {run.run_id} is safe: step {step} at {options.place}, the model in {where}"
+
+
+def _confirmed_step(run: RunDirectory, backup: RunBackup, seconds: float) -> int | None:
+    newest = newest_healthy(backup.store)
+    if newest is None:
+        raise StorageError(f"run {run.run_id} has no checkpoint yet")
+    status = backup.finish(seconds)
+    if status.confirmed_name != newest:
+        why = status.error or f"it was not confirmed within {age_words(seconds)}"
+        raise StorageError(
+            f"the last checkpoint of run {run.run_id} is not known to be safe: {why}"
+        )
+    return status.confirmed_step
+
+
+def _unassign(run: RunDirectory) -> bool:
+    """Ask Colab to take the machine back."""
+    if is_drive(place_options(run.read_configuration())):
+        print(flush_drive())
+    try:
+        importlib.import_module("google.colab.runtime").unassign()
+    except Exception as error:  # errors.RuntimeManagementError, and whatever its network raises
+        return _stays(f"Colab did not take it back ({redact(str(error)) or type(error).__name__})")
+    print("The runtime was given back")
+    return True
+
+
+def is_drive(options: BackupConfig) -> bool:
+    """Whether the place is a mounted Drive."""
+    return options.place is not None and isinstance(open_place(options.place), DrivePlace)
+
+
+def _stays(why: str) -> bool:
+    print(f"{RUNTIME_STAYS}: {redact(why)}")
+    return False

@@ -1,0 +1,335 @@
+"""Files elsewhere that can be read from any byte on: on the web, shared on Google Drive, mounted.
+
+What breaks off and may be asked for again is a ConnectionError; what will not get better is a
+DataError that says what to do. Of an address only what is no secret is ever shown.
+"""
+
+import abc
+import io
+import logging
+import mimetypes
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from email.message import Message
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import unquote
+
+import httpx
+
+from infrastructure.backup.places.drive import ADVICE, drive_folder
+from infrastructure.core.errors import DataError
+from infrastructure.core.optional import require
+from infrastructure.core.redact import public_address, redact
+
+CHUNK_BYTES = 1 << 20
+DRIVE = "https://drive.google.com"
+MOST_PAGES = 3  # that Drive shows before a file
+RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+AGAIN = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+PAGE_ADVICE = (
+    "give the address of the file itself (on GitHub /raw/ instead of /blob/, on the Hugging Face"
+    " Hub /resolve/), or download it in your browser and give its path"
+)
+DRIVE_ADVICE = (
+    "share the file with 'Anyone with the link'; where too many have fetched it, wait up to 24 h,"
+    " or make a copy in your own Drive, mount that and give the copy's path"
+)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file elsewhere, from byte `start` on.
+
+    Attributes:
+        name: what it is called there; not fit for a path yet.
+        size_bytes: of the whole file; None: nobody says.
+        version: the same as long as the bytes are the same; None: there is no telling.
+        start: where `chunks` begin; 0 where the file cannot be read from another byte on.
+        end_is_told: whether a transfer that broke off differs from one that is done.
+    """
+
+    name: str
+    size_bytes: int | None
+    version: str | None
+    start: int
+    end_is_told: bool
+    chunks: Iterator[bytes]
+
+
+class RemoteFile(abc.ABC):
+    """A file that is read from elsewhere.
+
+    Attributes:
+        identity: the same for the same source; may hold secrets.
+        shown: for people.
+        advice: what to do when it gives a page, or nothing, instead of data.
+    """
+
+    identity: str
+    shown: str
+    advice: str
+
+    @abc.abstractmethod
+    def open(self, start: int, version: str | None) -> AbstractContextManager[Opened]:
+        """The file from byte `start` on, if its version is still `version`; else from the first.
+
+        Raises:
+            ConnectionError: it broke off, or does not answer; also while chunks are taken.
+            DataError: there is no such file, or not for us.
+        """
+
+    def version_now(self) -> str | None:
+        """The version, where telling it takes no time; None: elsewhere."""
+        return None
+
+
+class WebFile(RemoteFile):
+    """What an http(s) address gives.
+
+    Args:
+        silence_seconds: how long the server may say nothing.
+    """
+
+    advice = PAGE_ADVICE
+    user_agent = "temper"
+
+    def __init__(self, address: str, silence_seconds: float) -> None:
+        self.address = self.identity = address
+        self.shown = public_address(address)
+        self.silence_seconds = silence_seconds
+
+    @contextmanager
+    def open(self, start: int, version: str | None) -> Iterator[Opened]:
+        with self._client() as client, self._ask(client, self.address, start, version) as response:
+            yield opened(response)
+
+    @contextmanager
+    def _client(self) -> Iterator[httpx.Client]:
+        # bytes as they lie there: positions in a compressed stream mean nothing
+        headers = {"User-Agent": self.user_agent, "Accept-Encoding": "identity"}
+        try:
+            with (
+                _addresses_not_logged(),
+                httpx.Client(
+                    headers=headers, timeout=self.silence_seconds, follow_redirects=True
+                ) as client,
+            ):
+                yield client
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{self.shown} is no web address: check it") from error
+        except httpx.HTTPError as error:
+            raise ConnectionError(redact(str(error)) or type(error).__name__) from error
+
+    @contextmanager
+    def _ask(
+        self, client: httpx.Client, address: str, start: int, version: str | None
+    ) -> Iterator[httpx.Response]:
+        """The answer from byte `start` on; from the first where the server gives no other."""
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        if start and version:
+            headers["If-Range"] = version  # never another file's end behind this one's beginning
+        with client.stream("GET", address, headers=headers) as response:
+            if not start or _begins_at(response, start):
+                self._check(response.status_code)
+                yield response
+                return
+        with self._ask(client, address, 0, None) as response:
+            yield response
+
+    def _check(self, status: int) -> None:
+        if status == HTTPStatus.OK or status == HTTPStatus.PARTIAL_CONTENT:
+            return
+        name = HTTPStatus(status).phrase if status in [*HTTPStatus] else "?"
+        problem = f"{self.shown}: the server answers {status} ({name})"
+        if status in AGAIN or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise ConnectionError(problem)
+        raise DataError(f"{problem}: {self._advice_for(status)}")
+
+    def _advice_for(self, status: int) -> str:
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return "it wants to know who asks; download it in your browser and give its path"
+        return "check the address"
+
+
+class DriveFile(WebFile):
+    """A file that is shared on Google Drive.
+
+    gdown reads the pages that Drive shows before a large file, and those that it shows instead of
+    one; the transfer is ours, since gdown 5 takes an error page for the file, waits for ever, and
+    puts whatever comes behind what it had.
+
+    Args:
+        file_id: as in the link.
+        resource_key: as in the links of some old files, or "".
+        drive: the address of Drive.
+    """
+
+    advice = DRIVE_ADVICE
+    user_agent = "Mozilla/5.0 (X11; Linux x86_64)"  # others are shown other pages
+
+    def __init__(
+        self, file_id: str, silence_seconds: float, resource_key: str = "", drive: str = DRIVE
+    ) -> None:
+        key = f"&resourcekey={resource_key}" if resource_key else ""
+        super().__init__(f"{drive}/uc?export=download&id={file_id}{key}", silence_seconds)
+        self.identity = f"drive {file_id}"
+        self.shown = f"the Drive file {file_id[:6]}…"  # who knows the rest may read the file
+
+    @contextmanager
+    def open(self, start: int, version: str | None) -> Iterator[Opened]:
+        with self._client() as client:
+            address = self._address_of_file(client)
+            with self._ask(client, address, start, version) as response:
+                if _is_page(response):  # the file has gone meanwhile
+                    raise ConnectionError("Drive gives a page instead of the file")
+                yield opened(response)
+
+    def _address_of_file(self, client: httpx.Client) -> str:
+        address = self.address
+        for _ in range(MOST_PAGES):
+            with self._ask(client, address, 0, None) as response:
+                if not _is_page(response):
+                    return address
+                response.read()
+                address = self._next_address(response.text)
+        raise DataError(f"{self.shown}: Drive shows page after page: {self.advice}")
+
+    def _next_address(self, page: str) -> str:
+        gdown = require("gdown.download", "files shared on Google Drive")
+        try:
+            return str(gdown.get_url_from_gdrive_confirmation(page))
+        except gdown.FileURLRetrievalError as error:
+            raise DataError(f"{self.shown}: Drive refuses: {error} To do: {self.advice}") from error
+
+    def _advice_for(self, status: int) -> str:
+        if status == HTTPStatus.NOT_FOUND:
+            return "check the link; " + self.advice
+        return self.advice
+
+    def _check(self, status: int) -> None:
+        if status == HTTPStatus.TOO_MANY_REQUESTS:  # lasts for hours
+            raise DataError(f"{self.shown}: too many have fetched it: {self.advice}")
+        super()._check(status)
+
+
+class MountedFile(RemoteFile):
+    """A file on a mounted Drive."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.identity = self.shown = str(path)
+        self.advice = "look at it on drive.google.com"
+
+    @contextmanager
+    def open(self, start: int, version: str | None) -> Iterator[Opened]:
+        found = self._version()
+        size_bytes = int(found.partition(" ")[0])
+        start = start if version == found and start <= size_bytes else 0
+        chunks = self._chunks(start)
+        yield Opened(self.path.name, size_bytes, found, start, end_is_told=True, chunks=chunks)
+
+    def version_now(self) -> str | None:
+        try:
+            return self._version()
+        except (ConnectionError, DataError):  # not mounted; what was fetched before may serve
+            return None
+
+    def _version(self) -> str:
+        with self._told():
+            status = self.path.stat()
+        return f"{status.st_size} {status.st_mtime_ns}"
+
+    def _chunks(self, start: int) -> Iterator[bytes]:
+        with self._told():
+            file = self.path.open("rb", buffering=0)
+        with file:
+            file.seek(start)
+            while chunk := self._read(file):
+                yield chunk
+
+    def _read(self, file: io.FileIO) -> bytes:
+        with self._told():
+            return file.read(CHUNK_BYTES)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{self.path} is not there: check its name, and mount Drive first:"
+                " colab.mount_drive()"
+            ) from error
+        except OSError as error:
+            folder = drive_folder(self.path) or self.path.parent
+            advice = ADVICE.get(error.errno or 0, "try again").format(mount=folder.parent)
+            raise ConnectionError(f"{error.strerror}: {advice}") from error
+
+
+def opened(response: httpx.Response) -> Opened:
+    """What a server's answer gives."""
+    headers = response.headers
+    part = RANGE.fullmatch(headers.get("Content-Range", ""))
+    is_part = response.status_code == HTTPStatus.PARTIAL_CONTENT and part is not None
+    start, size = (int(part[1]), int(part[2])) if is_part and part else (0, None)
+    is_plain = headers.get("Content-Encoding", "identity") == "identity"
+    if size is None and is_plain and "Content-Length" in headers:
+        size = int(headers["Content-Length"])
+    version = headers.get("ETag", "")
+    if not version or version.startswith("W/"):  # a weak one is no promise of equal bytes
+        version = headers.get("Last-Modified")
+    return Opened(
+        name=_name(response),
+        size_bytes=size,
+        version=version if is_plain else None,
+        start=start,
+        end_is_told="Content-Length" in headers
+        or "chunked" in headers.get("Transfer-Encoding", ""),
+        chunks=response.iter_bytes(),
+    )
+
+
+def _begins_at(response: httpx.Response, start: int) -> bool:
+    """Whether an answer to a question for a part may be used; all of the file may be, too."""
+    if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        return False
+    if response.status_code != HTTPStatus.PARTIAL_CONTENT:
+        return True
+    part = RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
+    return part is not None and int(part[1]) == start and is_plain
+
+
+def _is_page(response: httpx.Response) -> bool:
+    headers = response.headers
+    is_html = headers.get("Content-Type", "").startswith("text/html")
+    return is_html and "Content-Disposition" not in headers
+
+
+def _name(response: httpx.Response) -> str:
+    """What the server calls the file; one without an ending gets that of its kind."""
+    message = Message()
+    message["Content-Disposition"] = response.headers.get("Content-Disposition", "")
+    last_of_address = unquote(response.url.path).rpartition("/")[2]
+    name = message.get_filename() or last_of_address
+    kind = response.headers.get("Content-Type", "").partition(";")[0].strip()
+    return name if "." in name else name + (mimetypes.guess_extension(kind) or "")
+
+
+@contextmanager
+def _addresses_not_logged() -> Iterator[None]:
+    """httpx logs whole addresses, whose queries may be secrets."""
+    logger = logging.getLogger("httpx")
+
+    def hide(record: logging.LogRecord) -> bool:
+        return False
+
+    logger.addFilter(hide)
+    try:
+        yield
+    finally:
+        logger.removeFilter(hide)

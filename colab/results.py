@@ -1,0 +1,132 @@
+"""What a cell shows besides the training: the data before it, the model and the report after it.
+
+Where there is no notebook, the same as text.
+"""
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.notebook import in_notebook_kernel
+from infrastructure.core.optional import require
+from infrastructure.deployment.export import export_checkpoint
+from infrastructure.deployment.run_directory import find_run
+from infrastructure.evaluation import asking
+from infrastructure.evaluation.evaluate import evaluate_model
+from infrastructure.monitoring.report import REPORT_FILE
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
+from infrastructure.training.data.samples.sample_chats import write_sample_chats
+from infrastructure.training.data.token_preview import token_preview, token_preview_html
+from infrastructure.training.trainer_factory import TrainerFactory
+
+HEIGHT_PIXELS = 720
+EXPORTED = "exported"
+TOKENS_STYLE = "<style>.temper-tokens pre {white-space: pre-wrap; line-height: 1.7}</style>"
+
+
+def sample_chats(path: str | Path = "sample_chats.jsonl") -> Path:
+    """Write conversations to try things out with, and say where; the same ones every time."""
+    written = write_sample_chats(Path(path).absolute())
+    first = written.read_text(encoding="utf-8").partition("\n")[0]
+    print(f"{written} begins with\n{first}")
+    return written
+
+
+def show_data(config: DeploymentConfig) -> None:
+    """Read the data as the training will, and show what was found and which tokens are learnt.
+
+    What is prepared here is kept: the training does not prepare it again.
+
+    Raises:
+        ValueError: the data or the model cannot be used.
+    """
+    trainer = TrainerFactory().for_run(config.changed([]))
+    trainer.initialize_model()
+    data: Any = trainer.initialize_data()
+    print(*data.report.lines(), sep="\n")
+    first = next(data.evaluation_batches(1), None) or next(data.train_batches(0, 0, 1))
+    print("\nOne example as the model sees it. What is marked is learnt, the rest is given:")
+    if in_notebook_kernel():
+        _display_html(
+            f"{TOKENS_STYLE}{token_preview_html(first[0], data.tokenizer)}", "temper-tokens"
+        )
+    else:
+        print(token_preview(first[0], data.tokenizer))
+
+
+def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
+    """Show the report of the run in the directory `run` below the cell.
+
+    Raises:
+        ValueError: there is no report yet.
+    """
+    path = Path(run) / REPORT_FILE
+    if not path.is_file():
+        raise ValueError(f"{path} is not there: a training writes it at its end, or when it stops")
+    if not in_notebook_kernel():
+        print(f"The report: {path}")
+        return
+    page = html.escape(path.read_text(encoding="utf-8"))  # framed: its styles stay its own
+    style = f"width:100%;height:{height_pixels}px;border:0"
+    frame = f'<iframe title="report" style="{style}" srcdoc="{page}"></iframe>'
+    _display_html(frame, "temper-report")
+
+
+def ask(model: str | Path, questions: Sequence[str], max_tokens: int = 64) -> list[str]:
+    """Ask a trained model, and show its answers below the questions.
+
+    Args:
+        model: a finished run, its `final/`, any model folder, or a hub name.
+        questions: in plain words; prompt formats and chat templates are added as in training.
+        max_tokens: the longest answer.
+
+    Raises:
+        ValueError: there is no such model, or it writes no text.
+    """
+    answers = asking.ask(model, questions, max_tokens)
+    for question, answer in zip(questions, answers, strict=True):
+        print(f"{question}\n  → {answer or '(nothing)'}\n")
+    return answers
+
+
+def evaluate(model: str | Path, data: str | Path) -> None:
+    """Measure a trained model on `data` and show its held-out loss and exact match by task.
+
+    Raises:
+        ValueError: the model or the data cannot be used.
+    """
+    folder = Path(model).absolute().parent  # of a run's `final/`, the run
+    config = DeploymentConfig(model_name=str(model), data_path=str(data), output_dir=str(folder))
+    print(*evaluate_model(config), sep="\n")
+
+
+def export(run: str | Path, step: int | None = None) -> Path:
+    """Write a checkpoint of `run` as an ordinary Hugging Face folder; one that is there stays.
+
+    Args:
+        step: of the checkpoint; None: the newest.
+
+    Returns:
+        `exported/step-N` in the run.
+
+    Raises:
+        ValueError: there is no such run or step; says which there are.
+        CheckpointError: the checkpoint is damaged.
+    """
+    named = str(run) if step is None else f"{Path(run).name}@{step}"
+    found, checkpoint = find_run(named, Path(run).parent)
+    checkpoint = checkpoint or CheckpointManager(found.checkpoints).newest()
+    folder = found.path / EXPORTED / f"step-{step_of(checkpoint)}"
+    if folder.is_dir():
+        print(f"{folder} is there already")
+        return folder
+    told = export_checkpoint(found, checkpoint, folder)
+    print(f"Step {told['step']} of run {told['run']} as a model of its own: {told['folder']}")
+    return folder
+
+
+def _display_html(text: str, css_class: str) -> None:
+    display = require("IPython.display", "showing it in a notebook")
+    display.display(display.HTML(f'<div class="{css_class}">{text}</div>'))

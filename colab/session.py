@@ -1,0 +1,115 @@
+"""One call at the start of a notebook: what is here, what outlives it, and how long there is.
+
+session = colab.begin()
+config = colab.configure(**session.settings(), …)
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colab.drive import Place, mount_drive
+from colab.runtime import Platform, platform
+from colab.secrets import Found, bring_secrets
+from colab.session_clock import SessionClock, clock_of_session
+from infrastructure.backup.places.drive import is_on_drive
+from infrastructure.config.environment import variable_of
+from infrastructure.core.hardware import describe, detect
+from infrastructure.core.manners import quiet_libraries, share_the_cores
+from infrastructure.core.redact import redact
+
+PLACE_VARIABLE = variable_of("backup.place")
+RUNS = "runs"
+LOCAL_DISK = Path("/content")  # Colab's
+KEPT = {
+    Platform.COLAB: "NOTHING OUTLIVES THIS SESSION: runs lie on this machine only",
+    Platform.KAGGLE: "runs lie in Kaggle's working folder, which is kept if you save the notebook",
+    Platform.NOTEBOOK: "runs lie on this machine's disk",
+    Platform.TERMINAL: "runs lie on this machine's disk",
+}
+
+
+@dataclass(frozen=True)
+class Session:
+    """A notebook's session.
+
+    Attributes:
+        project: names the folder on Drive.
+        place: what outlives the session; None: a place was set in the environment, so none was
+            looked for.
+        secrets: where each was found, without their values.
+    """
+
+    project: str
+    platform: Platform
+    clock: SessionClock
+    place: Place | None
+    secrets: tuple[Found, ...]
+
+    def settings(self) -> dict[str, Any]:
+        """For `configure`: where runs are written (a fast disk of this machine), where they are
+        copied to, and when the last checkpoint is due. Keys without a value are left out."""
+        settings = {
+            "output_dir": str(output_folder(self.project)),
+            "backup.place": str(self.place.path) if self.place and self.place.is_drive else None,
+            "training.deadline": self.clock.deadline_seconds,
+        }
+        return {key: value for key, value in settings.items() if value is not None}
+
+    def lines(self) -> list[str]:
+        """For a person: the machine, what is kept, the time, the secrets."""
+        machine = describe(detect(Path.cwd()))
+        return [
+            *machine,
+            *self._durable(),
+            str(self.clock),
+            f"secrets: {'; '.join(map(str, self.secrets))}",
+        ]
+
+    def _durable(self) -> list[str]:
+        if self.place is None:
+            place = redact(os.environ[PLACE_VARIABLE])
+            return [f"kept: checkpoints are copied to {place} (environment {PLACE_VARIABLE})"]
+        if self.place.is_drive:
+            return [f"kept: checkpoints are copied to {self.place.path} on your Drive"]
+        return [f"kept: {KEPT[self.platform]}", f"      {self.place.reason}"]
+
+
+def begin(project: str = "temper", use_drive: bool = True) -> Session:
+    """Mount Drive where there is one, bring the secrets, start the clock, and say what there is.
+
+    Nothing of that can fail a notebook: what is not there is told, and all goes on without it.
+
+    Args:
+        use_drive: off: Drive is left alone, and nobody is asked for consent.
+
+    Raises:
+        ValueError: `project` is no folder's name, or a TEMPER_ variable is wrong.
+    """
+    quiet_libraries()
+    share_the_cores()
+    here = platform()
+    session = Session(
+        project=project,
+        platform=here,
+        clock=clock_of_session(),
+        place=_place(project, use_drive),
+        secrets=tuple(bring_secrets()),
+    )
+    print(*session.lines(), sep="\n")
+    return session
+
+
+def _place(project: str, use_drive: bool) -> Place | None:
+    if os.environ.get(PLACE_VARIABLE):
+        return None
+    if not use_drive:
+        return Place(output_folder(project), False, "Drive was not asked for (use_drive=False)")
+    return mount_drive(project)
+
+
+def output_folder(project: str) -> Path:
+    """Where runs are written: beside the notebook, but never on Drive, which is slow and late."""
+    here = Path.cwd()
+    return LOCAL_DISK / project / RUNS if is_on_drive(here) else here / RUNS

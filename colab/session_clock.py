@@ -1,0 +1,114 @@
+"""How long this session has lasted, how long it may last, and when the last checkpoint is due.
+
+Nobody is told when a session ends. Known is how long one lasts at most: 12 hours on the free Colab
+and on Kaggle, 24 with Colab Pro+ (Colab's FAQ). Idle sessions end sooner.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from colab.runtime import Platform, platform
+from infrastructure.backup.backup_status import age_words
+from infrastructure.config.deployment_config import DeploymentConfig
+
+VARIABLE = "TEMPER_SESSION_HOURS"
+HOUR_SECONDS = 3600.0
+# From short to long: a session that has outlived one limit has the next.
+LIMITS_HOURS: dict[Platform, tuple[float, ...]] = {
+    Platform.COLAB: (12.0, 24.0),
+    Platform.KAGGLE: (12.0,),
+}
+# Before the end: for the last copy, and because the limits are not kept to the minute.
+SPARE_SECONDS, SPARE_SHARE = 600.0, 0.1
+
+
+@dataclass(frozen=True)
+class SessionClock:
+    """The time of one session.
+
+    Attributes:
+        started: seconds since 1970.
+        limit_seconds: how long it lasts; None: nobody knows of an end.
+        now: gives seconds since 1970.
+    """
+
+    started: float
+    limit_seconds: float | None
+    now: Callable[[], float] = time.time
+
+    @property
+    def used_seconds(self) -> float:
+        """Since the session began."""
+        return max(0.0, self.now() - self.started)
+
+    @property
+    def left_seconds(self) -> float | None:
+        """Until it ends; None: nobody knows."""
+        if self.limit_seconds is None:
+            return None
+        return max(0.0, self.limit_seconds - self.used_seconds)
+
+    @property
+    def deadline_seconds(self) -> float | None:
+        """For `training.deadline`: from now until everything must be saved and copied."""
+        left = self.left_seconds
+        if left is None:
+            return None
+        return max(1.0, left - min(SPARE_SECONDS, SPARE_SHARE * left))
+
+    def within_session(self, config: DeploymentConfig) -> None:
+        """Bring the deadline of `config` forward to what the session has left at this moment: the
+        cells before may have taken long. A deadline that is nearer stays."""
+        mine, theirs = self.deadline_seconds, config.training.deadline
+        if mine is not None and (theirs is None or mine < theirs):
+            config.training.deadline = mine
+
+    def __str__(self) -> str:
+        left = self.left_seconds
+        end = "no known end" if left is None else f"about {age_words(left)} left"
+        return f"session: {age_words(self.used_seconds)} used, {end}"
+
+
+def clock_of_session() -> SessionClock:
+    """The clock of this session, by what lends the machine and TEMPER_SESSION_HOURS.
+
+    Raises:
+        ValueError: that variable is no number of hours.
+    """
+    here = platform()
+    told = _told_hours()
+    started = session_start(here)
+    used_seconds = time.time() - started
+    hours = LIMITS_HOURS.get(here, ()) if told is None else (told,)
+    limits = [hour * HOUR_SECONDS for hour in hours if hour * HOUR_SECONDS > used_seconds]
+    return SessionClock(started, limits[0] if limits else None)
+
+
+def session_start(where: Platform) -> float:
+    """When the session began, in seconds since 1970.
+
+    Colab and Kaggle give each session a container, whose first process is as old as the session.
+    Elsewhere it is this process, the notebook's kernel.
+    """
+    first = 1 if where in (Platform.COLAB, Platform.KAGGLE) else os.getpid()
+    try:
+        return psutil.Process(first).create_time()
+    except psutil.Error:  # hidden from this user
+        return psutil.Process().create_time()
+
+
+def _told_hours() -> float | None:
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours < float("inf"):
+        raise ValueError(f"{VARIABLE} is a number of hours, such as 12 or 0.5, not {text!r}")
+    return hours

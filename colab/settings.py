@@ -1,0 +1,31 @@
+"""The configuration of a notebook: what its cell says, over the file and under the environment."""
+
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.environment import EMPTY_COUNTS
+from infrastructure.config.loading import load_config
+from infrastructure.config.presets import PRESET
+
+
+def configure(
+    preset: str | None = None, *, config_file: Path | str | None = None, **settings: Any
+) -> DeploymentConfig:
+    """The configuration that a cell asks for, to be shown (`show_form`) or trained (`train`).
+
+    defaults < file < preset < cell < environment < form, so that a notebook can be run with other
+    values without changing it: `TEMPER_PRESET=ci`, `BATCH_SIZE=4`.
+
+    Args:
+        preset: a name of `infrastructure.config.presets.PRESETS`.
+        config_file: a YAML file; None: `.config/training_config.yaml` where it exists.
+        settings: as for `DeploymentConfig`. An empty text counts as not given: that is what a
+            `#@param` gives that nobody has filled in.
+
+    Raises:
+        ConfigurationError: a sentence for each thing that is wrong, with its place.
+    """
+    cell = {PRESET: preset or "", **settings}
+    given = {key: value for key, value in cell.items() if value != "" or key == EMPTY_COUNTS}
+    return load_config(config_file, cell=given)

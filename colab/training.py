@@ -1,0 +1,230 @@
+"""Training in a notebook: in the cell, or in a process that outlives the kernel; looking on.
+
+All of it shows the same panel, from the run's directory. Without a notebook, lines or a bar.
+"""
+
+import json
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from colab.live_panel import LOOK_SECONDS, LivePanel
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.errors import RunFailedError
+from infrastructure.core.notebook import in_notebook_kernel
+from infrastructure.deployment import detached as detached_trainings
+from infrastructure.deployment.closing import closing_lines, paths_of
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.deployment.detached import OUTPUT_FILE, DetachedTraining
+from infrastructure.deployment.going_on import newest_of_this_purpose
+from infrastructure.deployment.signals import interrupt_on_sigterm
+from infrastructure.monitoring.live_run import LiveRun
+from infrastructure.monitoring.run_list import find_run_path
+from infrastructure.monitoring.trainer_process import read_trainer
+from infrastructure.monitoring.watch import watch
+from infrastructure.training.metrics.progress import Note, ProgressDisplay, make_progress
+from infrastructure.training.resume_contract import canonical_name
+from infrastructure.training.trainer_factory import use_sample_data
+
+IN_THE_CELL = "Interrupting the cell (■) saves the training and stops it."
+LOOKING_ON = "Interrupting the cell (■) ends only the looking on; colab.stop() ends the training."
+
+Summary = dict[str, Any]
+
+
+def train(
+    config: DeploymentConfig, detached: bool = False, accept: Collection[str] = ()
+) -> Summary:
+    """Train what `config` says and show it below the cell until it ends.
+
+    Goes on with the newest run of this purpose where that is not finished. One that a living
+    process trains is looked on at instead.
+
+    Args:
+        detached: train in a process of its own, which outlives this kernel.
+        accept: what may be different when a run goes on, such as `["learning_rate"]`.
+
+    Returns:
+        What summary.json holds; `status` is finished, stopped, or where only the looking on was
+        ended, running.
+
+    Raises:
+        ValueError, TemperError: the training cannot be started as it is; nothing was trained.
+        RunFailedError: it failed in a process of its own.
+        Exception: it failed in this one; the finished steps are in a checkpoint.
+    """
+    if not config.new_run:
+        other = _trained_elsewhere(config, accept)
+        if other is not None:
+            return _look_on(other)
+    if detached:
+        return _look_on(detached_trainings.start(config, accept))
+    return _train_here(config, accept)
+
+
+def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Summary:
+    """Show a run that is trained by another process until it ends.
+
+    Args:
+        run: its name or path; None: the one that is prepared right now, or the newest.
+        output_dir: the folder of the runs.
+
+    Returns, Raises: as `train`.
+    """
+    folder = Path(output_dir)
+    waiting = detached_trainings.preparing(folder) if run is None else []
+    return _look_on(waiting[-1] if waiting else find_run_path(_name(run), folder))
+
+
+def stop(run: str | Path | None = None, output_dir: str | Path = "runs") -> bool:
+    """Let whoever trains a run save it and stop, and wait for that.
+
+    Args:
+        run, output_dir: as for `attach`.
+
+    Returns:
+        Whether it is trained no more.
+
+    Raises:
+        ValueError: there is no such run, or it cannot be stopped from here.
+    """
+    folder = Path(output_dir)
+    waiting = detached_trainings.preparing(folder) if run is None else []
+    if waiting:
+        return detached_trainings.stop_preparing(waiting[-1])
+    return detached_trainings.stop(find_run_path(_name(run), folder))
+
+
+def _name(run: str | Path | None) -> str | None:
+    return None if run is None else str(run)
+
+
+def _trained_elsewhere(
+    config: DeploymentConfig, accept: Collection[str]
+) -> Path | DetachedTraining | None:
+    """What a living process trains, or prepares to train, of this purpose."""
+    if waiting := detached_trainings.preparing_the_same(config):
+        return waiting
+    use_sample_data(config)
+    run = newest_of_this_purpose(config, frozenset(map(canonical_name, accept)))
+    if run is None or run.is_finished():
+        return None
+    trainer = read_trainer(run.path)
+    is_other = trainer is not None and trainer.is_alive and trainer.pid != os.getpid()
+    return run.path if is_other else None
+
+
+class _Cell:
+    """What the cell that trains shows: lines as they come, and the panel once there is a run."""
+
+    def __init__(self) -> None:
+        self.panel: LivePanel | None = None
+
+    def say(self, line: str) -> None:
+        print(line)
+        if self.panel is not None:
+            self.panel.look()
+
+    def begun(self, run_path: Path) -> None:
+        if in_notebook_kernel():
+            self.panel = LivePanel(run_path, IN_THE_CELL)
+            self.panel.look()
+
+    def make_progress(self, total_steps: int, step: int, note: Note) -> ProgressDisplay:
+        return self.panel or make_progress(total_steps, step, note)
+
+    def finish(self) -> None:
+        if self.panel is not None:
+            self.panel.finish()
+
+
+def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
+    cell = _Cell()
+    deployment = TrainingDeployment(config, cell.say, accept, cell.begun, cell.make_progress)
+    try:
+        with interrupt_on_sigterm():
+            summary = deployment.run()
+    finally:
+        cell.finish()
+    if summary["status"] == "stopped":
+        print("Run this cell again, and the training goes on from there")
+    return summary
+
+
+def _look_on(what: Path | DetachedTraining) -> Summary:
+    """Show what another process trains until that ends, or until the cell is interrupted."""
+    run_path = None if isinstance(what, DetachedTraining) else what
+    try:
+        if isinstance(what, DetachedTraining):
+            run_path = detached_trainings.follow(what)
+        assert run_path is not None
+        was_trained = _is_trained(run_path)
+        if was_trained:
+            print(f"Run {run_path.name} is trained by {read_trainer(run_path)}; looking on")
+        _show_until_end(run_path)
+    except KeyboardInterrupt:
+        _tell_how_to_go_on(run_path)
+        return _summary_of(run_path)
+    return _ended(run_path, was_trained)
+
+
+def _is_trained(run_path: Path) -> bool:
+    trainer = read_trainer(run_path)
+    return trainer is not None and trainer.is_alive is True
+
+
+def _show_until_end(run_path: Path) -> None:
+    if not in_notebook_kernel():
+        watch(run_path, is_patient=False)
+        return
+    panel = LivePanel(run_path, LOOKING_ON)
+    try:
+        panel.look()
+        while not panel.has_ended:
+            time.sleep(LOOK_SECONDS)
+            panel.look()
+    finally:
+        panel.finish()
+
+
+def _tell_how_to_go_on(run_path: Path | None) -> None:
+    name = "The training" if run_path is None else f"Run {run_path.name}"
+    print(f"{name} goes on by itself: colab.attach() looks on again, colab.stop() ends it")
+
+
+def _summary_of(run_path: Path | None) -> Summary:
+    if run_path is None:
+        return {"status": "starting", "paths": {}}
+    try:
+        summary = json.loads((run_path / "summary.json").read_text())
+    except (OSError, ValueError):  # none is written before the first step
+        summary = {}
+    return {"status": "running", **summary, "paths": paths_of(run_path)}
+
+
+def _ended(run_path: Path, was_trained: bool) -> Summary:
+    """Tell how it ended, as the process that trained it has told.
+
+    Raises:
+        RunFailedError: it failed, or was broken off.
+    """
+    run = LiveRun(run_path)
+    state = run.state
+    run.close()
+    summary = _summary_of(run_path)
+    output = run_path / OUTPUT_FILE
+    told = f"; {output} has all that it said" if output.exists() else ""
+    if state == "failed":
+        raise RunFailedError(f"run {run_path.name} failed: {summary.get('error')}{told}")
+    if state == "interrupted":
+        raise RunFailedError(
+            f"run {run_path.name} was broken off: its process is gone{told};"
+            " run this cell again, and it goes on from its last checkpoint"
+        )
+    if state == "stopped":
+        print(f"Stopped at step {summary.get('steps')}: {summary.get('reason')}")
+    elif was_trained and state == "finished":
+        print(*closing_lines(run_path, summary), sep="\n")
+    return summary

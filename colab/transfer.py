@@ -1,0 +1,260 @@
+"""Brings a file that lies elsewhere to this machine, whole or not at all.
+
+What has come lies in a part file, and a killed transfer goes on from there: only if the file
+elsewhere is still the same one, and only on the machine that wrote the part. A transfer that breaks
+off or has become too slow is asked for again; its time is bounded.
+"""
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colab.remote_files import Opened, RemoteFile
+from infrastructure.core.errors import DataError, StorageError
+from infrastructure.core.files import write_json
+from infrastructure.core.hardware import disk_free_bytes
+from infrastructure.monitoring.formatting import format_bytes, format_duration
+
+ROOM_LEFT_BYTES = 200 << 20  # that a full disk would be missed by everything else
+LOOK_BYTES = 64 << 20  # between two looks at the disk
+LONGEST_NAME_BYTES = 120
+MOST_ENDING = 16
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Told = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a transfer is waited for.
+
+    Attributes:
+        silence_seconds: that the other side may say nothing.
+        pace_seconds, least_bytes: so much has to come in this time.
+        num_attempts: that bring no `least_bytes`, until it counts as failed.
+        first_wait_seconds: before another attempt; doubled each time.
+    """
+
+    silence_seconds: float = 30.0
+    pace_seconds: float = 60.0
+    least_bytes: int = 60_000
+    num_attempts: int = 5
+    first_wait_seconds: float = 1.0
+
+
+class Transfer:
+    """One file on its way into `folder`, which is the transfer's own.
+
+    Args:
+        accept: is told the name before the first byte is asked for; may refuse it.
+        is_checked: the file's hash is known and will be compared.
+        timeout_seconds: for everything.
+        tell: is told the bytes that are here and the bytes of all, or None.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteFile,
+        folder: Path,
+        accept: Callable[[str], None],
+        *,
+        is_checked: bool,
+        timeout_seconds: float,
+        patience: Patience,
+        tell: Told,
+    ) -> None:
+        self.remote, self.folder, self.accept, self.tell = remote, folder, accept, tell
+        self.is_checked, self.timeout_seconds, self.patience = is_checked, timeout_seconds, patience
+        self.was_resumed = False
+        self._until = time.monotonic() + timeout_seconds
+        self._state = folder / "state.json"
+
+    def bring(self) -> tuple[Path, str | None]:
+        """The whole file, under the name that it is to have, and its version.
+
+        Raises:
+            DataError: it did not come, or nobody could tell whether it is whole.
+            StorageError: there is no room for it.
+        """
+        num_failed, counted_bytes = 0, self.held_bytes()
+        while True:
+            try:
+                return self._attempt()
+            except ConnectionError as error:
+                reason = str(error)
+            held = self.held_bytes()
+            if held >= counted_bytes + self.patience.least_bytes:
+                num_failed, counted_bytes = 0, held
+            num_failed += 1
+            if num_failed >= self.patience.num_attempts:
+                raise DataError(f"{self.remote.shown} did not come: {reason}; {self._kept()}")
+            wait = self.patience.first_wait_seconds * 2 ** (num_failed - 1)
+            self._require_time(wait)
+            time.sleep(wait)
+
+    def discard(self) -> None:
+        """Forget what has come."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def held_bytes(self) -> int:
+        """What of the file is here already, and may be gone on from."""
+        state = self._known()
+        return self._part(state["name"]).stat().st_size if state else 0
+
+    def _attempt(self) -> tuple[Path, str | None]:
+        state, held = self._known(), self.held_bytes()
+        self.was_resumed = held > 0
+        if state and state["size_bytes"] == held:
+            self.accept(state["name"])
+            return self._part(state["name"]), state["version"]
+        with self.remote.open(held, state["version"] if state else None) as opened:
+            if opened.start not in (0, held):
+                raise ConnectionError("another part of the file came than was asked for")
+            part = self._begin(opened)
+            self._write(part, opened)
+        size_bytes = part.stat().st_size
+        if opened.size_bytes not in (None, size_bytes):
+            raise ConnectionError(
+                f"it broke off after {size_bytes:,} of {opened.size_bytes:,} bytes"
+            )
+        return part, opened.version
+
+    def _begin(self, opened: Opened) -> Path:
+        """The part file that `opened` is added to; it is written down what it is a part of."""
+        if not opened.end_is_told and not self.is_checked:
+            raise DataError(
+                f"{self.remote.shown}: the server does not say how long the file is, so nobody can"
+                " tell whether it comes whole: give its sha256, or download it in your browser and"
+                " give its path"
+            )
+        name = safe_name(opened.name)
+        self.accept(name)
+        self.was_resumed = opened.start > 0
+        if not opened.start:
+            self.discard()
+            self._part(name).parent.mkdir(parents=True)
+            facts = {"name": name, "size_bytes": opened.size_bytes, "version": opened.version}
+            write_json(self._state, {**facts, "boot": _boot()})
+        require_room(self.remote.shown, self.folder, (opened.size_bytes or 0) - opened.start)
+        return self._part(name)
+
+    def _write(self, part: Path, opened: Opened) -> None:
+        pace, looked = _Pace(self.patience, opened.start), opened.start
+        done = opened.start
+        with _refusals_told(part), part.open("ab") as file:
+            for chunk in opened.chunks:
+                file.write(chunk)
+                done += len(chunk)
+                self.tell(done, opened.size_bytes)
+                self._require_time()
+                pace.require(done)
+                if done - looked >= LOOK_BYTES:
+                    require_room(self.remote.shown, self.folder, (opened.size_bytes or 0) - done)
+                    looked = done
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _require_time(self, more_seconds: float = 0.0) -> None:
+        if time.monotonic() + more_seconds > self._until:
+            raise DataError(
+                f"{self.remote.shown} did not come within {format_duration(self.timeout_seconds)};"
+                f" {self._kept()}"
+            )
+
+    def _kept(self) -> str:
+        held = self.held_bytes()
+        if not held:
+            return "nothing of it is kept"
+        return f"{format_bytes(held)} are kept, and the same call goes on from there"
+
+    def _part(self, name: str) -> Path:
+        return self.folder / "part" / name
+
+    def _known(self) -> dict[str, Any] | None:
+        """What is known of the part file; None: there is none that may be gone on from."""
+        try:
+            state = json.loads(self._state.read_text())
+            held = self._part(state["name"]).stat().st_size
+            is_same_file = self.is_checked or state["version"] is not None
+            is_of_this_machine = state["boot"] == _boot() is not None
+            fits = state["size_bytes"] is None or held <= state["size_bytes"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return dict(state) if is_same_file and is_of_this_machine and fits else None
+
+
+class _Pace:
+    """Whether enough has come lately."""
+
+    def __init__(self, patience: Patience, done_bytes: int) -> None:
+        self._patience = patience
+        self._began, self._bytes = time.monotonic(), done_bytes
+
+    def require(self, done_bytes: int) -> None:
+        """Look again.
+
+        Raises:
+            ConnectionError: too little came.
+        """
+        seconds, came = time.monotonic() - self._began, done_bytes - self._bytes
+        if seconds < self._patience.pace_seconds:
+            return
+        if came < self._patience.least_bytes:
+            raise ConnectionError(f"only {format_bytes(came)} came in {format_duration(seconds)}")
+        self._began, self._bytes = time.monotonic(), done_bytes
+
+
+def require_room(what: str, folder: Path, more_bytes: int) -> None:
+    """See that `more_bytes` fit into `folder`, and something is left.
+
+    Raises:
+        StorageError: they do not.
+    """
+    free, needed = disk_free_bytes(folder), max(0, more_bytes) + ROOM_LEFT_BYTES
+    if free is not None and free < needed:
+        raise StorageError(
+            f"{what} needs {format_bytes(needed)} in {folder}, where {format_bytes(free)} are free:"
+            " make room, or give another folder"
+        )
+
+
+def safe_name(name: str) -> str:
+    """What a file from elsewhere is called here: never a path, never hidden, never empty."""
+    last = re.split(r"[/\\]", name)[-1]
+    kept = re.sub(r"[^\w.()+ -]", "_", last).strip().lstrip("._ -")
+    stem, dot, ending = kept.rpartition(".")
+    if len(kept.encode()) > LONGEST_NAME_BYTES and len(ending) < MOST_ENDING:
+        kept = _cut(stem, LONGEST_NAME_BYTES - MOST_ENDING) + dot + ending
+    return _cut(kept, LONGEST_NAME_BYTES) or "data"
+
+
+def _cut(text: str, num_bytes: int) -> str:
+    return text.encode()[:num_bytes].decode(errors="ignore")
+
+
+def _boot() -> str | None:
+    """What this start of the machine is called: after a power cut a file may end in zeros."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return None
+
+
+@contextmanager
+def _refusals_told(part: Path) -> Iterator[None]:
+    """The disk's own errors; a transfer that breaks off is not among them."""
+    try:
+        yield
+    except ConnectionError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{part} cannot be written: {error.strerror}; make room there"
+        ) from error

@@ -1,0 +1,55 @@
+"""What is shown when a run has ended: numbers before and after, an example, and where all lies.
+
+Loads no torch.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from infrastructure.monitoring.tables import before_after_table
+
+
+def paths_of(run_path: Path) -> dict[str, str]:
+    """Where the parts of a run lie that are there."""
+    paths = {
+        "run": run_path,
+        "model": run_path / "final",
+        "checkpoints": run_path / "checkpoints",
+        "metrics": run_path / "metrics.jsonl",
+        "report": run_path / "report.html",
+    }
+    return {name: str(path) for name, path in paths.items() if path.exists()}
+
+
+def closing_lines(run_path: Path, summary: dict[str, Any]) -> list[str]:
+    """What is shown at the end: the table, an example, and where everything lies."""
+    table = before_after_table(summary["before"], summary["after"])
+    lines = ["", table or "Nothing is held out, so nothing was measured; see data.validation_split"]
+    if summary["num_questions"]:
+        lines.append(f"(exact match over {summary['num_questions']} held-out prompts)")
+    if summary["example"]:
+        example = summary["example"]
+        lines += ["", "A held-out example", *_indented("prompt", example["prompt"])]
+        lines += _indented("expected", example["expected"])
+        lines += _indented("before", example["before"]) + _indented("after", example["after"])
+    lines += ["", "Where everything lies"]
+    lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
+    backup = summary.get("backup", {})
+    if "published" in backup:
+        lines.append(f"  {'copy':<12} {backup['published']}")
+    lines.append(f"  look at it   open {_relative(str(run_path / 'report.html'))} in a browser")
+    if "text" in backup:
+        lines.append(backup["text"])
+    return lines
+
+
+def _indented(name: str, text: str) -> list[str]:
+    first, *rest = (text or "(nothing)").splitlines() or [""]
+    return [f"  {name:<9} {first}", *(f"            {line}" for line in rest)]
+
+
+def _relative(path: str) -> str:
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path

@@ -1,0 +1,251 @@
+"""A training in a process of its own, which outlives the shell or the kernel that started it.
+
+    <output_dir>/.detached/<token>/trained_by     who prepares or trains it
+                                  /purpose.json   what it trains, for who would start the same
+                                  /output.txt     what it says, until its run has a directory
+                                  /run            then: the path of that directory
+
+From then on what it says goes to `logs/output.txt` in the run's directory. Loads no torch.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.layers import Layer
+from infrastructure.config.purpose import differing_keys, purpose_of
+from infrastructure.core.errors import RunFailedError
+from infrastructure.core.files import write_json
+from infrastructure.deployment.output_dir import writable
+from infrastructure.deployment.saved import SavedSteps
+from infrastructure.monitoring.trainer_process import TrainerProcess, read_trainer, write_trainer
+
+FOLDER, RUN_NAME, PURPOSE_NAME, OUTPUT_NAME = ".detached", "run", "purpose.json", "output.txt"
+OUTPUT_FILE = Path("logs") / OUTPUT_NAME  # in the run's directory
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+LOOK_SECONDS = 0.1
+STOP_SECONDS = 300.0  # saving, and copying to the place, may take long
+MAX_LINES_OF_FAILURE = 3
+
+Say = Callable[[str], None]
+
+# Kept, since a lost child would be reported as forgotten.
+_STARTED: dict[Path, "subprocess.Popen[bytes]"] = {}
+
+
+@dataclass(frozen=True)
+class DetachedTraining:
+    """A training that was started in a process of its own; `folder` is where it tells of itself."""
+
+    folder: Path
+
+    @property
+    def trainer(self) -> TrainerProcess | None:
+        return read_trainer(self.folder)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.trainer is not None and self.trainer.is_alive is True
+
+    @property
+    def run_path(self) -> Path | None:
+        """The directory of its run; None before it is known."""
+        try:
+            return Path((self.folder / RUN_NAME).read_text())
+        except OSError:
+            return None
+
+    def exit_code(self) -> int:
+        """Of the process, which has ended; 1 where another process had started it."""
+        process = _STARTED.get(self.folder)
+        return 1 if process is None else process.wait()
+
+
+def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTraining:
+    """Begin to train in a process of its own, as `TrainingDeployment(config, accept).run()` does.
+
+    What the configuration holds is handed over in memory, so that no secret comes onto the disk.
+
+    Raises:
+        ValueError: the configuration cannot be carried out, or the output folder not be written to.
+    """
+    config.check_supported()
+    _forget_the_dead(Path(config.output_dir))
+    training = DetachedTraining(_new_folder(Path(config.output_dir)))
+    write_json(training.folder / PURPOSE_NAME, purpose_of(config))
+    path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
+    with (training.folder / OUTPUT_NAME).open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "infrastructure", "train-detached", str(training.folder)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # neither Ctrl-C nor the end of the shell is for it
+            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        )
+    _STARTED[training.folder] = process
+    write_trainer(training.folder, process.pid)
+    told = {"configuration": _as_it_stands(config), "accept": list(accept)}
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as pipe:  # where it died, its output says why
+        pipe.write(json.dumps(told).encode())
+    return training
+
+
+def _as_it_stands(config: DeploymentConfig) -> dict[str, Any]:
+    """What `DeploymentConfig.from_dict` reads, with nothing masked: for a pipe, never a file."""
+    sources = {key: s for key, s in config.sources().items() if s.layer is not Layer.DEFAULT}
+    return {
+        "values": config.model_dump(mode="json"),
+        "sources": {key: asdict(source) for key, source in sources.items()},
+        "masked": [],
+    }
+
+
+def _new_folder(output_dir: Path) -> Path:
+    folder = writable(output_dir).absolute() / FOLDER / secrets.token_hex(4)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _forget_the_dead(output_dir: Path) -> None:
+    for training in _all_in(output_dir):
+        if not training.is_alive:
+            shutil.rmtree(training.folder, ignore_errors=True)
+            _STARTED.pop(training.folder, None)
+
+
+def _all_in(output_dir: Path) -> list[DetachedTraining]:
+    folder = output_dir.absolute() / FOLDER
+    return [DetachedTraining(path) for path in sorted(folder.glob("*/"))]
+
+
+def preparing(output_dir: Path) -> list[DetachedTraining]:
+    """The living trainings that have no run directory yet."""
+    return [one for one in _all_in(output_dir) if one.run_path is None and one.is_alive]
+
+
+def preparing_the_same(config: DeploymentConfig) -> DetachedTraining | None:
+    """A living training that has no run directory yet and was told to train what `config` says."""
+    wanted = purpose_of(config)
+    for training in preparing(Path(config.output_dir)):
+        try:
+            recorded = json.loads((training.folder / PURPOSE_NAME).read_text())
+        except (OSError, ValueError):  # it is being written or removed right now
+            continue
+        if not any(differing_keys(recorded, wanted)):
+            return training
+    return None
+
+
+def follow(
+    training: DetachedTraining, say: Say = print, sleep: Callable[[float], None] = time.sleep
+) -> Path:
+    """Say what the process says until it has a run; return the directory of that.
+
+    Raises:
+        RunFailedError: it ended before; the text is the end of what it said.
+        KeyboardInterrupt: whoever waits has waited enough; the process goes on.
+    """
+    said: list[str] = []
+    for line in _lines_until_known(training, sleep):
+        say(line)
+        said.append(line)
+    if training.run_path is None:
+        end = " ".join(line.removeprefix("temper: ") for line in said[-MAX_LINES_OF_FAILURE:])
+        raise RunFailedError(f"the training ended before it began: {end or 'it said nothing'}")
+    return training.run_path
+
+
+def _lines_until_known(training: DetachedTraining, sleep: Callable[[float], None]) -> Iterator[str]:
+    """The lines of the output; the file stays readable when the process lets go of its name."""
+    path = training.folder / OUTPUT_NAME
+    if not path.exists():
+        return
+    rest = ""
+    with path.open(encoding="utf-8", errors="replace") as output:
+        is_over = False
+        while not is_over:
+            is_over = training.run_path is not None or not training.is_alive
+            *lines, rest = (rest + output.read()).split("\n")
+            yield from lines
+            if not is_over:
+                sleep(LOOK_SECONDS)
+    if rest:
+        yield rest
+
+
+def stop(run_path: Path, say: Say = print, patience_seconds: float = STOP_SECONDS) -> bool:
+    """Ask whoever trains the run to save and stop, and wait until that is done.
+
+    Returns:
+        Whether it trains no more.
+
+    Raises:
+        ValueError: it is trained on another machine, or by another user's process.
+    """
+    trainer = read_trainer(run_path)
+    if trainer is None or trainer.is_alive is False:
+        say(f"Run {run_path.name} is not being trained: there is nothing to stop")
+        return True
+    if not _end(run_path, trainer, patience_seconds):
+        say(f"Run {run_path.name} is still being saved by {trainer}; it stops by itself")
+        return False
+    saved = SavedSteps(run_path).newest()
+    if saved is None:
+        say(f"Stopped: {trainer} had no checkpoint of run {run_path.name} yet")
+    else:
+        say(f"Stopped: run {run_path.name} is saved at step {saved.step} in {run_path}")
+    return True
+
+
+def stop_preparing(
+    training: DetachedTraining, say: Say = print, patience_seconds: float = STOP_SECONDS
+) -> bool:
+    """End a training that has no run yet; nothing was trained."""
+    trainer = training.trainer
+    if trainer is not None and trainer.is_alive:
+        _end(training.folder, trainer, patience_seconds)
+    if training.run_path is not None:  # it had begun in the meantime, and has saved
+        return stop(training.run_path, say, patience_seconds)
+    say("Stopped before the training began: there was nothing to save")
+    return not training.is_alive
+
+
+def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool:
+    """Send SIGTERM, which saves and stops, and wait; whether the process trains no more."""
+    if trainer.is_alive is None:
+        raise ValueError(f"{trainer} trains it: stop it there")
+    try:
+        os.kill(trainer.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return True
+    except PermissionError as error:
+        raise ValueError(f"{trainer} is another user's: stop it as that user") from error
+    deadline = time.monotonic() + patience_seconds
+    while time.monotonic() < deadline:
+        now = read_trainer(folder)
+        if now is None or not now.is_alive or now.pid != trainer.pid:
+            return True
+        time.sleep(LOOK_SECONDS)
+    return False
+
+
+def how_to_look_on(run_path: Path) -> list[str]:
+    """What a person can do about a training that goes on by itself."""
+    return [
+        f"  look on   temper watch {run_path}",
+        f"  stop      temper stop {run_path}",
+        f"  output    {run_path / OUTPUT_FILE}",
+    ]

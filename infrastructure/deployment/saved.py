@@ -1,0 +1,48 @@
+"""The newest checkpoint of a run on this machine, for who looks on. Loads no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from infrastructure.backup.store import Store
+from infrastructure.core.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is on the disk.
+
+    Attributes:
+        step: optimizer steps done.
+        saved_at: unix time.
+    """
+
+    step: int
+    saved_at: float
+
+
+class SavedSteps:
+    """The checkpoints of the run in `run_path`, look by look: a manifest is read once."""
+
+    def __init__(self, run_path: Path) -> None:
+        self.store = Store(run_path / "checkpoints")
+        self._known: dict[str, Saved | None] = {}
+
+    def newest(self) -> Saved | None:
+        """The newest that a resume may choose; None where there is none, or it cannot be read."""
+        try:
+            for name in self.store.versions():
+                if name not in self._known:
+                    self._known[name] = self._read(name)
+                if (found := self._known[name]) is not None:
+                    return found
+        except OSError:  # what a look cannot see is not shown
+            return None
+        return None
+
+    def _read(self, name: str) -> Saved | None:
+        try:
+            manifest = self.store.read(name)
+        except CheckpointError:  # it was rotated away, or is damaged: the one before it serves
+            return None
+        written_at = self.store.manifest_path(name).stat().st_mtime
+        return Saved(manifest.step, written_at) if manifest.healthy else None

@@ -1,0 +1,66 @@
+"""Questions of a person's own to a saved model, answered as it was trained to answer."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.evaluation.generation import ANSWER_MARGIN_TOKENS, generate_answers
+from infrastructure.training.data.chat_format import special_tokens
+from infrastructure.training.data.examples import Question
+from infrastructure.training.data.rows import Turn
+from infrastructure.training.data.tokenization import ConversationEncoder
+from infrastructure.training.models.model_manager import ModelManager
+from infrastructure.training.models.source import find_source
+from infrastructure.training.precision import choose_device
+
+
+def ask(
+    model: str | Path, questions: Sequence[str], max_tokens: int = 64, device: str = "auto"
+) -> list[str]:
+    """Greedy answers, each to its question alone, written as in training.
+
+    Args:
+        model: a finished run, its `final/`, any model folder, or a hub name.
+        questions: what is asked, in plain words; prompt formats and chat templates are added here.
+        max_tokens: the longest answer; one that does not end by then is cut.
+
+    Raises:
+        ValueError: there is no such model, it reads no text, or `max_tokens` is not positive.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}; an answer needs at least 1")
+    if not questions:
+        return []
+    config = ModelConfig(name=str(model))
+    loaded = ModelManager(config, device=choose_device(device), seed=0).load()
+    if loaded.tokenizer is None or not hasattr(loaded.model, "generate"):
+        raise ValueError(f"model {model}: it writes no text, so it cannot be asked")
+    encoder = ConversationEncoder(loaded.tokenizer, max_length=max_tokens)
+    length = max_tokens - ANSWER_MARGIN_TOKENS  # which generating adds
+    asked = [
+        Question(text, encoder.prompt_ids([Turn("user", text)]), "", length) for text in questions
+    ]
+    ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
+    answers = generate_answers(loaded.model, loaded.tokenizer, asked, ends)
+    return [answer.text.strip() for answer in answers]
+
+
+def stop_token_ids(model: Any, tokenizer: Any, name: str) -> list[int]:
+    """What ends an answer: of the tokenizer, the model's own settings, and the run it lies in."""
+    ends = {tokenizer.eos_token, *_ends_in_run(name)}
+    found = {number for number, token in special_tokens(tokenizer).items() if token in ends}
+    told = getattr(model.generation_config, "eos_token_id", None)
+    found.update(told if isinstance(told, list) else [told] if isinstance(told, int) else [])
+    return sorted(found)
+
+
+def _ends_in_run(name: str) -> list[str]:
+    """What the answers of the training ended with; nothing where the model lies in no run."""
+    source = find_source(name)
+    try:
+        recorded = json.loads((Path(source.location).parent / "run.json").read_text())
+        return list(recorded["data"]["end_tokens"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

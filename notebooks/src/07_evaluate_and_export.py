@@ -1,0 +1,87 @@
+# %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/temper-training/temper/blob/main/notebooks/07_evaluate_and_export.ipynb)
+#
+# # Measure a model, and take it anywhere
+#
+# What did the training change, on examples that it never saw? And how do you get the model out:
+# as a folder that every Hugging Face library reads, from the end of the training or from any
+# checkpoint.
+
+# %% [markdown]
+# ## 1 · Install, and see where we are
+
+# %% cellView="form" nbmake={"post_cell_execute": ["assert colab.install"]}
+# @title Install { display-mode: "form" }
+import importlib.metadata, subprocess, sys
+
+SOURCE = "git+https://github.com/temper-training/temper@main"
+found = importlib.metadata.distributions(name="temper")
+if not any(package.read_text("RECORD") for package in found):  # none, or broken off half-way
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
+    subprocess.run([*pip, SOURCE], check=True)
+
+import colab
+
+colab.install()
+
+# %%
+session = colab.begin()
+
+# %% [markdown]
+# ## 2 · A model
+# The training of the [quickstart](00_quickstart.ipynb). Where it is finished already, on this machine or
+# on your Drive, it is found and not trained again.
+
+# %% tags=["parameters"] nbmake={"post_cell_execute": ["assert summary['status'] == 'finished'"]}
+preset = "none"  # @param ["none", "quick", "thorough", "small_memory"]
+
+summary = colab.train(colab.configure(preset, **session.settings()))
+run, model = summary["paths"]["run"], summary["paths"]["model"]
+
+# %% [markdown]
+# ## 3 · Measure it
+# Held-out loss, and the share of exactly right answers for each kind of task. `data` may be any file
+# of yours, in any format that a training reads.
+
+# %%
+from infrastructure.training.data.samples import SAMPLE_HELDOUT
+
+data = str(SAMPLE_HELDOUT)  # @param {type:"raw"}
+colab.evaluate(model, data)
+
+# %% [markdown]
+# ## 4 · Ask it
+# Prompt format and the end of an answer are those of the training; you write plain words.
+
+# %% nbmake={"post_cell_execute": ["assert len(answers) == 2"]}
+questions = ["Which of these is a fruit: tram, tiger, plum?", "Write 18 June 1951 as an ISO date."]
+answers = colab.ask(model, questions)
+
+# %% [markdown]
+# ## 5 · Any checkpoint as a model
+# The trained model lies in `final/` of the run. A checkpoint becomes the same kind of folder; give
+# `step=` for an earlier one.
+
+# %% nbmake={"post_cell_execute": ["assert (folder / 'config.json').is_file()", "assert (folder / 'model.safetensors').is_file()"]}
+folder = colab.export(run)
+
+# %% [markdown]
+# ## 6 · Without Temper
+# Nothing in that folder is ours: plain `transformers` reads it. Temper writes a question, a line break,
+# and the answer; so does this.
+
+# %% nbmake={"post_cell_execute": ["assert written[0]['generated_text'].startswith(prompt)"]}
+from transformers import pipeline
+
+prompt = "Which of these is a fruit: tram, tiger, plum?\n"
+writer = pipeline("text-generation", model=str(folder))
+written = writer(prompt, max_new_tokens=8, do_sample=False)
+print(written[0]["generated_text"])
+
+# %% [markdown]
+# ## 7 · Take it with you
+# To publish it, `temper train --backup-place hf://datasets/OWNER/NAME` keeps every checkpoint of a training on
+# the Hub; `huggingface_hub.upload_folder(folder_path=model, repo_id="OWNER/NAME")` uploads this one.
+
+# %% nbmake={"post_cell_execute": ["assert archive.is_file()"]}
+archive = colab.download_results(run)

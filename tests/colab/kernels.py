@@ -1,0 +1,105 @@
+"""A real notebook kernel in a process of its own: what cells print and show, interrupts, kills."""
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 120.0
+
+
+class Cell:
+    """What a cell has shown so far.
+
+    Attributes:
+        text: what it printed.
+        shown: display id → the newest bundle of mime types.
+        num_updates: how often something shown was replaced.
+        error: the last line of its traceback; "" where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.shown: dict[str, dict[str, str]] = {}
+        self.num_updates = 0
+        self.error = ""
+
+    def take(self, kind: str, content: dict[str, Any]) -> None:
+        if kind == "stream":
+            self.text += content["text"]
+        elif kind == "error":
+            self.error = f"{content['ename']}: {content['evalue']}"
+        elif kind in ("display_data", "update_display_data"):
+            name = content["transient"].get("display_id", str(len(self.shown)))
+            self.num_updates += kind == "update_display_data"
+            self.shown[name] = content["data"]
+
+
+class Kernel:
+    """A kernel that is ready."""
+
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+        self.manager, self.client = manager, client
+
+    @property
+    def pid(self) -> int:
+        return int(self.manager.provisioner.pid)  # type: ignore[union-attr]
+
+    def run(self, code: str) -> Cell:
+        """Run a cell to its end."""
+        return self.run_until(code, lambda cell: False)
+
+    def run_until(self, code: str, is_enough: Callable[[Cell], bool]) -> Cell:
+        """Run a cell until it has shown enough, or to its end; see `go_on`."""
+        self._asked = self.client.execute(code)
+        self._cell = Cell()
+        return self._listen(is_enough)
+
+    def interrupt(self) -> Cell:
+        """Press the button beside the running cell, and wait for its end."""
+        self.manager.interrupt_kernel()
+        return self._listen(lambda cell: False)
+
+    def kill(self) -> None:
+        """SIGKILL for the kernel and its whole process group, as a restart does."""
+        os.killpg(os.getpgid(self.pid), signal.SIGKILL)
+
+    def _listen(self, is_enough: Callable[[Cell], bool]) -> Cell:
+        deadline = time.monotonic() + SECONDS
+        while not is_enough(self._cell):
+            assert time.monotonic() < deadline, self._cell.text
+            try:
+                message = self.client.get_iopub_msg(timeout=1)
+            except queue.Empty:
+                continue
+            if message["parent_header"].get("msg_id") != self._asked:
+                continue
+            kind, content = message["header"]["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                break
+            self._cell.take(kind, content)
+        return self._cell
+
+
+@contextmanager
+def start_kernel(folder: Path) -> Iterator[Kernel]:
+    """A kernel in `folder` that can import the project and its tests; gone at the end."""
+    manager = KernelManager(kernel_name="python3")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    manager.start_kernel(cwd=str(folder), env=environment)
+    client = manager.blocking_client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=SECONDS)
+        yield Kernel(manager, client)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)

@@ -1,0 +1,201 @@
+"""`colab.install()` for real but small: a real environment, real pip, no network.
+
+The tests share one environment, which each puts into the state that it needs.
+"""
+
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.deployment.small_project import COPIED, ROOT, Outcome, make_wheel
+
+NEEDED_BY_BOTH = [name for name in COPIED if name.endswith(".py")]
+COPIED_HERE = [
+    *NEEDED_BY_BOTH,
+    *(f"colab/{name}.py" for name in ("__init__", "bootstrap", "needed_packages", "runtime")),
+    *(
+        f"infrastructure/core/{name}.py"
+        for name in ("errors", "lazy", "lookup", "notebook", "optional", "parts")
+    ),
+]
+PYPROJECT = """
+[project]
+name = "temper"
+dependencies = ["packaging>=24.1", "leaf>=1.0", "numpy>=2"]
+[tool.setuptools.dynamic.optional-dependencies]
+tested = { file = ["tested.txt"] }
+colab = { file = ["colab.txt"] }
+unsloth = { file = ["unsloth.txt"] }
+"""
+FILES = {
+    "pyproject.toml": PYPROJECT,
+    "tested.txt": "leaf==1.5\nnumpy==2.4\nextra==1.0\n",
+    "colab.txt": "extra==0.9\nnumpy==2.1\n",
+    "unsloth.txt": "unsloth==1.0\n",
+}
+WHEELS = ["leaf 0.9", "leaf 1.5", "leaf 1.6", "numpy 1.9", "numpy 2.1", "numpy 2.4"]
+WHEELS += ["extra 0.9", "extra 1.0", "extra 2.0", "unsloth 1.0"]
+INSTALL = "import colab; colab.install()"
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """An environment in `folder`/venv that imports the project in `folder`/project."""
+
+    folder: Path
+
+    @property
+    def marker(self) -> Path:
+        return self.folder / ".cache/temper/installing"
+
+    @property
+    def packages(self) -> Path:
+        (found,) = (self.folder / "venv").glob("lib/python*/site-packages")
+        return found
+
+    def python(self, code: str, wheels: str = "wheels", platform: str = "notebook") -> Outcome:
+        """Run `code` in the environment, whose pip sees the folder `wheels` and nothing else."""
+        done = subprocess.run(
+            [self.folder / "venv/bin/python", "-c", code],
+            cwd=self.folder,
+            env={
+                "HOME": str(self.folder),
+                "PYTHONPATH": str(self.folder / "project"),
+                "TEMPER_PLATFORM": platform,
+                "PIP_NO_INDEX": "1",
+                "PIP_FIND_LINKS": str(self.folder / wheels),
+                "PIP_CONFIG_FILE": "/dev/null",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    def has(self, **wanted: str | None) -> None:
+        """Put the environment into a state; None: not there."""
+        gone = [name for name, version in wanted.items() if version is None]
+        there = [f"{name}=={version}" for name, version in wanted.items() if version]
+        pip = [str(self.folder / "venv/bin/python"), "-m", "pip"]
+        source = ["--no-index", "--find-links", str(self.folder / "wheels")]
+        if gone:
+            subprocess.run([*pip, "uninstall", "-qy", *gone], check=True)
+        if there:
+            subprocess.run([*pip, "install", "-q", "--no-deps", *source, *there], check=True)
+
+    def versions(self) -> dict[str, str]:
+        found = importlib.metadata.distributions(path=[str(self.packages)])
+        return {one.metadata["Name"]: one.version for one in found}
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Notebook:
+    folder = tmp_path_factory.mktemp("notebook")
+    for name in COPIED_HERE:
+        target = folder / "project" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    for name, text in FILES.items():
+        (folder / "project" / name).write_text(text)
+    (folder / "wheels").mkdir()
+    for wheel in WHEELS:
+        make_wheel(folder / "wheels", *wheel.split())
+    wheel_of_packaging(folder / "wheels")
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    return Notebook(folder)
+
+
+def wheel_of_packaging(folder: Path) -> None:
+    """The real one, from this environment's own files."""
+    distribution = importlib.metadata.distribution("packaging")
+    name = f"packaging-{distribution.version}-py3-none-any.whl"
+    with zipfile.ZipFile(folder / name, "w") as wheel:
+        for file in distribution.files or []:
+            if file.suffix != ".pyc" and ".." not in file.parts:
+                wheel.write(str(file.locate()), str(file))
+
+
+def test_a_bare_environment_gets_the_tested_versions(notebook: Notebook) -> None:
+    done = notebook.python(INSTALL)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[-1] == "Everything that Temper needs is installed"
+    found = notebook.versions()
+    assert (found["leaf"], found["numpy"], found["extra"]) == ("1.5", "2.4", "1.0")
+    assert "unsloth" not in found
+    assert not notebook.marker.exists()
+
+
+def test_the_next_time_nothing_is_asked_for(notebook: Notebook) -> None:
+    notebook.has(leaf="1.6", numpy="2.1", extra="2.0")
+    done = notebook.python(INSTALL, wheels="nowhere")
+    assert (done.code, done.out) == (0, "Everything that Temper needs is installed\n")
+    assert notebook.versions()["leaf"] == "1.6"
+
+
+def test_on_colab_what_is_there_stays_and_what_lacks_has_colab_s_version(
+    notebook: Notebook,
+) -> None:
+    notebook.has(leaf="1.6", numpy="2.1", extra=None)
+    assert notebook.python(INSTALL, platform="colab").code == 0
+    found = notebook.versions()
+    assert (found["leaf"], found["numpy"], found["extra"]) == ("1.6", "2.1", "0.9")
+
+
+def test_a_failed_pip_fails_the_cell_with_pip_s_words(notebook: Notebook) -> None:
+    notebook.has(leaf=None, numpy="2.1", extra="1.0")
+    done = notebook.python(INSTALL, wheels="nowhere")
+    assert done.code == 1
+    assert "InstallError: pip install" in done.err
+    assert "No matching distribution found for leaf==1.5" in done.err
+    assert notebook.python(INSTALL).code == 0
+
+
+def test_a_loaded_package_that_was_replaced_asks_for_a_restart(notebook: Notebook) -> None:
+    notebook.has(leaf="0.9", numpy="2.1", extra="1.0")
+    done = notebook.python(f"import leaf; {INSTALL}")
+    assert "RestartNeededError: leaf was replaced after this kernel had loaded it" in done.err
+    assert notebook.versions()["leaf"] == "1.5"
+    assert notebook.python(f"import leaf; {INSTALL}").code == 0
+
+
+def test_a_package_that_was_replaced_unloaded_asks_for_nothing(notebook: Notebook) -> None:
+    notebook.has(leaf="0.9", numpy="2.1", extra="1.0")
+    assert notebook.python(INSTALL).code == 0
+
+
+def test_numpy_is_not_replaced_but_told(notebook: Notebook) -> None:
+    notebook.has(leaf="1.5", numpy="1.9", extra="1.0")
+    done = notebook.python(INSTALL)
+    assert "InstallError: numpy 1.9 is here and Temper needs numpy>=2: install that" in done.err
+    assert notebook.versions()["numpy"] == "1.9"
+    notebook.has(numpy="2.1")
+
+
+def test_an_installation_that_was_killed_is_mended(notebook: Notebook) -> None:
+    """What pip had not finished has no RECORD; by its metadata alone it would count as there."""
+    notebook.has(leaf="1.5", numpy="2.1", extra="1.0")
+    (notebook.packages / "leaf-1.5.dist-info/RECORD").unlink()
+    (notebook.packages / "leaf.py").unlink()
+    notebook.marker.touch()
+    done = notebook.python(f"{INSTALL}; import leaf")
+    assert (done.code, done.err) == (0, "")
+    assert "removed a half-installed leaf-1.5.dist-info" in done.out
+    assert not notebook.marker.exists()
+
+
+def test_unsloth_only_where_it_is_asked_for(notebook: Notebook) -> None:
+    notebook.has(leaf="1.5", numpy="2.1", extra="1.0")
+    assert notebook.python("import colab; colab.install(with_unsloth=True)").code == 0
+    assert notebook.versions()["unsloth"] == "1.0"
+    notebook.has(unsloth=None)
+
+
+def test_pip_s_words_are_kept(notebook: Notebook) -> None:
+    log = (notebook.folder / ".cache/temper/install.log").read_text()
+    assert "Successfully installed" in log

@@ -1,0 +1,98 @@
+"""What can be told before anything is measured, from the settings and from the runs there are."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colab.cost_line import KnownCosts
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.monitoring.trainer_process import write_trainer
+from infrastructure.training.data.samples import use_sample_data
+
+
+def config_of(folder: Path, **settings: Any) -> DeploymentConfig:
+    return DeploymentConfig(**{"output_dir": str(folder), **settings})
+
+
+def record(folder: Path, config: DeploymentConfig, **summary: Any) -> Path:
+    """A run as its first seconds leave it."""
+    recorded = config.changed([])
+    use_sample_data(recorded)
+    path = folder / "20260101-000000-embedded-abcd"
+    path.mkdir(parents=True)
+    values = {"run_id": path.name, "configuration": recorded.to_dict()}
+    (path / "run.json").write_text(json.dumps(values))
+    (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "It trains 4 epochs in steps of 32 examples."),
+        ({"preset": "quick"}, "It trains 60 steps of 32 examples."),
+        (
+            {"training": {"num_epochs": 1, "gradient_accumulation": 2, "max_steps": 1500}},
+            "It trains 1 epoch in steps of 64 examples, but at most 1,500.",
+        ),
+        (
+            {"model_name": "someone/model", "batch_size": "auto"},
+            "It trains 3 epochs (4 where the weights are new) in steps of as many examples as are"
+            " fastest, which is measured.",
+        ),
+    ],
+)
+def test_how_long_it_trains_follows_from_the_settings(
+    settings: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    assert KnownCosts().lines(config_of(tmp_path, **settings))[0] == told
+
+
+def test_where_checkpoints_go_is_told(tmp_path: Path) -> None:
+    lines = KnownCosts().lines(config_of(tmp_path))
+    assert lines[1:] == [
+        f"A new run begins in {tmp_path}.",
+        "Its checkpoints lie on this machine only, and are lost with it: set backup.place.",
+    ]
+    lines = KnownCosts().lines(config_of(tmp_path, **{"backup.place": "/content/drive"}))
+    assert lines[-1] == "Its checkpoints are copied to /content/drive."
+    off = {"backup.place": "/content/drive", "enable_backups": False}
+    assert "this machine only" in KnownCosts().lines(config_of(tmp_path, **off))[-1]
+
+
+def test_a_run_of_this_kind_is_named_with_what_was_measured_of_it(tmp_path: Path) -> None:
+    path = record(tmp_path, config_of(tmp_path), status="stopped", steps=1200)
+    foretold = {"seconds": 125.0, "num_steps": 4000, "peak_memory_bytes": 1 << 30}
+    (path / "forecast.json").write_text(json.dumps(foretold))
+    known = KnownCosts()
+    lines = known.lines(config_of(tmp_path, log_level="DEBUG"))
+    assert lines[1] == (
+        f"It goes on with run {path.name}, of which 1,200 steps are done; new_run starts afresh."
+    )
+    assert "about 2 min 05 s for 4,000 steps, peak memory 1.0 GiB" in lines[2]
+    assert "A new run begins" in known.lines(config_of(tmp_path, batch_size=4))[1]
+    assert "A new run begins" in known.lines(config_of(tmp_path, new_run=True))[1]
+    (path / "summary.json").write_text(json.dumps({"status": "finished"}))
+    assert "is finished" in known.lines(config_of(tmp_path))[1]
+    write_trainer(path)
+    assert f"being trained now, by process {os.getpid()}" in known.lines(config_of(tmp_path))[1]
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"configuration": {"values": 3}}', "[]"])
+def test_a_damaged_run_is_passed_over(text: str, tmp_path: Path) -> None:
+    path = record(tmp_path, config_of(tmp_path))
+    (path / "run.json").write_text(text)
+    assert "A new run begins" in KnownCosts().lines(config_of(tmp_path))[1]
+
+
+def test_a_record_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+    path, known = record(tmp_path, config_of(tmp_path)), KnownCosts()
+    assert "goes on" in known.lines(config_of(tmp_path))[1]
+    run = json.loads((path / "run.json").read_text())
+    run["configuration"]["values"]["training"]["batch_size"] = 4
+    (path / "run.json").write_text(json.dumps(run))
+    os.utime(path / "run.json", (1, 1))
+    assert "A new run begins" in known.lines(config_of(tmp_path))[1]

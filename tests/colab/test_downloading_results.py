@@ -1,0 +1,127 @@
+"""A run's model and report in one file, and the browser that may take it."""
+
+import json
+import sys
+import types
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import colab
+from colab import downloading_results, transfer
+from infrastructure.core.errors import StorageError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that has ended, as far as its files say."""
+    directory = tmp_path / "runs" / "20261121-120000-chats-ab12"
+    (directory / "final" / "base").mkdir(parents=True)
+    (directory / "final" / "model.safetensors").write_bytes(bytes(range(256)) * 40)
+    (directory / "final" / "base" / "config.json").write_text("{}")
+    (directory / "checkpoints").mkdir()
+    (directory / "checkpoints" / "large").write_bytes(b"x")
+    for name in ("run.json", "summary.json"):
+        (directory / name).write_text(json.dumps({"name": name}))
+    (directory / "report.html").write_text("<html>report</html>")
+    return directory
+
+
+class Browser:
+    """The stand-in for google.colab.files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.taken: list[str] = []
+        self.error = error
+        module = types.ModuleType("google.colab.files")
+        module.download = self.download  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "google.colab.files", module)
+        monkeypatch.setattr(downloading_results, "has_browser", lambda: True)
+
+    def download(self, filename: str) -> None:
+        if self.error:
+            raise self.error
+        self.taken.append(filename)
+
+
+def test_the_newest_run_is_zipped_with_its_report_and_without_its_checkpoints(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = colab.download_results(output_dir=run.parent)
+    assert path == run / f"{run.name}.zip"
+    assert str(path) in capsys.readouterr().out
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        assert sorted(archive.namelist()) == [
+            f"{run.name}/final/base/config.json",
+            f"{run.name}/final/model.safetensors",
+            f"{run.name}/report.html",
+            f"{run.name}/run.json",
+            f"{run.name}/summary.json",
+        ]
+        model = f"{run.name}/final/model.safetensors"
+        assert archive.read(model) == (run / "final" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("named", ["id", "path"])
+def test_a_run_is_named_by_id_or_path_and_again_gives_the_same(run: Path, named: str) -> None:
+    name = run.name if named == "id" else str(run)
+    first = colab.download_results(name, output_dir=run.parent).read_bytes()
+    assert colab.download_results(name, output_dir=run.parent).read_bytes() == first
+
+
+def test_the_browser_is_given_the_file(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    browser = Browser(monkeypatch)
+    path = colab.download_results(run)
+    assert browser.taken == [str(path)]
+    assert "leave the page open" in capsys.readouterr().out
+
+
+def test_what_is_too_large_for_a_browser_stays_with_advice(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    browser = Browser(monkeypatch)
+    monkeypatch.setattr(downloading_results, "MOST_FOR_BROWSER_BYTES", 100)
+    path = colab.download_results(run)
+    assert browser.taken == []
+    assert path.is_file()
+    assert "more than a browser takes from a notebook (100 B): copy it to your Drive" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_page_that_fails_costs_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class MessageError(Exception):
+        """As google.colab has one."""
+
+    Browser(monkeypatch, MessageError("no page"))
+    assert colab.download_results(run).is_file()
+    assert "The browser did not take it (MessageError)" in capsys.readouterr().out
+
+
+def test_a_run_without_a_model_is_refused_with_what_to_do(run: Path) -> None:
+    for path in sorted((run / "final").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    with pytest.raises(
+        ValueError, match=f"no trained model yet: .*temper export {run.name} FOLDER"
+    ):
+        colab.download_results(run)
+
+
+def test_no_run_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run in"):
+        colab.download_results(output_dir=tmp_path)
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: transfer.ROOM_LEFT_BYTES)
+    with pytest.raises(StorageError, match="make room"):
+        colab.download_results(run)
+    assert not list(run.glob("*.zip"))

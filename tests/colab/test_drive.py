@@ -1,0 +1,174 @@
+"""Drive mounted, refused in every way that Colab's package knows, lost, and let go of."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from colab import drive
+from colab.drive import Place, flush_drive, mount_drive
+from tests.fakes.google_colab import ColabSession
+
+
+def test_the_folder_on_drive_is_made_and_tried_out(colab_session: ColabSession) -> None:
+    place = mount_drive("temper/tests")
+    assert place == Place(
+        drive.MOUNT_POINT / "MyDrive/temper/tests",
+        True,
+        f"Drive is mounted: what is in {place.path} outlives this session",
+    )
+    assert place.path.is_dir()
+    assert list((colab_session.cloud / "temper/tests").iterdir()) == []  # the trial left nothing
+
+
+def test_mounting_twice_asks_once(colab_session: ColabSession) -> None:
+    assert mount_drive() == mount_drive()
+    (call,) = colab_session.calls("mount")
+    assert call["timeout_ms"] == 120_000
+
+
+MOUNT_REFUSALS = [
+    ("not_colab", "This machine cannot mount Drive"),
+    ("enterprise", "Colab Enterprise has no Drive"),
+    ("no_consent", "nobody agreed to it"),
+    ("stopped", "its program stopped"),
+    ("slow_root", "its top folder holds very many files"),
+    ("domain", "your organisation has switched it off"),
+    ("settings_file", "its folder for settings"),
+    ("no_credentials_server", "(KeyError: 'TBE_EPHEM_CREDS_ADDR')"),
+    ("nothing_there", "said to be mounted"),
+]
+
+
+@pytest.mark.parametrize(("told", "sentence"), MOUNT_REFUSALS)
+def test_a_refusal_is_one_sentence_and_a_local_folder(
+    colab_session: ColabSession, told: str, sentence: str
+) -> None:
+    colab_session.behaves(mount=told)
+    place = mount_drive()
+    assert (place.path, place.is_drive) == (Path.cwd() / "temper", False)
+    assert sentence in place.reason
+    assert "\n" not in place.reason
+
+
+def make_file(mount: Path) -> None:
+    mount.write_text("")
+
+
+def make_full(mount: Path) -> None:
+    (mount / "mine").mkdir(parents=True)
+
+
+def make_link(mount: Path) -> None:
+    mount.symlink_to("/tmp")
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "sentence"),
+    [
+        ("drive", make_file, "drive is a file: remove it"),
+        ("drive", make_full, "drive holds files of this machine"),
+        ("drive", make_link, "drive is a link"),
+        ("a/drive", lambda mount: None, "a: make it"),
+        ("my drive", lambda mount: None, "a space in"),
+    ],
+)
+def test_a_mount_point_in_the_way_is_told(
+    colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch, name, make, sentence: str
+) -> None:
+    mount = colab_session.folder.parent / name
+    monkeypatch.setattr(drive, "MOUNT_POINT", mount)
+    make(mount)
+    place = mount_drive()
+    assert not place.is_drive
+    assert sentence in place.reason
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (errno.EROFS, "mount Drive without readonly=True"),
+        (errno.EDQUOT, "empty its trash"),
+        (errno.EIO, "a daily limit is reached"),
+        (errno.ENOSPC, "make room on your Drive"),
+    ],
+)
+def test_a_drive_that_keeps_nothing_is_no_place(
+    colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch, number: int, sentence: str
+) -> None:
+    def refuse(folder: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(drive, "_try_out", refuse)
+    place = mount_drive()
+    assert not place.is_drive
+    assert sentence in place.reason
+
+
+def test_a_lost_connection_is_mended_by_mounting_anew(
+    colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount_drive()
+    lost = [OSError(errno.ENOTCONN, "Transport endpoint is not connected")]
+    really = drive._try_out
+
+    def lose_once(folder: Path) -> None:
+        if lost:
+            raise lost.pop()
+        really(folder)
+
+    monkeypatch.setattr(drive, "_try_out", lose_once)
+    assert mount_drive().is_drive
+    assert [call["force_remount"] for call in colab_session.calls("mount")] == [False, True]
+
+
+def test_a_drive_that_hangs_is_left_behind(
+    colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead mount may hold whoever touches it for ever: here a pipe that nobody writes to."""
+    mount_drive()
+    os.mkfifo(colab_session.cloud / "pipe")
+    monkeypatch.setattr(drive, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(drive, "_try_out", lambda folder: (folder.parent / "pipe").read_bytes())
+    place = mount_drive()
+    assert not place.is_drive
+    assert place.reason == "Drive does not answer (no answer within 0 s): restart the session"
+
+
+@pytest.mark.parametrize("folder", ["", "..", "a/../../b", "/content/x"])
+def test_a_folder_outside_of_the_drive_is_refused(folder: str) -> None:
+    with pytest.raises(ValueError, match="name a folder of your Drive"):
+        mount_drive(folder)
+
+
+def test_elsewhere_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEMPER_PLATFORM", "notebook")
+    place = mount_drive()
+    assert (place.path, place.is_drive) == (Path.cwd() / "temper", False)
+    assert "no Colab runtime" in place.reason
+    assert "no Colab runtime" in flush_drive()
+
+
+def test_flushing_is_bounded_and_unmounts(colab_session: ColabSession) -> None:
+    mount_drive()
+    assert flush_drive(5) == "Drive has uploaded what it held back, and is unmounted"
+    assert [call["timeout_ms"] for call in colab_session.calls("flush_and_unmount")] == [5000]
+    assert list(drive.MOUNT_POINT.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ("failed", "was not flushed (ValueError: flush_and_unmount failed)"),
+        ("not_colab", "was not flushed (KeyError: 'CLOUDSDK_CONFIG')"),
+        ("unsupported", "was not flushed (NotImplementedError"),
+        ("hangs", "has not finished uploading (no answer within 0 s)"),
+    ],
+)
+def test_a_flush_that_fails_is_one_sentence(
+    colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch, told: str, sentence: str
+) -> None:
+    monkeypatch.setattr(drive, "GRACE_SECONDS", 0.1)
+    colab_session.behaves(flush=told)
+    assert sentence in flush_drive(0.1)

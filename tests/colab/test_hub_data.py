@@ -1,0 +1,99 @@
+"""Data from the Hugging Face Hub, played by a server on this machine."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+import colab
+from colab import transfer
+from colab.fetching_data import fetch_from_hub
+from infrastructure.core.errors import DataError, StorageError
+from infrastructure.training.data.sources import discover
+from tests.colab.file_server import LOGIN_PAGE, FileServer, Served
+
+ROWS = b'{"prompt": "1?", "completion": "1."}\n' * 400
+HASH = hashlib.sha256(ROWS).hexdigest()
+ADDRESS = "hf://datasets/me/chats/data/rows.jsonl"
+PATH = "/datasets/me/chats/resolve/main/data/rows.jsonl"
+
+
+def serve(file_server: FileServer, data: bytes, path: str = PATH) -> None:
+    facts = {"X-Repo-Commit": "a" * 40}
+    etag = f'"{hashlib.sha256(data).hexdigest()}"'
+    file_server.files[path] = Served(data, headers=facts, etag=etag)
+
+
+def test_a_file_is_there_and_the_second_call_asks_nobody(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    serve(file_server, ROWS)
+    path = fetch_from_hub(ADDRESS, HASH, tmp_path, file_server.url)
+    assert (path, path.read_bytes()) == (tmp_path / "rows.jsonl", ROWS)
+    asked = len(file_server.asked)
+    assert fetch_from_hub(ADDRESS, None, tmp_path, file_server.url) == path
+    assert len(file_server.asked) == asked
+    assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["rows.jsonl"]
+
+
+def test_a_revision_is_asked_for(file_server: FileServer, tmp_path: Path) -> None:
+    serve(file_server, ROWS, PATH.replace("main", "v2"))
+    address = ADDRESS.replace("chats/", "chats@v2/")
+    assert fetch_from_hub(address, None, tmp_path, file_server.url).read_bytes() == ROWS
+
+
+def test_a_file_that_is_not_there_is_told(file_server: FileServer, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"did not come: .* set HF_TOKEN"):
+        fetch_from_hub(ADDRESS, None, tmp_path, file_server.url)
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted", "told"),
+    [(ROWS, "0" * 64, "has the SHA-256"), (LOGIN_PAGE, None, "a web page"), (b"", None, "empty")],
+)
+def test_what_is_not_wanted_leaves_nothing(
+    data: bytes, wanted: str | None, told: str, file_server: FileServer, tmp_path: Path
+) -> None:
+    serve(file_server, data)
+    with pytest.raises(DataError, match=told):
+        fetch_from_hub(ADDRESS, wanted, tmp_path, file_server.url)
+    assert [p for p in tmp_path.rglob("*") if p.name == "rows.jsonl"] == []
+
+
+def test_the_disk_is_asked_first(
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(file_server, ROWS)
+    monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: transfer.ROOM_LEFT_BYTES)
+    with pytest.raises(StorageError, match="make room"):
+        fetch_from_hub(ADDRESS, None, tmp_path, file_server.url)
+
+
+@pytest.mark.parametrize(
+    "address", ["hf://datasets/me/chats", "hf://", "hf://datasets/me/chats/../../../x"]
+)
+def test_an_address_of_no_file_is_refused(address: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="hf://"):
+        colab.fetch_dataset(address, folder=tmp_path)
+
+
+def test_a_whole_data_set_is_written_into_a_folder_that_can_be_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "me" / "chats"  # the library takes a folder of this name for the data set
+    own.mkdir(parents=True)
+    rows = [{"prompt": f"{i}?", "completion": f"{i}."} for i in range(10)]
+    (own / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr("colab.fetching_data.may_be_on_the_hub", lambda place: True)
+    path = colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local")
+    (file,) = discover(str(path))
+    assert [row.values for row in file.rows()] == rows[:4]
+    (own / "train.jsonl").unlink()
+    assert colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local") == path
+    with pytest.raises(ValueError, match="leave it out"):
+        colab.fetch_dataset("me/chats@train[:4]", sha256="0" * 64)

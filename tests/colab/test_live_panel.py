@@ -1,0 +1,193 @@
+"""The live panel: what it shows, how often, and that nothing in it stops a training."""
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colab.live_panel import LOOK_SECONDS, LivePanel
+from infrastructure.backup.store import Store
+from infrastructure.core.files import write_json
+from tests.monitoring.written_run import (
+    add,
+    evaluation,
+    falling,
+    sample,
+    step_record,
+    system_file,
+    write_run,
+)
+
+
+class Shown:
+    """What was shown, in place of a cell."""
+
+    def __init__(self) -> None:
+        self.html: list[str] = []
+        self.text: list[str] = []
+
+    def show(self, html: str, text: str) -> None:
+        self.html.append(html)
+        self.text.append(text)
+
+
+def a_training(folder: Path, **summary: Any) -> Path:
+    directory = write_run(folder, **summary)
+    add(directory, *falling(1, 30), evaluation(30, 1.25))
+    add(directory, sample(0, step=30), file=system_file("system"))
+    alert = {"time": time.time(), "step": 29, "rule": "gpu_memory", "message": "93 % is above 90 %"}
+    add(directory, alert, file=system_file("alerts"))
+    Store(directory / "checkpoints").commit({}, {"step": 25}, step=25)
+    return directory
+
+
+def shown(directory: Path, advice: str = "") -> tuple[str, str]:
+    output = Shown()
+    panel = LivePanel(directory, advice, output)  # type: ignore[arg-type]
+    panel.look()
+    panel.finish()
+    return output.html[-1], output.text[-1]
+
+
+def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
+    html, text = shown(a_training(tmp_path), "Interrupting the cell saves it.")
+    for told in (
+        "20260101-a",
+        "running",
+        f"is being trained by process {os.getpid()}",
+        "step <b>30</b> of 40",
+        "about 5.0 s of steps left",
+        "75.0 %",
+        "Tokens per second",
+        "Held-out loss",
+        "Learning rate",
+        'aria-label="Loss"',
+        "14.0 of 15.0 GiB",
+        "step 29: 93 % is above 90 %",
+        "Last durable checkpoint",
+        "step 25",
+        "on this machine only",
+        "backup: none",
+        "Interrupting the cell saves it.",
+    ):
+        assert told in html, told
+    assert text.startswith("20260101-a: step 30 of 40 · 75.0 % · loss 1.069 · 200 tokens/s")
+    assert text.endswith("saved: step 25; backup: none; the checkpoints lie on this machine only")
+
+
+def test_the_last_durable_checkpoint_is_the_one_that_the_place_has_confirmed(
+    tmp_path: Path,
+) -> None:
+    directory = a_training(tmp_path)
+    backup = {"place": "/content/drive/MyDrive/temper", "confirmed_step": None}
+    write_json(directory / "checkpoints/backup.json", backup)
+    html, _ = shown(directory)
+    assert 'none yet</div><div class="more">at /content/drive/MyDrive/temper' in html
+    assert "Saved on this machine" in html
+    backup |= {"confirmed_step": 20, "saved_at": time.time() - 125}
+    write_json(directory / "checkpoints/backup.json", backup)
+    html, _ = shown(directory)
+    assert 'step 20</div><div class="more">2 min 05 s ago, at /content/drive' in html
+    assert "2 min 05 s of work would be lost now" in html
+
+
+def test_a_run_that_has_ended_shows_its_result_and_no_advice(tmp_path: Path) -> None:
+    directory = a_training(
+        tmp_path,
+        status="finished",
+        before={"eval_loss": 3.0},
+        after={"eval_loss": 1.0},
+        example={"prompt": "Reverse ab", "expected": "ba", "after": "ba"},
+    )
+    html, text = shown(directory, "Interrupt it.")
+    assert "Before → after" in html
+    assert "as expected" in html
+    assert "Interrupt it." not in html
+    assert "finished" in text
+
+
+def test_before_the_first_step_the_panel_says_so(tmp_path: Path) -> None:
+    html, text = shown(write_run(tmp_path))
+    assert "No step has been logged yet." in html
+    assert "nothing yet" in html
+    assert "no step yet\nnothing is saved yet" in text
+
+
+def test_what_a_run_says_cannot_bring_markup_into_the_notebook(tmp_path: Path) -> None:
+    directory = a_training(tmp_path, status="failed", error="<script>alert(1)</script>")
+    alert = {"time": 1.0, "step": 29, "message": "<img src=x onerror=alert(1)>"}
+    add(directory, alert, file=system_file("alerts"))
+    html, _ = shown(directory)
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "&lt;script&gt;" in html
+
+
+def test_it_is_drawn_once_a_second_and_less_often_where_it_costs_much(tmp_path: Path) -> None:
+    now, used, output = [0.0], [0.0], Shown()
+    costs = iter([0.0, 0.001, 0.0, 0.0, 0.05])
+
+    def cpu() -> float:
+        used[0] += next(costs, 0.0)
+        return used[0]
+
+    panel = LivePanel(a_training(tmp_path), "", output, lambda: now[0], cpu)  # type: ignore[arg-type]
+    for moment in (0.0, 0.5, 0.99, LOOK_SECONDS):
+        now[0] = moment
+        panel.update(1)
+    assert len(output.html) == 2
+    now[0] = 2 * LOOK_SECONDS  # this one costs 50 ms of the processor
+    panel.update(2)
+    for moment in (3.0, 6.9):
+        now[0] = moment
+        panel.update(3)
+    assert len(output.html) == 3
+    now[0] = 7.1
+    panel.update(4)
+    assert len(output.html) == 4
+    panel.close()  # the end is always shown
+    assert len(output.html) == 5
+    panel.finish()
+
+
+class Broken(Shown):
+    def show(self, html: str, text: str) -> None:
+        super().show(html, text)
+        raise RuntimeError("the browser is gone")
+
+
+def test_what_fails_in_it_is_told_once_and_switched_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = Broken()
+    panel = LivePanel(a_training(tmp_path), "", output)  # type: ignore[arg-type]
+    for step in range(3):
+        panel.update(step)
+    panel.close()
+    panel.finish()
+    assert len(output.html) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "the live panel is off, the training goes on: RuntimeError('the browser is gone')"
+    ]
+    assert panel.has_ended
+    lost = LivePanel(tmp_path / "nowhere", "", output)  # type: ignore[arg-type]
+    lost.look()
+    lost.finish()
+    assert lost.has_ended
+
+
+def test_its_plots_lie_in_the_run_directory(tmp_path: Path) -> None:
+    directory = a_training(tmp_path)
+    add(directory, step_record(31, math.nan))
+    shown(directory)
+    assert (directory / "plots" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_long_runs_stay_small_on_the_wire(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, total_steps=20_000)
+    add(directory, *falling(1, 20_000))
+    html, _ = shown(directory)
+    assert len(html) < 60_000

@@ -1,0 +1,150 @@
+"""A runtime is given back when all is safe, and stays otherwise."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colab import drive, release
+from colab.release import release_runtime
+from infrastructure.backup.places.drive import DrivePlace
+from infrastructure.backup.places.folder import FolderPlace
+from infrastructure.core.lock import Lock
+from tests.deployment.runs import deploy, small_config
+from tests.fakes.google_colab import ColabSession
+
+Shown = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run, which is copied to a folder beside it."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = small_config(folder, max_steps=2, keep_checkpoints=2)
+    config.backup.place = str(folder / "MyDrive")
+    deploy(config)
+    return folder
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def released(folder: Path, seconds: float = 30.0) -> bool:
+    return release_runtime(output_dir=folder / "runs", seconds=seconds)
+
+
+def test_what_is_safe_is_let_go(colab_session: ColabSession, trained: Path, capsys: Shown) -> None:
+    assert released(trained)
+    assert len(colab_session.calls("unassign")) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith(f"Run {only_run(trained).name} is safe: step 2 at ")
+    assert shown[-1] == "The runtime was given back"
+
+
+def test_a_drive_is_flushed_before(
+    colab_session: ColabSession, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "is_drive", lambda options: True)
+    drive.mount_drive()
+    assert released(trained)
+    calls = (colab_session.folder / "calls.jsonl").read_text().splitlines()
+    assert [json.loads(call)["call"] for call in calls][-2:] == ["flush_and_unmount", "unassign"]
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ("no_service", "Unable to find the runtime management service."),
+        ("refused", "Unable to request VM unassignment."),
+        ("no_network", "Connection refused"),
+    ],
+)
+def test_a_colab_that_does_not_take_it_is_one_sentence(
+    colab_session: ColabSession, trained: Path, capsys: Shown, told: str, sentence: str
+) -> None:
+    colab_session.behaves(unassign=told)
+    assert not released(trained)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("The runtime stays: Colab did not take it back")
+    assert sentence in last
+
+
+def test_elsewhere_there_is_none_to_give_back(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown
+) -> None:
+    monkeypatch.setenv("TEMPER_PLATFORM", "notebook")
+    assert not released(trained)
+    assert "this is no Colab runtime" in capsys.readouterr().out
+
+
+def test_a_run_that_nobody_knows_is_wrong_input(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run in"):
+        release_runtime(output_dir=tmp_path)
+
+
+def without_a_place(folder: Path) -> None:
+    file = only_run(folder) / "run.json"
+    record = json.loads(file.read_text())
+    record["configuration"]["backup"]["place"] = None
+    file.write_text(json.dumps(record))
+
+
+def without_its_checkpoint_there(folder: Path) -> None:
+    """And nothing can be put there again: a file is in the way."""
+    place = folder / "MyDrive" / only_run(folder).name
+    place.rename(place.with_name("away"))
+    place.write_text("")
+
+
+def damaged_record(folder: Path) -> None:
+    (only_run(folder) / "run.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (without_a_place, "has no place for backups"),
+        (without_its_checkpoint_there, "is not known to be safe"),
+        (damaged_record, "not readable JSON"),
+    ],
+)
+def test_what_is_not_known_to_be_safe_stays(
+    colab_session: ColabSession,
+    tmp_path: Path,
+    capsys: Shown,
+    harm: Callable[[Path], None],
+    sentence: str,
+) -> None:
+    config = small_config(tmp_path, max_steps=1)
+    config.backup.place = str(tmp_path / "MyDrive")
+    deploy(config)
+    harm(tmp_path)
+    assert not released(tmp_path, seconds=3.0)
+    assert sentence in capsys.readouterr().out
+    assert colab_session.calls("unassign") == []
+
+
+def test_a_run_that_is_being_trained_stays(
+    colab_session: ColabSession, trained: Path, capsys: Shown
+) -> None:
+    lock = Lock(only_run(trained) / "lock")
+    assert lock.take(wait=False)
+    assert not released(trained)
+    lock.release()
+    assert "is being trained" in capsys.readouterr().out
+    assert colab_session.calls("unassign") == []
+
+
+def test_whether_a_place_is_a_drive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options: Any = small_config(tmp_path).backup
+    assert not release.is_drive(options)
+    options.place = str(tmp_path)
+    assert not release.is_drive(options)
+    assert isinstance(release.open_place(options.place), FolderPlace)
+    options.place = f"drive:{tmp_path}"
+    assert release.is_drive(options)
+    assert isinstance(release.open_place(options.place), DrivePlace)

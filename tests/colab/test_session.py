@@ -1,0 +1,114 @@
+"""One call: what is here, what is kept, how long there is; and nothing that fails a notebook."""
+
+from pathlib import Path
+
+import pytest
+
+from colab import session
+from colab.session import begin
+from infrastructure.config.deployment_config import DeploymentConfig
+from tests.colab.test_drive import MOUNT_REFUSALS
+from tests.fakes.google_colab import ColabSession
+
+PLANTED = "hf_PlantedPlantedPlantedPlanted01"
+
+
+@pytest.fixture(autouse=True)
+def a_machine_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "ALERT_WEBHOOK_URL", session.PLACE_VARIABLE, "TEMPER_SESSION_HOURS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_on_colab_runs_are_local_and_copied_to_drive_before_the_end(
+    colab_session: ColabSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = begin("my-project").settings()
+    assert settings["output_dir"] == str(tmp_path / "runs")
+    assert settings["backup.place"] == str(tmp_path / "drive/MyDrive/my-project")
+    assert 0 < settings["training.deadline"] < 24 * 3600
+    shown = capsys.readouterr().out.splitlines()
+    starts = ("Python", "CPU", "memory", "disk", "GPU", "kept: checkpoints are copied", "session")
+    for start in starts:
+        assert any(line.startswith(start) for line in shown), start
+    assert shown[-1].startswith("secrets: HF_TOKEN: missing")
+    assert len(shown) <= 12
+
+
+def test_the_settings_are_a_configuration_s(colab_session: ColabSession) -> None:
+    settings = begin().settings()
+    config = DeploymentConfig(**settings)
+    assert {key: config.value(key) for key in settings} == settings
+
+
+@pytest.mark.parametrize(("told", "sentence"), MOUNT_REFUSALS)
+def test_whatever_drive_refuses_the_session_begins_and_says_what_is_lost(
+    colab_session: ColabSession, capsys: pytest.CaptureFixture[str], told: str, sentence: str
+) -> None:
+    colab_session.behaves(mount=told)
+    settings = begin().settings()
+    assert "backup.place" not in settings
+    shown = capsys.readouterr().out
+    assert "NOTHING OUTLIVES THIS SESSION" in shown
+    assert sentence in shown
+
+
+def test_off_colab_there_is_a_folder_and_no_deadline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TEMPER_PLATFORM", "notebook")
+    assert begin().settings() == {"output_dir": str(tmp_path / "runs")}
+    assert "kept: runs lie on this machine's disk" in capsys.readouterr().out
+
+
+def test_a_place_of_the_environment_leaves_drive_alone(
+    colab_session: ColabSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(session.PLACE_VARIABLE, f"https://me:{PLANTED}@host/x")
+    assert "backup.place" not in begin().settings()
+    assert colab_session.calls("mount") == []
+    shown = capsys.readouterr().out
+    assert "copied to https://***@host/x (environment TEMPER_BACKUP__PLACE)" in shown
+    assert PLANTED not in shown
+
+
+def test_who_does_not_want_drive_is_not_asked(
+    colab_session: ColabSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "backup.place" not in begin(use_drive=False).settings()
+    assert colab_session.calls("mount") == []
+    assert "use_drive=False" in capsys.readouterr().out
+
+
+def test_a_notebook_that_lies_on_drive_still_writes_to_the_local_disk(
+    colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begin()
+    monkeypatch.setattr(session, "is_on_drive", lambda path: path.name == "temper")
+    monkeypatch.chdir(tmp_path / "drive/MyDrive/temper")
+    monkeypatch.setattr(session, "LOCAL_DISK", tmp_path / "content")
+    # `cwd` follows the stand-in's link, as no real mount has one
+    monkeypatch.setattr(Path, "cwd", lambda: tmp_path / "drive/MyDrive/temper")
+    assert begin().settings()["output_dir"] == str(tmp_path / "content/temper/runs")
+
+
+def test_secrets_are_brought_and_their_values_shown_nowhere(
+    colab_session: ColabSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")
+    colab_session.behaves(secrets={"HF_TOKEN": {"payload": PLANTED}})
+    begun = begin()
+    shown = capsys.readouterr().out
+    assert "secrets: HF_TOKEN: Colab secrets; ALERT_WEBHOOK_URL: missing" in shown
+    assert PLANTED not in f"{shown} {begun!r} {begun.settings()}"
+
+
+def test_a_second_run_of_the_cell_is_the_same(colab_session: ColabSession) -> None:
+    first, second = begin(), begin()
+    assert first.place == second.place
+    assert len(colab_session.calls("mount")) == 1

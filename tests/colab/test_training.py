@@ -1,0 +1,179 @@
+"""Training from notebooks, in real kernels: in the cell, in a process that outlives the kernel."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from colab import training
+from colab.training import attach, stop, train
+from infrastructure.core.errors import RunFailedError
+from infrastructure.monitoring.trainer_process import read_trainer
+from tests.colab.kernels import Cell, Kernel, start_kernel
+from tests.deployment.runs import losses, runs_of, small_config
+from tests.monitoring.written_run import write_run
+
+LONG = 2000  # epochs; nobody waits for their end
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    with start_kernel(tmp_path) as started:
+        yield started
+    for run in runs_of(tmp_path):
+        stop(run)  # what outlived it
+
+
+def cell(folder: Path, line: str, **settings: object) -> str:
+    return f"""
+from pathlib import Path
+import colab
+from tests.deployment.runs import small_config
+config = small_config(Path({str(folder)!r}), **{settings!r})
+{line}
+"""
+
+
+def has_a_panel(shown: Cell) -> bool:
+    return "step <b>" in panel_of(shown)
+
+
+def panel_of(shown: Cell) -> str:
+    panels = [one["text/html"] for one in shown.shown.values() if "temper-panel" in str(one)]
+    return panels[-1] if panels else ""
+
+
+def test_a_training_in_the_cell_is_one_output_drawn_again_and_ends_with_its_result(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    done = kernel.run(cell(tmp_path, "summary = colab.train(config)", num_epochs=40))
+    assert done.error == ""
+    assert len([one for one in done.shown.values() if "temper-panel" in str(one)]) == 1
+    assert done.num_updates >= 2
+    (run,) = runs_of(tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    panel = panel_of(done)
+    for told in (run.name, "finished", f"of {summary['total_steps']}", "Loss", "Learning rate"):
+        assert told in panel, told
+    assert "Before → after" in panel
+    assert "Where everything lies" in done.text
+    assert {path.name for path in (run / "plots").iterdir()} >= {"loss.png", "learning_rate.png"}
+    again = kernel.run(cell(tmp_path, "print(colab.train(config)['status'])", num_epochs=40))
+    assert again.text.endswith("finished\n")
+    assert "was finished before" in again.text
+
+
+def test_interrupting_the_cell_saves_and_says_where_and_the_cell_goes_on(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    code = cell(tmp_path, "summary = colab.train(config)", num_epochs=LONG)
+    kernel.run_until(code, has_a_panel)
+    shown = kernel.interrupt()
+    assert shown.error == ""
+    (run,) = runs_of(tmp_path)
+    steps = json.loads((run / "summary.json").read_text())["steps"]
+    assert f"Stopped at step {steps}: SIGINT received" in shown.text
+    assert str(run) in shown.text
+    assert "Run this cell again" in shown.text
+    assert "stopped" in panel_of(shown)
+    kernel.run_until(code, lambda cell: f"going on from step {steps}" in cell.text)
+    assert kernel.interrupt().error == ""
+
+
+def test_a_detached_training_outlives_its_kernel_and_the_next_kernel_looks_on(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    code = cell(tmp_path, "summary = colab.train(config, detached=True)", num_epochs=LONG)
+    kernel.run_until(code, has_a_panel)
+    (run,) = runs_of(tmp_path)
+    trainer = read_trainer(run)
+    assert trainer is not None
+    kernel.kill()
+    with start_kernel(tmp_path) as second:
+        again = second.run_until(code, has_a_panel)  # run all again: no second training begins
+        assert f"Run {run.name} is trained by {trainer}; looking on" in again.text
+        assert runs_of(tmp_path) == [run]
+        left = second.interrupt()
+        assert left.error == ""
+        assert "goes on by itself: colab.attach() looks on again, colab.stop() ends it" in left.text
+        assert read_trainer(run) == trainer
+        before = len(losses(run))
+        attached = second.run_until(cell(tmp_path, "colab.attach()"), has_a_panel)
+        assert "trained by process" in panel_of(attached)
+        second.interrupt()
+        stopped = second.run(cell(tmp_path, "print(colab.stop())"))
+        assert f"Stopped: run {run.name} is saved at step" in stopped.text
+        assert len(losses(run)) > before
+    ended = read_trainer(run)
+    assert ended is not None
+    assert ended.is_alive is False
+
+
+def test_without_a_notebook_lines_tell_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = train(small_config(tmp_path, num_epochs=1))
+    assert summary["status"] == "finished"
+    told = capsys.readouterr()
+    assert "training 100 % · step" in told.err
+    assert "Where everything lies" in told.out
+    again = attach(summary["paths"]["run"])
+    assert (again["status"], again["steps"]) == ("finished", summary["steps"])
+    assert capsys.readouterr().out.startswith("finished · step")
+
+
+def test_a_detached_training_comes_to_the_same_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one = train(small_config(tmp_path / "a", num_epochs=3))
+    capsys.readouterr()
+    other = train(small_config(tmp_path / "b", num_epochs=3), detached=True)
+    assert other["status"] == "finished"
+    assert losses(Path(one["paths"]["run"])) == losses(Path(other["paths"]["run"]))
+    assert "Where everything lies" in capsys.readouterr().out
+
+
+def test_a_run_that_failed_elsewhere_fails_the_cell_too(tmp_path: Path) -> None:
+    run = write_run(tmp_path, status="failed", error="ValueError: x")
+    (run / "logs").mkdir()
+    (run / "logs/output.txt").touch()
+    with pytest.raises(RunFailedError, match=r"failed: ValueError: x; .*output.txt has all"):
+        attach(run)
+    gone = write_run(tmp_path, "b")
+    (gone / "trained_by").write_text(f"process 1 on {os.uname().nodename} ended\n")
+    with pytest.raises(RunFailedError, match=r"was broken off: its process is gone"):
+        attach(gone)
+
+
+def test_what_is_prepared_already_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may die before its detached training has a run directory."""
+    config = small_config(tmp_path, num_epochs=LONG)
+    started = training.detached_trainings.start(config)
+    monkeypatch.setattr(training.detached_trainings, "start", lambda *_: pytest.fail("started"))
+    person = threading.Thread(target=interrupt_when_trained, args=(tmp_path,))
+    person.start()
+    summary = train(config, detached=True)
+    person.join()
+    (run,) = runs_of(tmp_path)
+    trainer = read_trainer(run)
+    assert trainer is not None
+    assert summary["status"] == "running"
+    assert trainer.pid == started.trainer.pid  # type: ignore[union-attr]
+    assert stop(run)
+
+
+def interrupt_when_trained(folder: Path) -> None:
+    """As somebody does who has seen enough."""
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("runs/*/metrics.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -1,0 +1,24 @@
+"""What may never answer is left behind."""
+
+import time
+
+import pytest
+
+from colab.waiting import within
+
+
+def test_the_answer_comes_back() -> None:
+    assert within(10, lambda: 3) == 3
+    assert within(10, lambda: None) is None
+
+
+def test_an_error_is_raised_where_it_was_asked() -> None:
+    with pytest.raises(KeyError, match="gone"):
+        within(10, lambda: {}["gone"])
+
+
+def test_without_an_answer_it_is_over_in_time() -> None:
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match="no answer within 0 s"):
+        within(0.1, lambda: time.sleep(5))
+    assert time.monotonic() - started < 3

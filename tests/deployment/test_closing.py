@@ -1,0 +1,47 @@
+"""What is shown when a run has ended."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from infrastructure.deployment.closing import closing_lines, paths_of
+
+
+def a_summary(run: Path, **more: Any) -> dict[str, Any]:
+    example = {"prompt": "Reverse abc", "expected": "cba", "before": "", "after": "cba\nok"}
+    return {
+        "before": {"eval_loss": 4.0, "exact_match": {"all": 0.0}},
+        "after": {"eval_loss": 1.0, "exact_match": {"all": 0.75}},
+        "example": example,
+        "num_questions": 8,
+        "paths": paths_of(run),
+        **more,
+    }
+
+
+def test_the_end_shows_table_example_and_places(tmp_path: Path) -> None:
+    lines = closing_lines(tmp_path, a_summary(tmp_path))
+    text = "\n".join(lines)
+    assert "-75.0 %" in text
+    assert "(exact match over 8 held-out prompts)" in text
+    assert "  before    (nothing)" in lines
+    assert "  after     cba" in lines
+    assert "            ok" in lines
+    assert f"  run          {tmp_path}" in lines
+
+
+def test_without_held_out_data_nothing_is_claimed(tmp_path: Path) -> None:
+    summary = a_summary(tmp_path, before={}, after={}, example=None, num_questions=0)
+    assert "Nothing is held out" in closing_lines(tmp_path, summary)[1]
+
+
+def test_only_what_is_there_has_a_place(tmp_path: Path) -> None:
+    (tmp_path / "final").mkdir()
+    assert paths_of(tmp_path) == {"run": str(tmp_path), "model": str(tmp_path / "final")}
+
+
+def test_telling_the_end_loads_no_torch() -> None:
+    probe = "import sys, infrastructure.deployment.closing; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,159 @@
+"""Trainings that outlive who started them: real commands, real processes, real signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.layers import Layer, Setting, Source
+from infrastructure.config.purpose import purpose_of
+from infrastructure.core.errors import RunFailedError
+from infrastructure.deployment import detached
+from infrastructure.deployment.detached import OUTPUT_FILE, DetachedTraining
+from infrastructure.monitoring.trainer_process import read_trainer, write_trainer
+from tests.deployment.runs import (
+    losses,
+    runs_of,
+    small_config,
+    start_temper,
+    write_settings,
+)
+from tests.monitoring.written_run import write_run
+
+
+def temper(*arguments: str, folder: Path) -> tuple[int, str]:
+    process = start_temper(*arguments, folder=folder)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out + err
+
+
+def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Path) -> None:
+    write_settings(tmp_path, num_epochs=400)
+    code, told = temper("train", "--detach", folder=tmp_path)
+    (run,) = runs_of(tmp_path)
+    trainer = read_trainer(run)
+    assert trainer is not None
+    assert (code, trainer.is_alive) == (0, True)
+    assert "Preparing model" in told  # what it said until it had a run
+    assert f"Run {run.name} is trained by {trainer}, whatever becomes of this shell" in told
+    assert os.getsid(trainer.pid) == trainer.pid  # no terminal's end and no Ctrl-C reaches it
+    code, told = temper("stop", folder=tmp_path)
+    assert code == 0
+    assert "Stopped: " in told
+    ended = read_trainer(run)
+    assert ended is None or ended.is_alive is False
+    code, told = temper("stop", folder=tmp_path)
+    assert (code, "there is nothing to stop" in told) == (0, True)
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM received")
+    output = (run / OUTPUT_FILE).read_text()
+    assert output.index("Preparing model") < output.index(f"Stopped at step {summary['steps']}")
+    assert list((tmp_path / "runs" / ".detached").glob("*/output.txt")) == []
+
+
+def test_it_trains_to_the_same_numbers_as_in_the_foreground(tmp_path: Path) -> None:
+    foreground, background = tmp_path / "a", tmp_path / "b"
+    for folder in (foreground, background):
+        folder.mkdir()
+        write_settings(folder, num_epochs=1)
+    assert temper("train", folder=foreground)[0] == 0
+    training = detached.start(small_config(background, num_epochs=1))
+    said: list[str] = []
+    run = detached.follow(training, said.append)
+    assert training.exit_code() == 0
+    assert losses(run) == losses(runs_of(foreground)[0])
+    assert "Where everything lies" in (run / OUTPUT_FILE).read_text()
+    # the same once more: it is finished, which is said, and changes nothing
+    files = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    again = detached.start(small_config(background, num_epochs=1))
+    assert detached.follow(again, said.append) == run
+    assert again.exit_code() == 0
+    assert any("was finished before" in line for line in said)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == files
+
+
+def test_what_cannot_be_trained_is_told_with_the_exit_code_of_the_command(tmp_path: Path) -> None:
+    write_settings(tmp_path)
+    code, told = temper("train", "nothing.jsonl", "--detach", folder=tmp_path)
+    assert code == 2
+    assert "nothing.jsonl" in told
+    assert "Traceback" not in told
+
+
+def test_a_configuration_arrives_whole_with_its_origins_and_no_secret_lies_on_the_disk(
+    tmp_path: Path,
+) -> None:
+    place = Setting("backup.place", "s3://me:Pa55word-of-mine@bucket", Source(Layer.KEYWORD, "me"))
+    config = small_config(tmp_path).changed([place])
+    config.enable_backups = False
+    config.data.path = str(tmp_path / "nothing.jsonl")
+    arrived = DeploymentConfig.from_dict(json.loads(json.dumps(detached._as_it_stands(config))))
+    for key in config.present_keys():
+        assert arrived.value(key) == config.value(key), key
+        assert arrived.source(key) == config.source(key), key
+    training = detached.start(config)
+    with pytest.raises(RunFailedError, match=r"ended before it began: .*nothing.jsonl"):
+        detached.follow(training, lambda line: None)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 2
+    assert not any(b"Pa55word-of-mine" in path.read_bytes() for path in written)
+
+
+def prepare(folder: Path, config: DeploymentConfig, pid: int) -> DetachedTraining:
+    """What `start` leaves before the process has said anything."""
+    training = DetachedTraining(folder / ".detached" / "1")
+    training.folder.mkdir(parents=True)
+    (training.folder / "purpose.json").write_text(json.dumps(purpose_of(config)))
+    write_trainer(training.folder, pid)
+    return training
+
+
+def test_a_training_that_is_prepared_is_known_by_what_it_trains(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    training = prepare(tmp_path / "runs", config, os.getpid())
+    assert detached.preparing_the_same(config) == training
+    assert detached.preparing_the_same(small_config(tmp_path, learning_rate=0.5)) is None
+    (training.folder / "run").write_text("somewhere")
+    assert detached.preparing_the_same(config) is None  # its run tells of itself now
+
+
+def test_a_training_that_is_prepared_is_stopped_without_a_trace(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        training = prepare(tmp_path / "runs", small_config(tmp_path), process.pid)
+        said: list[str] = []
+        assert detached.preparing(tmp_path / "runs") == [training]
+        assert detached.stop_preparing(training, said.append)
+        assert said == ["Stopped before the training began: there was nothing to save"]
+    assert process.returncode == -signal.SIGTERM
+    assert detached.preparing(tmp_path / "runs") == []
+
+
+def test_what_is_trained_elsewhere_is_not_stopped_from_here(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    (run / "trained_by").write_text("process 1 on another-machine\n")
+    with pytest.raises(ValueError, match="process 1 on another-machine trains it: stop it there"):
+        detached.stop(run)
+
+
+def test_who_does_not_stop_in_time_is_said_to_go_on(tmp_path: Path) -> None:
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True);"
+    command = [sys.executable, "-c", f"{deaf} time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        run, said = write_run(tmp_path), list[str]()
+        write_trainer(run, process.pid)
+        assert not detached.stop(run, said.append, patience_seconds=0.3)
+        assert "is still being saved by process" in said[0]
+        process.kill()
+
+
+def test_starting_and_stopping_load_no_torch() -> None:
+    probe = "import sys, infrastructure.deployment.detached_commands; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,5 @@
+from google.colab import errors
+
+
+class MessageError(errors.Error):
+    """Thrown on error response from frontend."""

@@ -1,0 +1,59 @@
+"""The project's notebooks, and how a test runs one as a person would: in a folder of its own."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def cells_of(path: Path, kind: str = "code") -> list[dict[str, Any]]:
+    return [cell for cell in read(path)["cells"] if cell["cell_type"] == kind]
+
+
+def text_of(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+def copy_into(folder: Path, notebook: Path) -> Path:
+    """A copy, so that nothing is written beside the project's own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(notebook, folder))
+
+
+def variables(folder: Path, **more: str) -> dict[str, str]:
+    """The environment of a kernel that runs a notebook small, and leaves everything in `folder`.
+
+    A checkout that is not installed is said to be, or the first cell would fetch another one.
+    """
+    return {
+        "PYTHONPATH": os.pathsep.join([str(said_to_be_installed(folder)), str(ROOT)]),
+        "TEMPER_PRESET": "ci",
+        "TEMPER_PLATFORM": "notebook",
+        "TEMPER_CACHE__DIRECTORY": str(folder / "cache"),
+        "JUPYTER_CONFIG_DIR": str(folder / "jupyter"),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+def said_to_be_installed(folder: Path) -> Path:
+    """A folder to put on the path; it holds temper's metadata where no other does."""
+    path = folder / "packages"
+    if any(found.read_text("RECORD") for found in importlib.metadata.distributions(name="temper")):
+        return path
+    metadata = path / "temper-0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: temper\nVersion: 0\n")
+    (metadata / "RECORD").write_text("temper-0.dist-info/RECORD,,\n")
+    return path

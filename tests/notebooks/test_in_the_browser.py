@@ -1,0 +1,89 @@
+"""The quickstart in a real JupyterLab and a real browser: all cells run, form and panel are there.
+
+Starting both and training take their time. SCREENSHOTS names a folder for pictures of it.
+"""
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.monitoring.browser import Browser, open_browser
+from tests.notebooks.notebook_files import NOTEBOOKS, cells_of, copy_into, variables
+
+pytest.importorskip("jupyterlab", reason="Colab's column shows notebooks without JupyterLab")
+
+SECONDS = 180.0
+APP = "window.jupyterapp"
+EXECUTED = "document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')"
+NOT_YET = f"Array.from({EXECUTED}).filter(p => !/\\[\\d+\\]/.test(p.textContent)).length"
+ERRORS = "document.querySelectorAll('[data-mime-type=\"application/vnd.jupyter.error\"]').length"
+
+
+@contextmanager
+def jupyterlab(folder: Path, environment: dict[str, str]) -> Iterator[str]:
+    """The address of a JupyterLab for `folder`, on loopback, with a token."""
+    token = secrets.token_hex(16)
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0"]
+    command += ["--expose-app-in-browser", f"--IdentityProvider.token={token}", "--ip=127.0.0.1"]
+    command += ["--LabApp.news_url=None"]
+    command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    log = folder / "jupyterlab.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env={**os.environ, **environment}, stdout=output, stderr=output
+        )
+    try:
+        yield f"{_address(log, process)}/lab/tree/{NOTEBOOKS[0].name}?token={token}"
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _address(log: Path, process: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
+            return found[0]
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+@pytest.mark.timeout(600)
+def test_the_quickstart_shows_form_panel_and_report(tmp_path: Path) -> None:
+    notebook = copy_into(tmp_path / "lab", NOTEBOOKS[0])
+    environment = variables(tmp_path, TEMPER_TRAINING__MAX_STEPS="120")
+    with jupyterlab(notebook.parent, environment) as address, open_browser() as browser:
+        browser.open(address, width=1200, height=1000)
+        wait_for(browser, f"{APP} && {APP}.commands.hasCommand('notebook:run-all-cells')")
+        wait_for(browser, f"{EXECUTED}.length > 0")
+        browser.evaluate(f"{APP}.commands.execute('notebook:run-all-cells') && true")
+        wait_for(browser, "document.querySelector('.temper-panel') !== null")
+        take(browser, "training")
+        wait_for(browser, f"{NOT_YET} === 0 || {ERRORS} > 0")
+        take(browser, "end")
+        assert browser.evaluate(ERRORS) == 0
+        assert browser.evaluate("document.querySelectorAll('.jupyter-widgets').length") > 20
+        assert browser.evaluate("document.querySelectorAll('iframe[title=report]').length") == 1
+        assert browser.evaluate(f"{EXECUTED}.length") == len(cells_of(NOTEBOOKS[0]))
+
+
+def wait_for(browser: Browser, script: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not browser.evaluate(script):
+        assert time.monotonic() < deadline, f"never true: {script}"
+        time.sleep(0.2)
+
+
+def take(browser: Browser, name: str) -> None:
+    """A picture for a person, where one was asked for."""
+    folder = os.environ.get("SCREENSHOTS")
+    if folder:
+        browser.screenshot(Path(folder) / f"quickstart_{name}.png")

@@ -1,0 +1,68 @@
+"""Every notebook is run as "Run all" runs it, small, twice, with the assertions it carries.
+
+Long, since each is a real kernel and a real training; that is what the notebooks promise.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables
+
+CELL_SECONDS = 120
+MORE = {
+    # So long that it can be killed in its middle; the preset's six steps are over too soon.
+    "02_continue_after_disconnect": {
+        "TEMPER_TRAINING__MAX_STEPS": "90",
+        "TEMPER_TRAINING__VALIDATION_FREQUENCY": "15",
+    },
+    # The time that a compiler takes belongs to no test of a notebook.
+    "05_watch_and_tune": {"TEMPER_TRAINING__COMPILE_MODE": "none"},
+}
+
+
+def run_all(notebook: Path, environment: dict[str, str]) -> None:
+    """Run a notebook and its assertions with nbmake, which fails at the first cell that fails."""
+    command = [sys.executable, "-m", "pytest", "--nbmake", f"--nbmake-timeout={CELL_SECONDS}"]
+    command += ["-q", "-p", "no:cacheprovider", "--rootdir", str(notebook.parent), notebook.name]
+    done = subprocess.run(
+        command,
+        cwd=notebook.parent,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_run_all_and_run_all_again(path: Path, tmp_path: Path) -> None:
+    notebook = copy_into(tmp_path / "notebook", path)
+    environment = variables(tmp_path, **MORE.get(path.stem, {}))
+    run_all(notebook, environment)
+    trained = weights_in(tmp_path)
+    assert trained
+    run_all(notebook, environment)
+    again = weights_in(tmp_path)  # what was measured may differ, and then it is another training
+    assert trained.items() <= again.items(), "a finished training was trained again"
+
+
+def weights_in(folder: Path) -> dict[Path, int]:
+    """The trained models, and when they were written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("final/*.safetensors")}
+
+
+def test_a_cell_whose_assertion_fails_fails_the_notebook(tmp_path: Path) -> None:
+    """Or all of this would show nothing."""
+    text = NOTEBOOKS[0].read_text(encoding="utf-8")
+    assert "assert colab.install" in text
+    notebook = tmp_path / "broken.ipynb"
+    notebook.write_text(text.replace("assert colab.install", "assert not colab.install"))
+    with pytest.raises(AssertionError, match=r"assert not colab\.install"):
+        run_all(notebook, variables(tmp_path))
