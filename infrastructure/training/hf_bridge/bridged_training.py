@@ -1,10 +1,12 @@
 """One call of `Trainer.train` as a training of Temper, from its beginning to its end."""
 
+import logging
 import math
 import time
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.errors import TemperError
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.report import write_report
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
@@ -13,6 +15,8 @@ from infrastructure.training.hf_bridge.hooks import hooks_of
 from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
 from infrastructure.training.hf_bridge.trainer_facts import agree, facts_of
 from infrastructure.training.hf_bridge.trainer_state import read_version, restore_model
+
+log = logging.getLogger(__name__)
 
 
 class BridgedTraining(TrainerEvents):
@@ -92,20 +96,29 @@ class BridgedTraining(TrainerEvents):
         return values
 
     def end(self) -> None:
-        """The training has come to its end: wait for versions and copies, write the report."""
-        if self.is_finished_before:
-            self._end_again()
-            return
+        """The training has come to its end: wait for versions and copies, write model and report.
+
+        Raises:
+            StorageError, OSError: this machine's disk refuses; what was committed before is safe.
+        """
+        try:
+            self._end_again() if self.is_finished_before else self._end()
+        except BaseException as error:
+            self.break_off(error)
+            raise
+
+    def _end(self) -> None:
         self._close_step()
         self._is_ending = True
         if not self.needs_own_checkpoints:  # else other weights may have been loaded by now
             self._save()
         self.saving.finish(self.state)
-        if not self.state.is_interrupted:
-            self._fire(Event.PHASE_END)
         self.run.versions.close()
         if self.run.has_place:
             self.run.wait_for_copies(self._patience_seconds())
+        if not self.state.is_interrupted:
+            self._fire(Event.PHASE_END)
+            self.run.save_model(self.parts.model)
         status = "stopped" if self.state.is_interrupted else "finished"
         self._close(status, self.state.stop_reason)
         more = "; run this again to go on" if self.state.is_interrupted else ""
@@ -114,17 +127,19 @@ class BridgedTraining(TrainerEvents):
 
     def _end_again(self) -> None:
         """Whoever trained it may have been killed after its last version and before its report."""
-        try:
-            if self.run.has_place:
-                self.run.wait_for_copies(self.run.config.backup.finish_seconds)
-            if not self.run.is_told_finished():
-                told = {"steps": self.state.step, "total_steps": self.state.total_steps}
-                self.run.summarise({"status": "finished", **told})
-                write_report(self.run.directory)
-            self.run.say(self.run.copies_line())
-        finally:
-            self.run.backup.close()
-            self.stack.close()
+        if self.run.has_place:
+            self.run.wait_for_copies(self.run.config.backup.finish_seconds)
+        self.run.save_model(self.parts.model)
+        if not self.run.is_told_finished():
+            told = {"steps": self.state.step, "total_steps": self.state.total_steps}
+            self.run.summarise({"status": "finished", **told})
+            write_report(self.run.directory)
+        self.run.say(self.run.copies_line())
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self.run.backup.close()
+        self.stack.close()
 
     def _patience_seconds(self) -> float:
         options, state = self.run.config.backup, self.state
@@ -138,10 +153,15 @@ class BridgedTraining(TrainerEvents):
         """An exception has ended the training; what was committed before is safe."""
         self.state.error = error
         self.hooks.fire_to_all(Event.ERROR, self.state)
-        self.run.versions.close()
         is_stopped = isinstance(error, KeyboardInterrupt)
         told = redact(f"{type(error).__name__}: {error}")
-        self._close("stopped" if is_stopped else "failed", told, is_error=not is_stopped)
+        try:
+            self.run.versions.close()
+            self._close("stopped" if is_stopped else "failed", told, is_error=not is_stopped)
+        except (TemperError, OSError) as failure:  # it is the first error that people look for
+            log.warning("what became of run %s is not written: %r", self.run.name, failure)
+        finally:
+            self._let_go()
 
     def _close(self, status: str, reason: str | None, is_error: bool = False) -> None:
         """Tell how it ended, and let everything go."""
@@ -162,11 +182,8 @@ class BridgedTraining(TrainerEvents):
                 "backup": {"text": self.run.copies_line()},
             }
         )
-        try:
-            self.hooks.fire_to_all(Event.TRAIN_END, state)
-        finally:
-            self.run.backup.close()
-            self.stack.close()
+        self.hooks.fire_to_all(Event.TRAIN_END, state)
+        self._let_go()
 
     def undo_step(self, control: Any) -> None:
         """A Trainer that goes on from the last step of a training does one step more; of a

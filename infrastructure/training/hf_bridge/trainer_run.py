@@ -1,7 +1,7 @@
 """The run directory of a Trainer's training, as `temper watch`, dashboard and report read it.
 
 runs/<name>/run.json · metrics.jsonl · logs/ · checkpoints/ · tokenizer/ · resume/
-           /report.html · summary.json
+           /final/ · report.html · summary.json
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_model
 
 from infrastructure.backup.backup_status import short_words
 from infrastructure.backup.retention import retention_of
@@ -25,8 +27,8 @@ from infrastructure.backup.run_backup import RunBackup, place_options
 from infrastructure.backup.run_files import read_run_files, restore_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer
-from infrastructure.core.errors import CheckpointError
-from infrastructure.core.files import write_json
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.files import whole_directory, write_json
 from infrastructure.core.hardware import detect
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.monitoring.metrics_file import spell_numbers
@@ -38,6 +40,7 @@ from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.run_lock import only_trainer_of
 from infrastructure.training.training_facts import installed_versions
 
+HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that are about this training
 SUMMARY_FILE = "summary.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
@@ -75,6 +78,7 @@ class TrainerRun:
         self._seen: tuple[float, str] | None = None
         self.directory = Path(config.output_dir).expanduser() / name
         self.tokenizer = self.directory / "tokenizer"
+        self.final = self.directory / "final"
         retention = retention_of(config.training)
         self.versions = CheckpointManager(
             self.directory / "checkpoints",
@@ -99,7 +103,7 @@ class TrainerRun:
         return [
             f"note: {key} has no effect here: the Trainer's own arguments decide"
             for key, source in self.config.sources().items()
-            if source.layer is Layer.KEYWORD and not key.startswith(TAKES_EFFECT)
+            if source.layer in HERE and not key.startswith(TAKES_EFFECT)
         ]
 
     def enter(self, stack: ExitStack) -> None:
@@ -180,6 +184,27 @@ class TrainerRun:
             if key.startswith(TAKES_EFFECT)
         }
 
+    def save_model(self, model: Any) -> None:
+        """Write `final/`, the trained model in the ordinary layout with its tokenizer, and copy it
+        to the place; one that is there stays.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        if not self.final.is_dir():
+            with whole_directory(self.final) as part:
+                if self.tokenizer.is_dir():
+                    shutil.copytree(self.tokenizer, part, dirs_exist_ok=True)
+                if hasattr(model, "save_pretrained"):
+                    model.save_pretrained(part)
+                else:
+                    save_model(model, str(part / "model.safetensors"))
+        if self.has_place:
+            try:
+                self.backup.publish(self.final)
+            except (StorageError, OSError) as error:
+                self.say(f"backup: the trained model is not at the place: {error}")
+
     def summarise(self, values: dict[str, Any]) -> None:
         """Write summary.json."""
         paths = {
@@ -187,6 +212,7 @@ class TrainerRun:
             "checkpoints": self.versions.store.root,
             "metrics": self.directory / "metrics.jsonl",
             "report": self.directory / "report.html",
+            **({"model": self.final} if self.final.is_dir() else {}),
         }
         told = {"paths": {name: str(path.absolute()) for name, path in paths.items()}}
         write_json(self.directory / SUMMARY_FILE, dict(spell_numbers({**values, **told})))

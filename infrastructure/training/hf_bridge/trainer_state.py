@@ -68,7 +68,7 @@ class ModelFiles:
     @classmethod
     def of(cls, model: torch.nn.Module) -> "ModelFiles":
         """Of a model as it stands before the first step; its structure stays."""
-        config = getattr(model, "config", None)
+        config: Any = getattr(model, "config", None)
         text = config.to_json_string() if hasattr(config, "to_json_string") else None
         adapters = adapters_of(model) if is_peft(model) else None
         return cls(text, adapters, {} if adapters else tied_names(model))
