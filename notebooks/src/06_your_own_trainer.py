@@ -57,8 +57,8 @@ rows = (
 from trl import SFTConfig, SFTTrainer
 
 told = {"max_steps": 24, "per_device_train_batch_size": 8, "learning_rate": 1e-4}
-shown = {"logging_steps": 1, "save_steps": 8, "report_to": "none"}
-args = SFTConfig(output_dir="trainer", max_length=128, **told, **shown)
+more = {"logging_steps": 1, "save_steps": 8, "report_to": "none", "bf16": False}
+args = SFTConfig(output_dir="trainer", max_length=128, **told, **more)
 trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=tokenizer)
 
 # %% [markdown]
