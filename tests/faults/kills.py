@@ -1,7 +1,7 @@
 """G1 in its long form: `python -m tests.faults.kills` prints one JSON line.
 
-`transformers` is the same storm on its Trainer, for comparison; nothing is demanded of it. The one on
-its Trainer with TemperCallback counts as ours.
+`transformers` is the same storm on its Trainer, for comparison; nothing is demanded of it. The one
+on its Trainer with TemperCallback counts as ours.
 """
 
 import tempfile

@@ -14,7 +14,11 @@ from infrastructure.training.extensions.extension_hooks import Event
 from infrastructure.training.hf_bridge.hooks import hooks_of
 from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
 from infrastructure.training.hf_bridge.trainer_facts import agree, facts_of
-from infrastructure.training.hf_bridge.trainer_state import read_version, restore_model
+from infrastructure.training.hf_bridge.trainer_state import (
+    read_version,
+    restore_model,
+    restore_optimizer,
+)
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +90,8 @@ class BridgedTraining(TrainerEvents):
         for difference in agree(values["facts"], self._facts, self.accepted):
             self.run.say(f"note: {difference}: {difference.verdict.value}")
         restore_model(self.parts.model, snapshot)
+        if self.is_another_try:
+            restore_optimizer(self.parts, snapshot)
         state.num_examples, state.num_tokens = values["num_examples"], values["num_tokens"]
         state.recoveries = list(values["recoveries"])
         best = values["best_evaluation_loss"]

@@ -71,6 +71,8 @@ class TemperCallback:
         self._training: BridgedTraining | None = None
         self._lookout: Lookout | None = None
         self._signals: AskedToStop | None = None
+        self._call: TrainerCall | None = None  # kept after an error, for the next try
+        self._first: Path | None = None  # the version that the last try began with
         self._error_before: BaseException | None = None
         self._ending = threading.Lock()
 
@@ -96,9 +98,10 @@ class TemperCallback:
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Everything of the training is there, and what it goes on from is loaded."""
-        if self._training is not None:  # the Trainer tries again, with a smaller batch
-            self._resumed = self._training.first
-            self._break_off(RuntimeError("the Trainer has begun again"))
+        self._break_off(RuntimeError("the Trainer has begun again"))
+        is_another_try = self._call is not None and self._call.is_tried_again()
+        if is_another_try:
+            self._resumed = self._begun_with()
         trainer = TrainerParts(
             args, state, parts["model"], parts["optimizer"], parts["lr_scheduler"]
         )
@@ -106,14 +109,26 @@ class TemperCallback:
         training = BridgedTraining(
             self.run, trainer, loader, self.hooks, self._resumed, self.accepted
         )
+        training.is_another_try = is_another_try
         training.begin(parts.get("processing_class"))
         self._training, self._resumed = training, None
         self._error_before = _last_error()
-        call = TrainerCall()
+        self._call = call = TrainerCall()
         self._lookout = Lookout(call, self._is_gone)
         self._lookout.start()
         self._signals = AskedToStop(call, self._asked_to_stop)
         self._signals.install()
+
+    def _begun_with(self) -> Path | None:
+        """The version that the try before began with: this one begins with weights that are trained
+        already, and at that version's step."""
+        if self._first is not None and not self._first.is_file():
+            raise ValueError(
+                "the Trainer begins again in smaller batches (auto_find_batch_size), and what it"
+                " began with has been rotated away: set auto_find_batch_size=False and"
+                " per_device_train_batch_size to what fits, and run this again to go on"
+            )
+        return self._first
 
     def _asked_to_stop(self, reason: str) -> None:
         if self._training is not None:
@@ -132,6 +147,7 @@ class TemperCallback:
             training, self._training = self._training, None
             self._let_go()
             if training is not None:
+                self._first = training.first
                 training.break_off(error)
 
     def _let_go(self) -> None:
@@ -194,6 +210,7 @@ class TemperCallback:
         with self._ending:
             training, self._training = self._training, None
             self._let_go()
+            self._call = None
         if training is not None:
             training.end()
 

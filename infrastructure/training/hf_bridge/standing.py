@@ -26,6 +26,12 @@ class TrainerCall:
         while frame is not None and frame.f_globals.get("__name__", "").startswith(BETWEEN):
             frame = frame.f_back
         self._frame = frame
+        self._around = None if frame is None else frame.f_back
+
+    def is_tried_again(self) -> bool:
+        """Whether this is asked in the same call of `Trainer.train`, in a later try of it: with
+        `auto_find_batch_size` a Trainer begins again in smaller batches."""
+        return self._is_under(sys._getframe(), self._around)
 
     def is_running(self) -> bool:
         """Whether it has not come to its end, one way or another."""
@@ -33,7 +39,11 @@ class TrainerCall:
 
     def is_around(self, frame: FrameType | None) -> bool:
         """Whether `frame` is of a call inside it."""
-        while frame is not None and frame is not self._frame:
+        return self._is_under(frame, self._frame)
+
+    @staticmethod
+    def _is_under(frame: FrameType | None, outer: FrameType | None) -> bool:
+        while frame is not None and frame is not outer:
             frame = frame.f_back
         return frame is not None
 

@@ -70,6 +70,9 @@ class TrainerEvents:
         self.clock = StepClock()
         self.hooks = HookRunner([])
         self.is_finished_before = False  # and there is nothing left to train
+        self.is_another_try = (
+            False  # of the same call, with what the first has left in the optimizer
+        )
         self._files = ModelFiles.of(parts.model)
         self._facts: dict[str, Any] = {}
         self._tokens_before = 0

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.optimizer_state import split_optimizer
-from infrastructure.backup.random_state import capture_random
+from infrastructure.backup.optimizer_state import merge_optimizer, split_optimizer
+from infrastructure.backup.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.optional import is_installed, require
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from infrastructure.training.hf_bridge.plain_values import to_json
+from infrastructure.training.hf_bridge.plain_values import from_json, to_json
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 
 WRITER = "TemperCallback"
@@ -182,6 +182,13 @@ def restore_model(model: torch.nn.Module, snapshot: Snapshot) -> None:
         CheckpointError: they are of another model.
     """
     load_trainable_state(model, snapshot.tensors["model"])
+
+
+def restore_optimizer(parts: TrainerParts, snapshot: Snapshot) -> None:
+    """Put optimizer and random state of a version back, where a Trainer does not."""
+    values, tensors = snapshot.values, snapshot.tensors.get("optimizer", {})
+    parts.optimizer.load_state_dict(merge_optimizer(tensors, from_json(values["optimizer"])))
+    restore_random(snapshot.tensors["random"], parts.device)
 
 
 def has_finite_weights(snapshot: Snapshot) -> bool:

@@ -12,9 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError, TrainingDivergedError
+from infrastructure.deployment.going_on import newest_of_this_purpose
+from infrastructure.deployment.run_directory import find_run
 from infrastructure.monitoring.metrics_file import read_metrics
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.monitoring.run_facts import read_run_facts
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
+)
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
 from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.hf_bridge.callback import FOLDER
@@ -31,6 +38,7 @@ from tests.training.hf_bridge.tiny_trainer import (
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 3}
 NUM_STEPS = 12
+WTE = "transformer.wte.weight"
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +270,26 @@ def test_training_anew_over_an_old_training_is_refused(tmp_path: Path) -> None:
         trainer.train()
 
 
+def test_a_trainer_that_tries_smaller_batches_begins_with_the_weights_it_began_with(
+    tmp_path: Path,
+) -> None:
+    class Full(Observer):
+        def after_backward(self, state: TrainingState) -> None:
+            if state.step == 3 and len(state.batch) > 3:
+                raise RuntimeError("CUDA out of memory.")
+
+    options = {"per_device_train_batch_size": 4, "max_steps": 6, "gradient_accumulation_steps": 1}
+    options["save_steps"] = 2
+    smaller, _, _ = train(tmp_path / "smaller", **{**options, "per_device_train_batch_size": 3})
+    trainer, _, said = train(tmp_path, hooks=[Full()], auto_find_batch_size=True, **options)
+    assert any("going on from step 0" in line for line in said)
+    assert torch.equal(weights(trainer.model), weights(smaller.model))
+    assert summary_of(tmp_path)["status"] == "finished"
+    options["save_steps"] = 1  # so that the first version is gone by then
+    with pytest.raises(ValueError, match="rotated away: set auto_find_batch_size=False"):
+        train(tmp_path / "late", hooks=[Full()], auto_find_batch_size=True, **options)
+
+
 def test_a_damaged_version_is_passed_over(
     tmp_path: Path, undisturbed: Callable[..., torch.Tensor]
 ) -> None:
@@ -371,3 +399,21 @@ def test_settings_without_effect_are_told(tmp_path: Path) -> None:
     assert told == [
         "note: training.learning_rate has no effect here: the Trainer's own arguments decide"
     ]
+
+
+def test_the_commands_of_temper_know_such_a_run_for_what_it_is(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=2)
+    run, checkpoint = find_run("tiny@2", tmp_path / "runs")
+    assert run.is_finished()
+    assert checkpoint is not None
+    with pytest.raises(ValueError, match="run its own script or notebook again"):
+        run.read_configuration()
+    other = DeploymentConfig(output_dir=str(tmp_path / "runs"))
+    assert newest_of_this_purpose(other, []) is None
+    facts = read_run_facts(run.path)
+    assert facts.config["trainer.max_steps"] == (2, "TrainingArguments of the Trainer")
+    assert facts.run["model"]["num_trainable"] > 0
+    plain = type(tiny_model()).from_pretrained(run.final)
+    newest = CheckpointManager(run.checkpoints).newest()
+    saved = load_checkpoint(newest).tensors["model"]
+    assert torch.equal(dict(plain.named_parameters())[WTE], saved[WTE])
