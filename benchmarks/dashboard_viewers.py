@@ -20,20 +20,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import psutil
 
 from benchmarks.checkpoint_drag import make_step
+from benchmarks.turns import interval
 from infrastructure.core.line_file import LineFile
 from infrastructure.monitoring.metrics_file import encode_record
 
 MOST = 1.01
 PAST_STEPS = 5000  # as after some hours: the curves are as long as they get
-NUM_RESAMPLES = 2000
 VIEWERS = """
 import sys, threading, time, urllib.error, urllib.request, gzip, json
 def view(url):
@@ -146,17 +146,6 @@ def compare(
         "viewers_core_share": round(taken[1] / (rounds * seconds), 4),
         "missed": int(low > MOST or share > MOST - 1),
     }
-
-
-def interval(
-    values: Sequence[float], statistic: Callable[[Sequence[float]], float] = mean
-) -> tuple[float, float]:
-    """The 95 % bootstrap interval of a statistic of `values`."""
-    generator = random.Random(0)
-    found = sorted(
-        statistic(generator.choices(values, k=len(values))) for _ in range(NUM_RESAMPLES)
-    )
-    return found[int(0.025 * NUM_RESAMPLES)], found[int(0.975 * NUM_RESAMPLES)]
 
 
 def main() -> None:

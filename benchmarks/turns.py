@@ -5,11 +5,15 @@ steps means something where two runs after each other do not. Each system trains
 and waits in its own step callback while the others have their turn.
 """
 
+import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from statistics import mean
+
+NUM_RESAMPLES = 2000
 
 
 class Clock:
@@ -86,3 +90,14 @@ def take_turns(
         for future in running:
             future.result()
     return clocks
+
+
+def interval(
+    values: Sequence[float], statistic: Callable[[Sequence[float]], float] = mean
+) -> tuple[float, float]:
+    """The 95 % bootstrap interval of a statistic of `values`."""
+    generator = random.Random(0)
+    found = sorted(
+        statistic(generator.choices(values, k=len(values))) for _ in range(NUM_RESAMPLES)
+    )
+    return found[int(0.025 * NUM_RESAMPLES)], found[int(0.975 * NUM_RESAMPLES)]

@@ -68,9 +68,11 @@ class Logits(torch.nn.Module):
 def optimize(config: DeploymentConfig, wish: Wish) -> int:
     """Measure every way that this machine has, show the table, save what is asked for."""
     notes = set_aside(config)
+    config.data.max_length = 2  # rows are made here, of any length that the model has positions for
     trainer = TrainerFactory().for_run(config)
     with interrupt_on_sigterm():
         model = Logits(_merged(trainer.initialize_model()))
+        _refuse_too_long(model.model, wish.length)
         num_tokens = model.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
         tokens = torch.randint(num_tokens, (wish.num_rows, wish.length), device=trainer.device)
         result = optimize_inference(model, (tokens,))
@@ -83,6 +85,12 @@ def optimize(config: DeploymentConfig, wish: Wish) -> int:
     if saved is not None:
         print(f"written: {saved}")
     return DONE
+
+
+def _refuse_too_long(model: torch.nn.Module, length: int) -> None:
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and length > positions:
+        raise ValueError(f"--length {length} is more than the {positions} positions of the model")
 
 
 def _merged(model: torch.nn.Module) -> torch.nn.Module:

@@ -1,6 +1,6 @@
 """The overhead's arithmetic, and its blocks in a real toy training."""
 
-from benchmarks.monitor_overhead import Blocks, growth, ratios
+from benchmarks.monitor_overhead import Block, Blocks, growth, ratios
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.state import TrainingState
 from tests.training.toy_training import Training
@@ -22,25 +22,30 @@ class Counting(Observer):
         self.ends += 1
 
 
-def test_the_ratio_is_of_neighbouring_blocks_whichever_came_first() -> None:
-    blocks = [
-        (False, 1.0, 2.0),
-        (True, 1.1, 2.2),  # a pair while the machine was free
-        (True, 4.4, 2.2),
-        (False, 4.0, 2.0),  # and one while it was busy
-    ]
-    found = ratios(blocks)
-    assert found["clock"] == {"median": 1.1, "quartiles": [1.1, 1.1], "step_seconds": 2.5}
-    assert found["processor"]["median"] == 1.1
+def test_the_ratios_are_of_neighbouring_blocks_whichever_came_first() -> None:
+    found = ratios(
+        [
+            Block(False, clock=1.0, hooks=0.0, beside=0.25),
+            Block(True, clock=1.1, hooks=0.01, beside=0.26),  # a pair while the machine was free
+            Block(True, clock=4.4, hooks=0.04, beside=1.04),
+            Block(False, clock=4.0, hooks=0.0, beside=1.0),  # and one while it was busy
+        ]
+    )
+    assert found["clock"] == 1.1
+    assert found["clock_interval_95"] == [1.1, 1.1]
+    assert found["ratio"] == 1.02
+    assert found["step_seconds"] == 2.5
 
 
 def test_blocks_alternate_and_the_watching_hooks_see_their_own_only() -> None:
     watching = Counting()
     blocks = Blocks([watching], num_blocks=4, block_seconds=1e-9)
     training = Training(hooks=[blocks], num_epochs=20).run()
-    assert [block[0] for block in blocks.blocks] == [False, True, True, False]
+    assert [block.is_on for block in blocks.blocks] == [False, True, True, False]
     assert training.state.stop_reason == "all blocks are measured"
     assert (watching.starts, watching.steps, watching.ends) == (1, 2, 1)
+    assert [block.hooks > 0 for block in blocks.blocks] == [False, True, True, False]
+    assert all(block.clock > block.hooks for block in blocks.blocks)
 
 
 def test_a_monitor_s_growth_is_measured() -> None:

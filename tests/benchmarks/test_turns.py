@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.turns import Clock, take_turns
+from benchmarks.turns import Clock, interval, take_turns
 
 NUM_STEPS = 3
 
@@ -50,3 +50,9 @@ def test_a_failure_is_raised_when_the_others_are_done() -> None:
     with pytest.raises(KeyError, match="broken"):
         take_turns({"failing": failing, "good": system("good", trace)}, NUM_STEPS, "test")
     assert trace[-1] == "good ends"
+
+
+def test_an_interval_holds_the_middle_of_what_was_seen() -> None:
+    low, high = interval([0.9, 1.0, 1.0, 1.0, 1.1])
+    assert 0.9 <= low < 1.0 < high <= 1.1
+    assert interval([1.25] * 9) == (1.25, 1.25)

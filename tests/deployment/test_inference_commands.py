@@ -44,6 +44,7 @@ def test_to_a_person_it_is_a_table_with_a_verdict(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (["--length", "129"], "--length 129 is more than the 128 positions of the model"),
         (["--rows", "0"], "--rows 0: give a whole number of at least 1"),
         (["--save", "model.onnx"], "name a file with one of the endings .pt2, .ts"),
         (["--save", "."], ". is there already: name another file"),

@@ -4,10 +4,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.conftest import save_tiny_llama
 from tests.faults import hostile_input
 from tests.faults.judge import Figures, tell
 from tests.faults.pickle_scan import files_with_pickles
-from tests.faults.tiny_model import make_tiny_llama
 from tests.faults.written_files import run_with_secrets, scanner_finds_pickles
 
 NUM_MUTATIONS = 100_000
@@ -15,7 +15,7 @@ NUM_MUTATIONS = 100_000
 
 def of_a_real_run(folder: Path, *flags: str) -> Figures:
     """What a run wrote that it should not have, and whether it ran a planted pickle."""
-    ran = run_with_secrets(folder, make_tiny_llama(folder / "model"), *flags)
+    ran = run_with_secrets(folder, save_tiny_llama(folder / "model"), *flags)
     leaks = ran.leaks()
     for leak in leaks if not flags else ():
         print(leak, file=sys.stderr)

@@ -13,33 +13,15 @@ from infrastructure.testing.subject import Subject
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.conftest import train_tiny_tokenizer
+from tests.training.models.architectures import GPT2_DROPOUTS, GPT2_SIZES, SIZES
 
 VOCABULARY = 320
 CHATML = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
 )
-LLAMA: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GPT2: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 128,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+LLAMA = {**SIZES, "vocab_size": VOCABULARY}
+GPT2 = {**GPT2_SIZES, "vocab_size": VOCABULARY, **dict.fromkeys(GPT2_DROPOUTS, 0.1)}
 HEAD_DIM = {**LLAMA, "head_dim": 8}
 EXPERTS = {
     **HEAD_DIM,
@@ -61,7 +43,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", LLAMA),
     "gemma2": ("Gemma2Config", {**HEAD_DIM, "sliding_window": 8}),
     "gemma3": ("Gemma3TextConfig", GEMMA3),
-    "gpt2": ("GPT2Config", GPT2),  # with dropout of 0.1
+    "gpt2": ("GPT2Config", GPT2),
     "mistral": ("MistralConfig", {**LLAMA, "sliding_window": 6}),
     "phi": ("PhiConfig", LLAMA),
     "granite": ("GraniteConfig", {**LLAMA, "logits_scaling": 8.0}),

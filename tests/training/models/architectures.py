@@ -20,6 +20,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+GPT2_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 GPT2_SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "n_embd": 32,
@@ -28,9 +29,7 @@ GPT2_SIZES: dict[str, Any] = {
     "n_positions": 128,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
+    **dict.fromkeys(GPT2_DROPOUTS, 0.0),
 }
 BLOOM_SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
