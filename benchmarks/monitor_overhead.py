@@ -29,11 +29,11 @@ from benchmarks.turns import interval
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.gpu_readings import GpuReading, GpuReadings
 from infrastructure.core.machine_readings import MachineReadings
-from infrastructure.deployment.watching import watching_hooks
 from infrastructure.monitoring.training_monitor import HISTORY, TrainingMetrics, TrainingMonitor
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
+from infrastructure.training.watching import watching_hooks
 
 MOST = 1.01
 MOST_GROWTH_BYTES = 4_000_000  # of the resident set; four bytes a sample would show
@@ -124,7 +124,8 @@ def overhead(pairs: int, block_seconds: float) -> dict[str, Any]:
             monitor={"prometheus": 9464, "alert_sinks": ["log"]},
         )
         trainer = TrainerFactory().for_run(config)
-        watching = watching_hooks(config, Path(folder), trainer, print, {})
+        watched = trainer.adapter, trainer.precision
+        watching = watching_hooks(config, Path(folder), *watched, print, {})
         blocks = Blocks(watching, 2 * pairs, block_seconds)
         trainer.add_hooks([blocks])
         trainer.train()

@@ -13,6 +13,7 @@ _PLACES: dict[str, str] = {
     "Platform": "colab.runtime",
     "Session": "colab.session",
     "SessionClock": "colab.session_clock",
+    "TemperCallback": "infrastructure.training.hf_bridge",
     "ask": "colab.results",
     "attach": "colab.training",
     "begin": "colab.session",

@@ -13,14 +13,15 @@ from colab.runtime import Platform, platform
 from infrastructure.backup.backup_status import age_words
 from infrastructure.backup.places import open_place
 from infrastructure.backup.places.drive import DrivePlace
-from infrastructure.backup.run_backup import RunBackup
+from infrastructure.backup.retention import retention_of
+from infrastructure.backup.run_backup import RunBackup, place_options
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.lock import Lock
 from infrastructure.core.redact import redact
-from infrastructure.deployment.run_copies import newest_healthy, place_options, retention_of
+from infrastructure.deployment.run_copies import newest_healthy
 from infrastructure.deployment.run_directory import RunDirectory, find_run
-from infrastructure.deployment.run_lock import LOCK_FILE
+from infrastructure.training.run_lock import LOCK_FILE
 
 RUNTIME_STAYS = "The runtime stays"
 

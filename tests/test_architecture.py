@@ -41,7 +41,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"recovery", "resume_contract", "training_facts"},
     {"stepping"},
     {"recovering"},
-    {"loop", "observers", "monitor_observer", "profiling"},
+    {"loop", "observers", "monitor_observer", "profiling", "run_lock"},
     {
         "choices",
         "accepted_changes",
@@ -49,7 +49,9 @@ TRAINING_LAYERS: list[set[str]] = [
         "step_probe",
         "memory_extension",
         "compile_trial",
+        "watching",
     },
+    {"hf_bridge"},
     {"machine_fit"},
     {"batch_planner"},
     {"enhanced_trainer"},

@@ -112,6 +112,15 @@ class BackupStatus:
         return ""
 
 
+def short_words(status: BackupStatus, now: float) -> str:
+    """`safe: step 120, 45 s old`: the last confirmed version, and how old its state is."""
+    if status.state == "fenced":
+        return "backup: fenced"
+    if status.saved_at is None:
+        return "backup: nothing confirmed yet"
+    return f"backup: step {status.confirmed_step}, {age_words(now - status.saved_at)} old"
+
+
 def age_words(seconds: float) -> str:
     """A length of time in its two largest units: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
     whole = max(0, int(seconds))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from infrastructure.backup.manifest import Manifest
 from infrastructure.backup.store import Store
+from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
 
 
@@ -31,6 +32,11 @@ class Retention:
                 f"keep_checkpoints={self.keep_last}: keep at least 2, since the newest may be the"
                 " damaged one"
             )
+
+
+def retention_of(training: TrainingConfig) -> Retention:
+    """What rotation leaves on this machine."""
+    return Retention(training.keep_checkpoints, training.keep_best, training.keep_every)
 
 
 def versions_to_keep(store: Store, retention: Retention) -> set[str]:

@@ -30,6 +30,7 @@ from infrastructure.backup.version_list import (
 )
 from infrastructure.backup.writer_process import only_writer
 from infrastructure.config.backup_config import BackupConfig
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.redact import redact, redact_urls
 
@@ -256,6 +257,11 @@ class RunBackup:
             return self.store.read(name).healthy
         except CheckpointError:
             return False
+
+
+def place_options(config: DeploymentConfig) -> BackupConfig:
+    """Section `backup`, without a place where backups are off."""
+    return config.backup if config.enable_backups else config.backup.copy_with(place=None)
 
 
 def _silent(done_bytes: int, total_bytes: int) -> None:

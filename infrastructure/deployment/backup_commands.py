@@ -12,8 +12,8 @@ from typing import Any
 
 from infrastructure.backup.backup_status import age_words
 from infrastructure.backup.places import open_place
-from infrastructure.backup.retention import Retention, versions_to_keep
-from infrastructure.backup.run_backup import RunBackup
+from infrastructure.backup.retention import Retention, retention_of, versions_to_keep
+from infrastructure.backup.run_backup import RunBackup, place_options
 from infrastructure.backup.store import Store
 from infrastructure.backup.version_list import BackupEntry, list_entries, runs_at
 from infrastructure.config.backup_config import BackupConfig
@@ -21,7 +21,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.deployment.checkpoint_commands import NOTHING, describe, verify_versions
 from infrastructure.deployment.from_place import asked, named_run, restore_run
-from infrastructure.deployment.run_copies import newest_healthy, place_options, retention_of
+from infrastructure.deployment.run_copies import newest_healthy
 from infrastructure.deployment.run_directory import RunDirectory, find_run
 from infrastructure.monitoring.formatting import format_bytes, format_number
 from infrastructure.monitoring.tables import render_table

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from infrastructure.backup.run_backup import place_options
 from infrastructure.backup.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
 from infrastructure.core.errors import StorageError
@@ -29,13 +30,11 @@ from infrastructure.deployment.going_on import (
     what_differs,
 )
 from infrastructure.deployment.run_checks import checked_before, checking_hooks, keep_round
-from infrastructure.deployment.run_copies import RunCopies, bytes_of_version, place_options
+from infrastructure.deployment.run_copies import RunCopies, bytes_of_version
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
-from infrastructure.deployment.run_lock import only_trainer_of
 from infrastructure.deployment.run_record import describe_model, record_run, unused_gpus
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.deployment.stages import Stages
-from infrastructure.deployment.watching import check_watching, watching_hooks
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import (
@@ -57,8 +56,10 @@ from infrastructure.training.observers import (
     ReportObserver,
 )
 from infrastructure.training.resume_contract import canonical_name
+from infrastructure.training.run_lock import only_trainer_of
 from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
+from infrastructure.training.watching import check_watching, watching_hooks
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +266,8 @@ class TrainingDeployment:
         trainer.save_checkpoints_to(run.checkpoints, lambda: read_run_files(run.path))
         trainer.schedule.reserve = copies.seconds_to_confirm
         probes = {"backup_age_seconds": copies.age_seconds} if copies.has_place else {}
-        watching = watching_hooks(self.config, run.path, trainer, self.say, probes)
+        watched = trainer.adapter, trainer.precision
+        watching = watching_hooks(self.config, run.path, *watched, self.say, probes)
         trainer.add_hooks([*watching, *self._observers(run, copies), *copies.observers()])
         trainer.add_hooks([*checking_hooks(self.config, trainer, run.path), forecast.peak])
         if checkpoint is not None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from infrastructure.backup.run_backup import place_options
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import write_json
 from infrastructure.core.hardware import disk_free_bytes
-from infrastructure.deployment.run_copies import bytes_of_version, place_options, versions_kept
+from infrastructure.deployment.run_copies import bytes_of_version, versions_kept
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.monitoring.formatting import format_bytes, format_duration
 from infrastructure.optimization.batch_size import DoesNotFitError

@@ -36,6 +36,8 @@ def newest_of_this_purpose(
     wanted = purpose_of(config)
     for path in reversed(runs_in(Path(config.output_dir))):
         run = RunDirectory(path)
+        if run.is_of_a_trainer():
+            continue
         try:
             recorded = purpose_of(run.read_configuration())
         except ValueError as error:

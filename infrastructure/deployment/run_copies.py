@@ -4,7 +4,6 @@ Whatever is wrong with a place is told and never stops a training. Without a pla
 at the end that says so.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,24 +13,20 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.backup_status import BackupStatus, age_words
+from infrastructure.backup.backup_status import BackupStatus, age_words, short_words
 from infrastructure.backup.places import open_place
-from infrastructure.backup.retention import Retention
+from infrastructure.backup.retention import retention_of
 from infrastructure.backup.room import require_room
-from infrastructure.backup.run_backup import RunBackup
+from infrastructure.backup.run_backup import RunBackup, place_options
 from infrastructure.backup.store import Store
 from infrastructure.backup.version_list import HERE
-from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.deployment.bars import byte_bar
 from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.models.trainable_state import trainable_state
-from infrastructure.training.state import TrainingState
-
-log = logging.getLogger(__name__)
+from infrastructure.training.observers import CopiesObserver
 
 # What a wait would not change: another machine has gone on, or this place never says what is safe.
 NO_MORE = ("fenced", "doubtful")
@@ -93,7 +88,7 @@ class RunCopies:
         if caution is not None:
             self.say(f"note: {caution}")
 
-    def observers(self) -> list[Observer]:
+    def observers(self) -> list[CopiesObserver]:
         """What starts the copying and tells it of new versions."""
         return [CopiesObserver(self.backup)] if self.has_place else []
 
@@ -190,30 +185,6 @@ class RunCopies:
             self.say(f"Not waiting any longer; copying goes on by itself. {self.line()}")
 
 
-class CopiesObserver(Observer):
-    """Tells the copier of a run that there is something new."""
-
-    def __init__(self, backup: RunBackup) -> None:
-        self.backup = backup
-
-    def train_start(self, state: TrainingState) -> None:
-        self._attempt(self.backup.start)
-
-    def checkpoint_saved(self, state: TrainingState) -> None:
-        self._attempt(self.backup.nudge)
-
-    def _attempt(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except OSError as error:  # no process can be started: the training goes on
-            log.warning("nothing is copied now: %s", error)
-
-
-def place_options(config: DeploymentConfig) -> BackupConfig:
-    """Section `backup`, without a place where backups are off."""
-    return config.backup if config.enable_backups else config.backup.copy_with(place=None)
-
-
 def newest_healthy(store: Store) -> str | None:
     """The newest version that a resume may choose; its manifest alone is read."""
     for name in store.versions():
@@ -225,15 +196,6 @@ def newest_healthy(store: Store) -> str | None:
     return None
 
 
-def short_words(status: BackupStatus, now: float) -> str:
-    """`safe: step 120, 45 s old`: the last confirmed version, and how old its state is."""
-    if status.state == "fenced":
-        return "backup: fenced"
-    if status.saved_at is None:
-        return "backup: nothing confirmed yet"
-    return f"backup: step {status.confirmed_step}, {age_words(now - status.saved_at)} old"
-
-
 def bytes_of_version(model: torch.nn.Module, training: TrainingConfig) -> int:
     """About what a checkpoint of this training takes, before there is one."""
     tensors = [t for t in trainable_state(model).values() if t.is_floating_point()]
@@ -243,11 +205,6 @@ def bytes_of_version(model: torch.nn.Module, training: TrainingConfig) -> int:
     else:
         memory = OPTIMIZER_SHARE[training.optimizer] * weights
     return int(weights + memory) + SMALL_BYTES
-
-
-def retention_of(training: TrainingConfig) -> Retention:
-    """What rotation leaves on this machine."""
-    return Retention(training.keep_checkpoints, training.keep_best, training.keep_every)
 
 
 def versions_kept(training: TrainingConfig, total_steps: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.output_dir import writable
-from infrastructure.monitoring.run_list import RUN_FILE, find_run_path
+from infrastructure.monitoring.run_list import RUN_FILE, TRAINER_KEY, find_run_path
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     is_checkpoint,
@@ -72,6 +72,11 @@ class RunDirectory:
             raise ValueError(f"{self.path} is no run: it has no {RUN_FILE}") from error
         except ValueError as error:
             raise ValueError(f"{self.run_file} is not readable JSON: {error}") from error
+        if isinstance(contents, dict) and TRAINER_KEY in contents:
+            raise ValueError(
+                f"{self.path} is the training of a Trainer with TemperCallback: run its own script"
+                " or notebook again to go on with it"
+            )
         if not isinstance(contents, dict) or not isinstance(contents.get("configuration"), dict):
             raise ValueError(f"{self.run_file} holds no configuration: it is not a run of temper")
         return contents
@@ -90,6 +95,14 @@ class RunDirectory:
                 f"{self.run_file} was changed or is damaged: its configuration cannot be read"
                 f" ({error!r}); bring it back, or start a new run"
             ) from error
+
+    def is_of_a_trainer(self) -> bool:
+        """Whether `TemperCallback` wrote it, so that only its own script can go on with it."""
+        try:
+            contents = json.loads(self.run_file.read_text())
+        except (OSError, ValueError):
+            return False
+        return isinstance(contents, dict) and TRAINER_KEY in contents
 
     def masked(self) -> list[str]:
         """Keys of the recorded configuration whose values were not written down: secrets."""

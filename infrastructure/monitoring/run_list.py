@@ -1,17 +1,29 @@
 """The runs of a folder, and finding one by the name that a person gives it. Opens no checkpoint."""
 
+import re
+import time
 from pathlib import Path
 
 from infrastructure.core.lookup import unknown_name
 
 RUN_FILE = "run.json"
+TRAINER_KEY = "trainer"  # in run.json where a Trainer of transformers trained, with our callback
+_BEGINS_WITH_TIME = re.compile(r"20\d\d")
 
 
 def runs_in(output_dir: Path) -> list[Path]:
-    """The run directories in `output_dir`, the oldest first: their names begin with the time."""
+    """The run directories in `output_dir`, the oldest first: most names begin with the time."""
     if not output_dir.is_dir():
         return []
-    return sorted(path.parent for path in output_dir.glob(f"*/{RUN_FILE}"))
+    return sorted((path.parent for path in output_dir.glob(f"*/{RUN_FILE}")), key=_began)
+
+
+def _began(run: Path) -> str:
+    """When the run began, then its name; one that a person has named began with its run.json."""
+    if _BEGINS_WITH_TIME.match(run.name):
+        return run.name
+    moment = time.localtime((run / RUN_FILE).stat().st_mtime)
+    return f"{time.strftime('%Y%m%d-%H%M%S', moment)}-{run.name}"
 
 
 def find_run_path(name: str | None, output_dir: Path) -> Path:

@@ -15,6 +15,7 @@ _PLACES = {
     "ModelManager": "infrastructure.training.models.model_manager",
     "ProgressiveConfig": "infrastructure.config.stackwise_config",
     "StreamingDataset": "infrastructure.training.data.streaming_dataset",
+    "TemperCallback": "infrastructure.training.hf_bridge",
     "TrainerFactory": "infrastructure.training.trainer_factory",
     "TrainingConfig": "infrastructure.config.training_config",
     "TrainingContext": "infrastructure.training.context",

@@ -10,7 +10,7 @@ import torch
 
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.random_state import seed_everything
-from infrastructure.backup.retention import Retention
+from infrastructure.backup.retention import retention_of
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import check_sections
 from infrastructure.config.model_config import ModelConfig
@@ -144,9 +144,8 @@ class EnhancedTrainer:
             run_files: gives what else is kept in every checkpoint.
         """
         config = self.training_config
-        retention = Retention(config.keep_checkpoints, config.keep_best, config.keep_every)
         self.checkpoints = CheckpointManager(
-            directory, retention, run_files, compress=config.compress_checkpoints
+            directory, retention_of(config), run_files, compress=config.compress_checkpoints
         )
         self.schedule.request = directory / REQUEST_FILE
 

@@ -48,14 +48,15 @@ class MonitorObserver(Observer):
     Args:
         monitor: gets the probes `checkpoint_age_seconds` and `inference_latency_seconds` (of one
             forward pass over one example) besides its own.
-        adapter, precision: of the training, to measure one forward pass and the device.
+        adapter: of the training, to measure one forward pass; None: that is not measured.
+        precision: of the training, to measure the device.
         start, stop: further things that begin and end with the monitor, in this order.
     """
 
     def __init__(
         self,
         monitor: TrainingMonitor,
-        adapter: ModelAdapter,
+        adapter: ModelAdapter | None,
         precision: Precision,
         start: Callable[[], None] = lambda: None,
         stop: Callable[[], None] = lambda: None,
@@ -74,6 +75,12 @@ class MonitorObserver(Observer):
         self._is_off = False
         monitor.probes["checkpoint_age_seconds"] = self._checkpoint_age
         monitor.probes["inference_latency_seconds"] = lambda: self._latency
+
+    @property
+    def _device(self) -> torch.device:
+        if self.adapter is not None:
+            return self.adapter.device
+        return torch.device(self.precision.device_type)
 
     def train_start(self, state: TrainingState) -> None:
         self.monitor.step = state.step
@@ -108,10 +115,13 @@ class MonitorObserver(Observer):
 
     def eval_end(self, state: TrainingState) -> None:
         now = time.monotonic()
-        compiled = self.adapter.training_config.compile_mode  # would compile for this shape too
-        if state.batch and not compiled and now >= self._next_latency:
-            self._next_latency = now + LATENCY_INTERVAL_SECONDS
-            self._attempt(lambda: self._measure_latency(state))
+        if self.adapter is None or not state.batch or now < self._next_latency:
+            return
+        if self.adapter.training_config.compile_mode:  # would compile for this shape too
+            return
+        self._next_latency = now + LATENCY_INTERVAL_SECONDS
+        adapter = self.adapter
+        self._attempt(lambda: self._measure_latency(adapter, state))
 
     def checkpoint_saved(self, state: TrainingState) -> None:
         self._saved_at = time.time()
@@ -143,7 +153,7 @@ class MonitorObserver(Observer):
                 gradient_norm=self._gradient_norm(state),
                 seconds_per_step=seconds and seconds / window.num_steps,
                 samples_per_second=seconds and window.num_examples / seconds,
-                tokens_per_second=seconds and window.num_tokens / seconds,
+                tokens_per_second=seconds and (window.num_tokens / seconds or None),
                 model_flops_utilization=seconds and self._utilization(window),
                 data_wait_percent=seconds and 100 * window.waited / seconds,
                 memory_bytes=state.metrics.get("memory_bytes"),
@@ -157,7 +167,9 @@ class MonitorObserver(Observer):
         return None if is_overflow and self.precision.name == "fp16" else norm
 
     def _utilization(self, window: _Window) -> float | None:
-        if self._arithmetic is None or not self._most_per_second or not window.num_examples:
+        if self._arithmetic is None or not self._most_per_second:
+            return None
+        if not window.num_examples or not window.num_tokens:  # nobody has counted them
             return None
         speed, length = (
             window.num_tokens / window.seconds,
@@ -170,19 +182,19 @@ class MonitorObserver(Observer):
 
     def _measure_device(self) -> None:
         dtype = self.precision.dtype
-        self._most_per_second = measure_operations_per_second(self.adapter.device, dtype)
+        self._most_per_second = measure_operations_per_second(self._device, dtype)
 
     @torch.no_grad()
-    def _measure_latency(self, state: TrainingState) -> None:
+    def _measure_latency(self, adapter: ModelAdapter, state: TrainingState) -> None:
         """One forward pass over the first example of the last batch, after one of warm-up."""
-        device = self.adapter.device
+        device = adapter.device
         with leaving_no_trace(state.model, device):
-            batch = self.adapter.prepare_batch(state.batch[:1])
+            batch = adapter.prepare_batch(state.batch[:1])
             for _ in range(2):
                 synchronize(device)
                 started = time.perf_counter()
                 with self.precision.autocast():
-                    self.adapter.compute_loss(state.model, batch)
+                    adapter.compute_loss(state.model, batch)
                 synchronize(device)
                 self._latency = time.perf_counter() - started
 

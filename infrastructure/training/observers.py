@@ -1,4 +1,5 @@
-"""Observers of a training: its numbers, progress, errors, report, and when it stops improving.
+"""Observers of a training: its numbers, progress, errors, copies, report, and when it stops
+improving.
 
 They turn events into calls of parts that know no training. None of them changes the state; a
 display that fails (a closed terminal, a full disk) is switched off and said so, never fatal.
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from infrastructure.backup.run_backup import RunBackup
 from infrastructure.core.line_file import LineFile
 from infrastructure.monitoring.metrics_file import encode_record
 from infrastructure.monitoring.report import write_report
@@ -268,3 +270,22 @@ class ReportObserver(Observer):
             write_report(self.run_directory)
         except Exception as error:  # a page to look at is never worth a training
             logger.warning("report.html was not written: %r", error)
+
+
+class CopiesObserver(Observer):
+    """Tells the copier of a run that there is something new."""
+
+    def __init__(self, backup: RunBackup) -> None:
+        self.backup = backup
+
+    def train_start(self, state: TrainingState) -> None:
+        self._attempt(self.backup.start)
+
+    def checkpoint_saved(self, state: TrainingState) -> None:
+        self._attempt(self.backup.nudge)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:  # no process can be started: the training goes on
+            logger.warning("nothing is copied now: %s", error)

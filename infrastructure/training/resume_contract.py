@@ -79,7 +79,7 @@ def differences(was: Facts, found: Facts) -> list[Difference]:
     """Everything that differs between the facts of a checkpoint and those of this process."""
     if not was:  # saved by one's own loop, which recorded nothing
         return []
-    return [*_settings(was, found), *_facts(was, found), *_versions(was, found)]
+    return [*_settings(was, found), *_facts(was, found), *version_differences(was, found)]
 
 
 def agree(was: Facts, found: Facts, accept: Collection[str] = ()) -> list[Difference]:
@@ -198,7 +198,8 @@ def _judged_fact(name: str, before: Any, now: Any) -> Verdict:
     return Verdict.CHANGES_THE_RESULT
 
 
-def _versions(was: Facts, found: Facts) -> Iterator[Difference]:
+def version_differences(was: Facts, found: Facts) -> Iterator[Difference]:
+    """Packages that are not the ones they were; both facts need `versions` and `device`."""
     before, now = was["versions"], found["versions"]
     on_gpu = any(facts["device"] != "cpu" for facts in (was, found))
     for package in sorted(before.keys() | now.keys()):

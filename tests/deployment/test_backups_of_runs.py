@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.backup.backup_status import BackupStatus
+from infrastructure.backup.backup_status import BackupStatus, short_words
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import StorageError
 from infrastructure.deployment import run_copies
 from infrastructure.deployment.run_copies import (
     HERE_ONLY,
     bytes_of_version,
-    short_words,
     versions_kept,
 )
 from infrastructure.deployment.run_directory import RunDirectory

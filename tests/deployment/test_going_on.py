@@ -14,8 +14,8 @@ from infrastructure.deployment.commands import resume, train
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.going_on import commit_of_base, data_files_hash
 from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.deployment.run_lock import only_trainer_of
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.run_lock import only_trainer_of
 from infrastructure.training.state import TrainingState
 from tests.deployment.runs import (
     deploy,

@@ -27,7 +27,7 @@ import torch
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import TemperError
-from infrastructure.deployment import run_lock
+from infrastructure.training import run_lock
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
 from infrastructure.training.checkpoints.snapshot import Snapshot

@@ -1,10 +1,12 @@
 """Runs are found by the names that people give them, without opening a checkpoint."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from infrastructure.monitoring.run_list import find_run_path, runs_in
+from infrastructure.monitoring.run_list import RUN_FILE, find_run_path, runs_in
 from tests.monitoring.written_run import write_run
 
 
@@ -13,6 +15,15 @@ def test_only_folders_with_a_run_are_runs_and_the_oldest_is_first(tmp_path: Path
     (tmp_path / "notes").mkdir()
     assert runs_in(tmp_path) == [older, newer]
     assert runs_in(tmp_path / "nothing") == []
+
+
+def test_a_run_with_a_name_of_its_own_is_as_old_as_its_beginning(tmp_path: Path) -> None:
+    older, named, newer = (
+        write_run(tmp_path, name) for name in ("20250101-120000-a", "mine", "20270101-120000-b")
+    )
+    moment = time.mktime((2026, 1, 1, 12, 0, 0, 0, 0, -1))
+    os.utime(named / RUN_FILE, (moment, moment))
+    assert runs_in(tmp_path) == [older, named, newer]
 
 
 def test_a_run_is_the_newest_or_an_id_or_a_path(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from infrastructure.monitoring.metrics_file import Record
 from infrastructure.monitoring.prometheus import PrometheusEndpoint
 from infrastructure.monitoring.training_monitor import Probe, TrainingMonitor
 from infrastructure.training.data.token_cache import TokenCache
-from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.metrics.sinks import TensorBoardSink
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.monitor_observer import MonitorObserver, RunLogObserver
+from infrastructure.training.precision import Precision
 from infrastructure.training.profiling import ProfileObserver
 
 logger = logging.getLogger(__name__)
@@ -34,13 +35,15 @@ def check_watching(config: DeploymentConfig) -> None:
 def watching_hooks(
     config: DeploymentConfig,
     run_directory: Path,
-    trainer: EnhancedTrainer,
+    adapter: ModelAdapter | None,
+    precision: Precision,
     say: Callable[[str], None],
     probes: dict[str, Probe],
 ) -> list[Hook]:
     """The observers that watch a run; none where monitoring is off.
 
     Args:
+        adapter: of the training's model; None: the model is somebody else's to run.
         say: shows a line to a person.
         probes: further numbers for each sample of the machine, by their key.
     """
@@ -50,9 +53,7 @@ def watching_hooks(
     watching = Watching(config, run_directory, sinks, probes)
     hooks: list[Hook] = [
         RunLogObserver(watching.log.write),  # before the one that closes the log at the end
-        MonitorObserver(
-            watching.monitor, trainer.adapter, trainer.precision, watching.start, watching.stop
-        ),
+        MonitorObserver(watching.monitor, adapter, precision, watching.start, watching.stop),
     ]
     if config.monitor.profile_steps:
         hooks.append(ProfileObserver(run_directory, config.monitor.profile_steps))

@@ -11,10 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.loading import load_config
-from infrastructure.deployment.watching import seldom
 from infrastructure.monitoring.logging_config import TRAINING_FILE
 from infrastructure.monitoring.metrics_file import read_metrics
 from infrastructure.monitoring.training_monitor import ALERTS_FILE, PERFORMANCE_FILE, SYSTEM_FILE
+from infrastructure.training.watching import seldom
 from tests.deployment.runs import deploy, losses, small_settings
 from tests.monitoring.webhook_server import webhook_server
 

@@ -1,0 +1,240 @@
+"""TemperCallback: one line in a training of transformers, TRL or Unsloth.
+
+    callback = TemperCallback("my-training")
+    trainer.add_callback(callback)
+    trainer.train(resume_from_checkpoint=callback.resume_from())
+
+The same three lines begin the training, go on with it after whatever ended it, and do nothing once
+it is finished.
+"""
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.loading import load_config
+from infrastructure.core.redact import redact
+from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.hf_bridge.bridged_training import BridgedTraining
+from infrastructure.training.hf_bridge.checkpoint_folder import write_checkpoint_folder
+from infrastructure.training.hf_bridge.standing import AskedToStop, Lookout, TrainerCall
+from infrastructure.training.hf_bridge.trainer_facts import known_names
+from infrastructure.training.hf_bridge.trainer_run import TrainerRun
+from infrastructure.training.hf_bridge.trainer_state import TrainerParts, read_version
+
+FOLDER = "resume"  # in the run directory: the newest version as a Trainer reads it
+
+
+class TemperCallback:
+    """Gives a Trainer the versions, copies, metrics, monitor, alerts and report of a Temper run.
+
+    Versions take the place of the folders that the Trainer would write, in the rhythm of its
+    `save_strategy` and besides by time (`training.checkpoint_seconds`); where the Trainer needs its
+    own folders (`load_best_model_at_end`, `push_to_hub`, `restore_callback_states_from_checkpoint`)
+    it writes them too. Ctrl-C and SIGTERM save and stop after the step. Going on gives the weights
+    that an undisturbed training would have, as far as the data draws no random numbers while a row
+    is read. Training in one process only.
+
+    Args:
+        name: of the training: its folder in `output_dir` and at `backup.place`, by which it is
+            found again.
+        config: where things lie, and how often; None: what the configuration file and the
+            environment say. Of the model, the data and the arithmetic it decides nothing.
+        accept: names of what may be different when the training goes on although it changes the
+            result, such as `["max_steps", "data"]`.
+        hooks: observers and extensions besides `training.enabled_extensions`.
+        say: shows a line to a person.
+
+    Raises:
+        ValueError: a name cannot be used, or the configuration is wrong; says what to do.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: DeploymentConfig | None = None,
+        *,
+        accept: Collection[str] = (),
+        hooks: Iterable[Hook] = (),
+        say: Callable[[str], None] = print,
+    ) -> None:
+        config = load_config() if config is None else config
+        self.run = TrainerRun(name, config, lambda line: say(redact(line)))
+        self.hooks = list(hooks)
+        self.accepted = known_names(accept)
+        self._resumed: Path | None = None
+        self._training: BridgedTraining | None = None
+        self._lookout: Lookout | None = None
+        self._signals: AskedToStop | None = None
+        self._call: TrainerCall | None = None  # kept after an error, for the next try
+        self._first: Path | None = None  # the version that the last try began with
+        self._error_before: BaseException | None = None
+        self._ending = threading.Lock()
+
+    def resume_from(self) -> str | None:
+        """What `trainer.train(resume_from_checkpoint=...)` takes: a folder with the newest version
+        that verifies, from this machine or from `backup.place`; None: the training begins.
+
+        Raises:
+            ValueError: a living process trains this run.
+            CheckpointError: there are versions, and all are damaged.
+            StorageError: the place does not answer, or this machine's disk refuses.
+        """
+        with ExitStack() as stack:
+            self.run.enter(stack)
+            self._resumed = self.run.newest()
+            folder = self.run.directory / FOLDER
+            if self._resumed is None:
+                shutil.rmtree(folder, ignore_errors=True)
+                return None
+            version = read_version(self._resumed)
+            write_checkpoint_folder(version, folder, self.run.tokenizer)
+            return str(folder)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Everything of the training is there, and what it goes on from is loaded."""
+        self._break_off(RuntimeError("the Trainer has begun again"))
+        is_another_try = self._call is not None and self._call.is_tried_again()
+        if is_another_try:
+            self._resumed = self._begun_with()
+        trainer = TrainerParts(
+            args, state, parts["model"], parts["optimizer"], parts["lr_scheduler"]
+        )
+        loader = parts.get("train_dataloader")
+        training = BridgedTraining(
+            self.run, trainer, loader, self.hooks, self._resumed, self.accepted
+        )
+        training.is_another_try = is_another_try
+        training.begin(parts.get("processing_class"))
+        self._training, self._resumed = training, None
+        self._error_before = _last_error()
+        self._call = call = TrainerCall()
+        self._lookout = Lookout(call, self._is_gone)
+        self._lookout.start()
+        self._signals = AskedToStop(call, self._asked_to_stop)
+        self._signals.install()
+
+    def _begun_with(self) -> Path | None:
+        """The version that the try before began with: this one begins with weights that are trained
+        already, and at that version's step."""
+        if self._first is not None and not self._first.is_file():
+            raise ValueError(
+                "the Trainer begins again in smaller batches (auto_find_batch_size), and what it"
+                " began with has been rotated away: set auto_find_batch_size=False and"
+                " per_device_train_batch_size to what fits, and run this again to go on"
+            )
+        return self._first
+
+    def _asked_to_stop(self, reason: str) -> None:
+        if self._training is not None:
+            self._training.state.interrupt(reason)
+            self.run.say("Saving and stopping after this step; Ctrl-C again stops at once")
+
+    def _is_gone(self) -> None:
+        """In the lookout's thread: an exception has ended `Trainer.train`."""
+        error = _last_error()
+        is_new = error is not None and error is not self._error_before
+        unknown = RuntimeError("an exception ended the training; see where it was raised")
+        self._break_off(error if is_new and error is not None else unknown)
+
+    def _break_off(self, error: BaseException) -> None:
+        with self._ending:
+            training, self._training = self._training, None
+            self._let_go()
+            if training is not None:
+                self._first = training.first
+                training.break_off(error)
+
+    def _let_go(self) -> None:
+        if self._lookout is not None:
+            self._lookout.end()
+        if self._signals is not None:
+            self._signals.remove()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """See `BridgedTraining.epoch_begins`."""
+        if (training := self._active()) is not None:
+            training.epoch_begins()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """See `BridgedTraining.step_begins`."""
+        if (training := self._active()) is not None:
+            training.step_begins()
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """See `BridgedTraining.micro_batch_done`."""
+        if (training := self._active()) is not None:
+            training.micro_batch_done()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """See `BridgedTraining.gradients_are_final`."""
+        if (training := self._active()) is not None:
+            training.gradients_are_final()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """See `BridgedTraining.step_ends`."""
+        if (training := self._active()) is not None:
+            training.step_ends(control)
+        elif self._training is not None:
+            self._training.undo_step(control)
+
+    def on_log(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """See `BridgedTraining.logged`."""
+        if (training := self._active()) is not None:
+            training.logged(parts.get("logs") or {}, control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """See `BridgedTraining.evaluated`."""
+        if (training := self._active()) is not None:
+            training.evaluated(parts.get("metrics") or {}, control)
+
+    def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """See `BridgedTraining.own_checkpoint_saved`."""
+        if (training := self._active()) is not None:
+            training.own_checkpoint_saved()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """See `BridgedTraining.epoch_ends`."""
+        if (training := self._active()) is not None:
+            training.epoch_ends(control)
+        elif self._training is not None:
+            control.should_evaluate = control.should_save = control.should_log = False
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """See `BridgedTraining.end`."""
+        with self._ending:
+            training, self._training = self._training, None
+            self._let_go()
+            self._call = None
+        if training is not None:
+            training.end()
+
+    def _active(self) -> BridgedTraining | None:
+        """The training, unless there is nothing left to train in it."""
+        training = self._training
+        return None if training is None or training.is_finished_before else training
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Nothing is begun yet."""
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """The step's end comes next."""
+
+    def on_predict(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """No part of a training."""
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """The evaluation's end tells all of it."""
+
+    def on_push_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """The Trainer's own affair."""
+
+
+def _last_error() -> BaseException | None:
+    """What an interactive session has shown last as an error."""
+    return getattr(sys, "last_value", None)

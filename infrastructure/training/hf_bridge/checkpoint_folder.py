@@ -1,0 +1,83 @@
+"""An ordinary checkpoint folder, as `Trainer.train(resume_from_checkpoint=...)` reads it, made from
+a version. The Trainer reads it with `weights_only`; nothing here is ever unpickled by Temper."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from infrastructure.backup.optimizer_state import Tensors, merge_optimizer
+from infrastructure.backup.random_state import PYTHON_STATE_VERSION
+from infrastructure.core.files import whole_directory
+from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.hf_bridge.plain_values import from_json
+from infrastructure.training.hf_bridge.trainer_state import TRAINER_STATE, text_of
+
+DEFAULT_ADAPTER = "default"  # its files lie in the folder itself, others in one of their name
+
+
+def write_checkpoint_folder(snapshot: Snapshot, folder: Path, tokenizer: Path) -> Path:
+    """Write a version as `folder`, whole or not at all.
+
+    Args:
+        tokenizer: folder with the run's tokenizer, which is copied where it is there.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    values = snapshot.values
+    with whole_directory(folder) as part:
+        if tokenizer.is_dir():
+            shutil.copytree(tokenizer, part, dirs_exist_ok=True)
+        _write_model(snapshot.tensors["model"], values["model"], part)
+        optimizer = merge_optimizer(
+            snapshot.tensors.get("optimizer", {}), from_json(values["optimizer"])
+        )
+        torch.save(optimizer, part / "optimizer.pt")
+        torch.save(from_json(values["scheduler"]), part / "scheduler.pt")
+        if values["scaler"] is not None:
+            torch.save(from_json(values["scaler"]), part / "scaler.pt")
+        torch.save(random_states(snapshot.tensors["random"]), part / "rng_state.pth")
+        (part / TRAINER_STATE).write_text(text_of(snapshot.tensors["trainer"][TRAINER_STATE]))
+    return folder
+
+
+def _write_model(tensors: Tensors, files: dict[str, Any], folder: Path) -> None:
+    if files["adapters"] is None:
+        if files["config"] is not None:
+            (folder / "config.json").write_text(files["config"])
+        tied = {name: tensors[own].clone() for name, own in files["tied"].items()}
+        _save({**tensors, **tied}, folder / "model.safetensors")
+        return
+    for adapter, told in files["adapters"].items():
+        inside = folder if adapter == DEFAULT_ADAPTER else folder / adapter
+        inside.mkdir(exist_ok=True)
+        text = json.dumps(told["config"], indent=2, sort_keys=True)
+        (inside / "adapter_config.json").write_text(text)
+        named = {name: tensors[own] for name, own in told["names"].items()}
+        _save(named, inside / "adapter_model.safetensors")
+
+
+def _save(tensors: Tensors, path: Path) -> None:
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, path, metadata={"format": "pt"})
+
+
+def random_states(states: Tensors) -> dict[str, Any]:
+    """The states of all generators as the Trainer's `rng_state.pth` has them."""
+    gauss = states["python_gauss"].tolist()
+    words = tuple(states["python"].tolist())
+    position, has_gauss = states["numpy_position"].tolist()
+    keys = states["numpy"].numpy().astype(np.uint32)
+    found: dict[str, Any] = {
+        "python": (PYTHON_STATE_VERSION, words, gauss[0] if gauss else None),
+        "numpy": ("MT19937", keys, position, has_gauss, float(states["numpy_gauss"][0])),
+        "cpu": states["torch"].to(torch.uint8),
+    }
+    if torch.cuda.is_available() and (own := f"cuda_{torch.cuda.current_device()}") in states:
+        found["cuda"] = states[own]
+    return found

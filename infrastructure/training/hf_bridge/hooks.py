@@ -1,0 +1,53 @@
+"""What watches a Trainer's training: the observers of every training, as far as they apply."""
+
+from collections.abc import Iterable
+
+from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
+from infrastructure.training.extensions.extension_manager import create_extensions
+from infrastructure.training.hf_bridge.trainer_run import TrainerRun, precision_name
+from infrastructure.training.hf_bridge.trainer_state import TrainerParts
+from infrastructure.training.metrics.metrics_logger import MetricsLogger
+from infrastructure.training.metrics.progress import Progress
+from infrastructure.training.metrics.sinks import make_sinks
+from infrastructure.training.observers import (
+    CopiesObserver,
+    ErrorsObserver,
+    MetricsObserver,
+    ProgressObserver,
+    ReportObserver,
+)
+from infrastructure.training.precision import Precision
+from infrastructure.training.watching import check_watching, watching_hooks
+
+CONSOLE = "console"  # a Trainer prints its numbers itself
+
+
+def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> HookRunner:
+    """The hooks of a training, in order.
+
+    Args:
+        others: of the user, besides `training.enabled_extensions`.
+
+    Raises:
+        ValueError: an extension, a sink or an alert's webhook that there is not.
+    """
+    config, directory = run.config, run.directory
+    check_watching(config)
+    precision = Precision(precision_name(parts.args), parts.device.type)
+    probes = {"backup_age_seconds": run.copies_age_seconds} if run.has_place else {}
+    sinks = [name for name in config.training.metrics_sinks if name != CONSOLE]
+    hooks: list[Hook] = [
+        *create_extensions(config.training.enabled_extensions),
+        *others,
+        *watching_hooks(config, directory, None, precision, run.say, probes),
+        MetricsObserver(MetricsLogger(make_sinks(sinks, directory))),
+        ErrorsObserver(directory),
+        ReportObserver(directory),
+    ]
+    if run.has_place:
+        hooks.append(CopiesObserver(run.backup))
+    if parts.args.disable_tqdm:  # else the Trainer draws a bar itself
+        hooks.append(
+            ProgressObserver(lambda total, step: Progress(total, step, note=run.copies_short))
+        )
+    return HookRunner(hooks)

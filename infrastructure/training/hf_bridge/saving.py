@@ -1,0 +1,93 @@
+"""When a Trainer's training is saved, and what is done when a disk refuses."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
+from infrastructure.training.checkpoints.save_schedule import SaveSchedule
+from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.hf_bridge.trainer_state import has_finite_weights
+from infrastructure.training.recovery.save_failures import SaveFailures
+from infrastructure.training.state import TrainingState
+
+
+class Saving:
+    """The versions of one training, in the order in which they come.
+
+    A version that is due is written at the next moment at which all of a step is done, its
+    evaluation too; see `BridgedTraining`.
+
+    Args:
+        take: gives the state of the training, sharing memory with it.
+        tell: is called with each version that is committed.
+    """
+
+    def __init__(
+        self,
+        versions: CheckpointManager,
+        schedule: SaveSchedule,
+        failures: SaveFailures,
+        take: Callable[[], Snapshot],
+        tell: Callable[[Path], None],
+    ) -> None:
+        self.versions, self.schedule, self.failures = versions, schedule, failures
+        self.take, self.tell = take, tell
+        self.due: str | None = None
+
+    def ask(self, kind: str) -> None:
+        """A version is due; a kind that was asked for before stays."""
+        self.due = self.due or kind
+
+    def ask_by_clock(self, step: int) -> None:
+        """A version is due because of the time, a request, or one that was refused."""
+        kind = self.schedule.kind_due(step)
+        if kind is not None or self.failures.is_retry_due:
+            self.ask(kind or "scheduled")
+
+    def save(self, state: TrainingState) -> None:
+        """Write the version that is due, if one is; a large one in the background.
+
+        Raises:
+            TrainingDivergedError: the weights are no longer finite. This version is kept as
+                evidence, and no resume chooses it.
+            StorageError: the disk has refused once too often.
+        """
+        kind, self.due = self.due, None
+        if kind is None:
+            return
+        started = time.perf_counter()
+        snapshot = self.take()
+        if not has_finite_weights(snapshot):
+            raise self._diverged(state, snapshot)
+        with self.failures.borne(state):
+            self.versions.begin(snapshot, kind=kind, score=state.score)
+        self.schedule.note_save(state.step, time.perf_counter() - started)
+
+    def _diverged(self, state: TrainingState, snapshot: Snapshot) -> TrainingDivergedError:
+        with self.failures.borne(state):
+            self.versions.save(snapshot, kind="emergency", healthy=False)
+        newest = step_of(self.versions.newest())
+        return TrainingDivergedError(
+            f"the weights are no longer finite at step {state.step}: the training has diverged."
+            f" The newest good version is of step {newest}, and resume_from() gives it; look at the"
+            " last rows before this step, or lower the learning rate under another name"
+        )
+
+    def collect(self, state: TrainingState, wait: bool = False) -> None:
+        """Tell of versions that were committed since; the call that began them proves nothing."""
+        committed: list[Path] = []
+        with self.failures.borne(state):
+            committed = self.versions.collect(wait)
+        for checkpoint in committed:
+            self.failures.reset()
+            self.tell(checkpoint)
+
+    def finish(self, state: TrainingState) -> None:
+        """Wait for what is being written; a version that was refused is tried once more."""
+        self.collect(state, wait=True)
+        if self.failures.count:
+            self.ask("scheduled")
+            self.save(state)
+            self.collect(state, wait=True)

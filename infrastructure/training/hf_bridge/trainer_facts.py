@@ -1,0 +1,226 @@
+"""What a Trainer's training is made of, as JSON values: kept in versions, compared when it goes on.
+
+A difference that changes the result stops, with the name that accepts it.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from infrastructure.backup.random_state import capture_random, restore_random
+from infrastructure.core.errors import CheckpointError
+from infrastructure.core.lookup import nearest
+from infrastructure.training.hf_bridge.trainer_state import TrainerParts
+from infrastructure.training.models.trainable_state import trainable_state
+from infrastructure.training.resume_contract import (
+    PACKAGE_NAMES,
+    Difference,
+    Facts,
+    Verdict,
+    version_differences,
+)
+from infrastructure.training.training_facts import machine_facts
+
+# A Trainer takes these from the checkpoint, whatever its arguments say by then.
+IN_THE_CHECKPOINT = (
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "optim",
+    "optim_args",
+)
+DECIDING = (
+    *IN_THE_CHECKPOINT,
+    "max_grad_norm",
+    "num_train_epochs",
+    "max_steps",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_ratio",
+    "warmup_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "train_sampling_strategy",
+    "dataloader_drop_last",
+    "seed",
+    "data_seed",
+    "bf16",
+    "fp16",
+    "tf32",
+    "label_smoothing_factor",
+    "neftune_noise_alpha",
+    "loss_type",
+    "packing",
+    "padding_free",
+    "max_length",
+    "completion_only_loss",
+    "assistant_only_loss",
+    "embedding_learning_rate",
+)
+FACT_NAMES = ("data", "base_model", "device", "world_size")
+BRIDGE_PACKAGES = ("trl", "accelerate")
+NAMES = (*DECIDING, *FACT_NAMES, *PACKAGE_NAMES, *BRIDGE_PACKAGES)
+NUM_ROWS = 16
+
+
+def facts_of(parts: TrainerParts, dataset: Any) -> dict[str, Any]:
+    """What decides the result of this training.
+
+    Args:
+        dataset: the one that it trains on, as the Trainer's data loader has it.
+    """
+    facts = machine_facts(parts.device, parts.args.world_size)
+    return {
+        **facts,
+        "versions": {**facts["versions"], **_bridge_versions()},
+        "arguments": deciding_arguments(parts.args),
+        "data": data_facts(dataset, parts.device),
+        "base_model": frozen_fingerprint(parts.model),
+    }
+
+
+def _bridge_versions() -> dict[str, str]:
+    found = {}
+    for package in BRIDGE_PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def deciding_arguments(args: Any) -> dict[str, Any]:
+    """The arguments of a Trainer that decide what it comes to; others may change freely."""
+    known = {field.name for field in dataclasses.fields(args)}
+    return {name: _plain(getattr(args, name)) for name in DECIDING if name in known}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def data_facts(dataset: Any, device: torch.device) -> dict[str, Any]:
+    """How many examples there are, and a hash of some of them; None of what cannot be known, such
+    as the rows of a stream, or of a data set that gives a row another way each time."""
+    try:
+        num_examples = len(dataset)
+    except TypeError:
+        return {"num_examples": None, "rows": None}
+    before = capture_random(device)
+    try:
+        first, second = _hash_of_rows(dataset, num_examples), _hash_of_rows(dataset, num_examples)
+    finally:
+        restore_random(before, device)
+    return {"num_examples": num_examples, "rows": first if first == second else None}
+
+
+def _hash_of_rows(dataset: Any, num_examples: int) -> str:
+    digest = hashlib.sha256()
+    for index in sorted({i * num_examples // NUM_ROWS for i in range(NUM_ROWS)}):
+        if index < num_examples:
+            digest.update(_spelt(dataset[index]).encode())
+    return digest.hexdigest()
+
+
+def _spelt(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{value.tolist()}"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key!s}:{_spelt(value[key])}' for key in sorted(value, key=str))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_spelt, value))}]"
+    return repr(value)
+
+
+@torch.no_grad()
+def frozen_fingerprint(model: torch.nn.Module) -> str | None:
+    """A hash of the weights that do not train and are in no checkpoint; None: there are none.
+
+    Each tensor counts with the sum of its bits read as whole numbers, which is exact in any order
+    and as fast as memory is read.
+    """
+    trained = {tensor.data_ptr() for tensor in trainable_state(model).values()}
+    digest = hashlib.sha256()
+    is_any = False
+    for name, tensor in model.named_parameters():
+        if tensor.data_ptr() not in trained and not tensor.is_meta:
+            total = tensor.detach().view(_WHOLE[tensor.element_size()]).sum(dtype=torch.int64)
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {int(total)}\n".encode())
+            is_any = True
+    return digest.hexdigest() if is_any else None
+
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def known_names(accept: Collection[str]) -> frozenset[str]:
+    """What may differ although it changes the result.
+
+    Raises:
+        ValueError: nothing that is compared, and may differ, is called so; suggests the nearest.
+    """
+    for name in accept:
+        if name in IN_THE_CHECKPOINT:
+            raise ValueError(f"accept={name!r} has no effect: {_why_not(name)}")
+        if name not in NAMES:
+            meant = nearest(name, NAMES)
+            hint = f"; did you mean {meant!r}?" if meant else ""
+            raise ValueError(f"accept={name!r}: nothing that is compared is called so{hint}")
+    return frozenset(accept)
+
+
+def _why_not(name: str) -> str:
+    return f"a Trainer that goes on takes {name} from its checkpoint, whatever its arguments say"
+
+
+def agree(was: Facts, found: Facts, accepted: Collection[str]) -> list[Difference]:
+    """The differences that are harmless or accepted.
+
+    Raises:
+        CheckpointError: what is not accepted changes the result; lists all of it.
+    """
+    all_of_them = list(_differences(was, found))
+    refused = [
+        d
+        for d in all_of_them
+        if d.verdict is Verdict.NEEDS_A_NEW_RUN
+        or (d.verdict is Verdict.CHANGES_THE_RESULT and d.name not in accepted)
+    ]
+    if refused:
+        raise CheckpointError(_refusal(refused))
+    return all_of_them
+
+
+def _differences(was: Facts, found: Facts) -> Iterator[Difference]:
+    before, now = was["arguments"], found["arguments"]
+    for name in DECIDING:
+        if before.get(name) != now.get(name):
+            fixed = name in IN_THE_CHECKPOINT
+            verdict = Verdict.NEEDS_A_NEW_RUN if fixed else Verdict.CHANGES_THE_RESULT
+            yield Difference(name, before.get(name), now.get(name), verdict)
+    for name in FACT_NAMES:
+        if was[name] != found[name]:
+            yield Difference(name, was[name], found[name], Verdict.CHANGES_THE_RESULT)
+    yield from version_differences(was, found)
+
+
+def _refusal(refused: Sequence[Difference]) -> str:
+    fixed = [d.name for d in refused if d.verdict is Verdict.NEEDS_A_NEW_RUN]
+    names = ", ".join(repr(d.name) for d in refused)
+    remedy = "give this training another name"
+    if not fixed:
+        remedy = f"accept what comes of it with TemperCallback(..., accept=[{names}]), or {remedy}"
+    why = f" ({'; '.join(map(_why_not, fixed))})" if fixed else ""
+    return (
+        "since this checkpoint was saved, what decides the result has changed:"
+        f" {'; '.join(map(str, refused))}{why}: bring it back as it was, or {remedy}"
+    )

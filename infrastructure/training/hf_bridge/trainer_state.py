@@ -1,0 +1,197 @@
+"""What a Trainer's training is between two steps, as a snapshot; and back into its model."""
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.backup.optimizer_state import merge_optimizer, split_optimizer
+from infrastructure.backup.random_state import capture_random, restore_random
+from infrastructure.core.errors import CheckpointError
+from infrastructure.core.optional import is_installed, require
+from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
+from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.hf_bridge.plain_values import from_json, to_json
+from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
+
+WRITER = "TemperCallback"
+TRAINER_STATE = "trainer_state.json"
+
+
+@dataclass
+class TrainerParts:
+    """What a Trainer of transformers hands to its callbacks.
+
+    Attributes:
+        args: its TrainingArguments.
+        state: its TrainerState.
+        optimizer: as accelerate has wrapped it, with the gradient scaler if there is one.
+    """
+
+    args: Any
+    state: Any
+    model: torch.nn.Module
+    optimizer: Any
+    scheduler: Any
+
+    @property
+    def device(self) -> torch.device:
+        """Where it trains."""
+        return torch.device(self.args.device)
+
+    @property
+    def scaler(self) -> Any:
+        """The gradient scaler, where fp16 needs one."""
+        return getattr(self.optimizer, "scaler", None)
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What the files of an ordinary checkpoint folder say about a model besides its weights.
+
+    Attributes:
+        config: text of config.json; None: the model has none.
+        adapters: for each adapter of PEFT its configuration, and the names that its weights have
+            in its file, each with the name in the model; None: the model is none of PEFT's.
+        tied: further names of weights, each with the name that a version has them by.
+    """
+
+    config: str | None
+    adapters: dict[str, dict[str, Any]] | None
+    tied: dict[str, str]
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> "ModelFiles":
+        """Of a model as it stands before the first step; its structure stays."""
+        config: Any = getattr(model, "config", None)
+        text = config.to_json_string() if hasattr(config, "to_json_string") else None
+        adapters = adapters_of(model) if is_peft(model) else None
+        return cls(text, adapters, {} if adapters else tied_names(model))
+
+
+def is_peft(model: torch.nn.Module) -> bool:
+    """Whether PEFT has wrapped the model, so that a Trainer saves its adapters only."""
+    return is_installed("peft") and isinstance(model, require("peft", "the adapter").PeftModel)
+
+
+def adapters_of(model: Any) -> dict[str, dict[str, Any]]:
+    """See `ModelFiles.adapters`."""
+    peft = require("peft", "the adapter")
+    names = {_identity(tensor): name for name, tensor in trainable_state(model).items()}
+    found: dict[str, dict[str, Any]] = {}
+    for adapter, config in model.peft_config.items():
+        saved = peft.get_peft_model_state_dict(
+            model, adapter_name=adapter, save_embedding_layers=False
+        )
+        files = {name: names.get(_identity(tensor)) for name, tensor in saved.items()}
+        found[adapter] = {
+            "config": _adapter_config(config),
+            "names": {name: own for name, own in files.items() if own is not None},
+        }
+    return found
+
+
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
+    """See `ModelFiles.tied`: a Trainer looks for all names, and warns of those that are missing."""
+    kept = trainable_state(model)
+    names = {_identity(tensor): name for name, tensor in kept.items()}
+    every = {n: t for n, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+    return {
+        name: names[_identity(tensor)]
+        for name, tensor in every.items()
+        if name not in kept and _identity(tensor) in names
+    }
+
+
+def _identity(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tuple(tensor.shape)
+
+
+def _adapter_config(config: Any) -> dict[str, Any]:
+    """As PEFT writes it: sets and enumerations are no JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        written: dict[str, Any] = json.loads((Path(folder) / "adapter_config.json").read_text())
+    return written
+
+
+def take_snapshot(parts: TrainerParts, files: ModelFiles, values: Mapping[str, Any]) -> Snapshot:
+    """The whole state of a Trainer's training, sharing memory with it.
+
+    Args:
+        values: more JSON values.
+
+    Raises:
+        ValueError: a part of the state is neither a tensor nor JSON.
+    """
+    tensors, optimizer = split_optimizer(parts.optimizer.state_dict())
+    state = json.dumps(dataclasses.asdict(parts.state), indent=2, sort_keys=True) + "\n"
+    scaler = None if parts.scaler is None else parts.scaler.state_dict()
+    return Snapshot(
+        {
+            "model": trainable_state(parts.model),
+            "optimizer": tensors,
+            "random": capture_random(parts.device),
+            "trainer": {TRAINER_STATE: _as_tensor(state)},
+        },
+        {
+            "writer": WRITER,
+            "step": parts.state.global_step,
+            "optimizer": to_json(optimizer, "the optimizer"),
+            "scheduler": to_json(parts.scheduler.state_dict(), "the learning-rate scheduler"),
+            "scaler": to_json(scaler, "the gradient scaler"),
+            "model": dataclasses.asdict(files),
+            **values,
+        },
+    )
+
+
+def _as_tensor(text: str) -> torch.Tensor:
+    """A text as bytes: it may be long, and may hold NaN, which a manifest must not."""
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def text_of(tensor: torch.Tensor) -> str:
+    """The text in a tensor of bytes."""
+    return tensor.numpy().tobytes().decode()
+
+
+def read_version(checkpoint: Path) -> Snapshot:
+    """A version that `TemperCallback` wrote, verified.
+
+    Raises:
+        CheckpointError: it is damaged, or somebody else wrote it.
+    """
+    snapshot = load_checkpoint(checkpoint)
+    if snapshot.values.get("writer") != WRITER:
+        raise CheckpointError(
+            f"{checkpoint} was not written by a TemperCallback: give this training another name"
+        )
+    return snapshot
+
+
+def restore_model(model: torch.nn.Module, snapshot: Snapshot) -> None:
+    """Put the weights of a version into the model, all or none.
+
+    Raises:
+        CheckpointError: they are of another model.
+    """
+    load_trainable_state(model, snapshot.tensors["model"])
+
+
+def restore_optimizer(parts: TrainerParts, snapshot: Snapshot) -> None:
+    """Put optimizer and random state of a version back, where a Trainer does not."""
+    values, tensors = snapshot.values, snapshot.tensors.get("optimizer", {})
+    parts.optimizer.load_state_dict(merge_optimizer(tensors, from_json(values["optimizer"])))
+    restore_random(snapshot.tensors["random"], parts.device)
+
+
+def has_finite_weights(snapshot: Snapshot) -> bool:
+    """Whether every weight that trains is a number."""
+    tensors = snapshot.tensors["model"].values()
+    return all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())

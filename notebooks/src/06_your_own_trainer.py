@@ -1,0 +1,93 @@
+# %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/temper-training/temper/blob/main/notebooks/06_your_own_trainer.ipynb)
+#
+# # Your own trainer, and nothing of it lost
+#
+# You have a notebook with a Trainer of transformers, TRL or Unsloth, and want to keep it. Add three
+# lines: from then on its checkpoints are written so that a kill at any instant leaves a good one,
+# they are copied to your Drive, and the same cell goes on where the machine went away, with the
+# weights that an undisturbed training would have had.
+
+# %% [markdown]
+# ## 1 · Install, and see where we are
+
+# %% cellView="form" nbmake={"post_cell_execute": ["assert colab.install"]}
+# @title Install { display-mode: "form" }
+import importlib.metadata, subprocess, sys
+
+SOURCE = "git+https://github.com/temper-training/temper@main"
+found = importlib.metadata.distributions(name="temper")
+if not any(package.read_text("RECORD") for package in found):  # none, or broken off half-way
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
+    subprocess.run([*pip, SOURCE], check=True)
+
+import colab
+
+colab.install()
+
+# %%
+session = colab.begin()
+
+# %% [markdown]
+# ## 2 · What your notebook does before its training
+# A model, its tokenizer and some rows. Yours come from the Hub; so that nothing need be downloaded,
+# this one is the small model of the [quickstart](00_quickstart.ipynb), with its sample tasks.
+
+# %% tags=["parameters"] nbmake={"post_cell_execute": ["assert summary['status'] == 'finished'"]}
+preset = "quick"  # @param ["quick", "none", "thorough", "small_memory"]
+
+summary = colab.train(colab.configure(preset, **session.settings()))
+name = summary["paths"]["model"]
+
+# %% nbmake={"post_cell_execute": ["assert len(rows) == 64"]}
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from infrastructure.training.data.samples import SAMPLE_TRAIN
+
+model = AutoModelForCausalLM.from_pretrained(name)
+tokenizer = AutoTokenizer.from_pretrained(name)
+rows = (
+    Dataset.from_json(str(SAMPLE_TRAIN)).select(range(64)).select_columns(["prompt", "completion"])
+)
+
+# %% [markdown]
+# ## 3 · Your trainer, as it was
+
+# %%
+from trl import SFTConfig, SFTTrainer
+
+told = {"max_steps": 24, "per_device_train_batch_size": 8, "learning_rate": 1e-4}
+more = {"logging_steps": 1, "save_steps": 8, "report_to": "none", "bf16": False}
+args = SFTConfig(output_dir="trainer", max_length=128, **told, **more)
+trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=tokenizer)
+
+# %% [markdown]
+# ## 4 · Three lines
+# The name is what the training is found by when it goes on, here or on another machine. Where it lies
+# and where it is copied to is what step 1 said. Stop the cell with its stop button: the step is
+# finished, and everything is saved. *Run all* again, tomorrow, in a new runtime: it goes on.
+
+# %% nbmake={"post_cell_execute": ["assert trainer.state.global_step == 24", "assert callback.run.final.is_dir()"]}
+config = colab.configure(**session.settings())
+callback = colab.TemperCallback("my-own-trainer", config)
+trainer.add_callback(callback)
+trainer.train(resume_from_checkpoint=callback.resume_from())
+
+# %% [markdown]
+# What the Trainer would have written into `trainer/` lies in the run now, each version verified when it
+# was written and again when it is read. `resume_from()` makes an ordinary checkpoint folder of the
+# newest, which any Trainer reads, with this callback or without:
+
+# %% nbmake={"post_cell_execute": ["assert 'optimizer.pt' in files"]}
+from pathlib import Path
+
+files = sorted(path.name for path in Path(callback.resume_from()).iterdir())
+print(*files, sep="\n")
+
+# %% [markdown]
+# ## 5 · And what you see of it
+# The dashboard, `temper watch`, alerts and this report work as for every run of Temper. Early stopping
+# and other hooks of yours go into `TemperCallback(..., hooks=[...])`.
+
+# %%
+colab.show_report(callback.run.directory)

@@ -1,0 +1,419 @@
+"""Real Trainers with the callback: undisturbed, killed, stopped, broken off, and going on."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.errors import CheckpointError, TrainingDivergedError
+from infrastructure.deployment.going_on import newest_of_this_purpose
+from infrastructure.deployment.run_directory import find_run
+from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.monitoring.run_facts import read_run_facts
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
+)
+from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
+from infrastructure.training.hf_bridge import TemperCallback
+from infrastructure.training.hf_bridge.callback import FOLDER
+from infrastructure.training.state import TrainingState
+from tests.faults.kill_storm import in_child
+from tests.training.hf_bridge.tiny_trainer import (
+    settings,
+    tiny_lora,
+    tiny_model,
+    train,
+    trainer_of,
+    weights,
+)
+
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 3}
+NUM_STEPS = 12
+WTE = "transformer.wte.weight"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., torch.Tensor]:
+    """The weights that a Trainer without a callback comes to."""
+    known: dict[str, torch.Tensor] = {}
+
+    def weights_of(make: Callable[[], Any] = tiny_model, **options: Any) -> torch.Tensor:
+        key = f"{make.__name__} {options}"
+        if key not in known:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            trainer = trainer_of(folder, make(), **{"save_strategy": "no", **options})
+            trainer.train()
+            known[key] = weights(trainer.model)
+        return known[key]
+
+    return weights_of
+
+
+class At(Observer):
+    """Does something at an event of a step."""
+
+    def __init__(self, event: Event, step: int, what: Callable[[], None]) -> None:
+        def act(state: TrainingState) -> None:
+            if state.step == step:
+                what()
+
+        setattr(self, event.value, act)
+
+
+def kill_oneself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_of(folder: Path) -> Path:
+    return folder / "runs" / "tiny"
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((run_of(folder) / "summary.json").read_text())
+    return told
+
+
+def steps_of(folder: Path) -> list[int]:
+    return sorted(CheckpointManager(run_of(folder) / "checkpoints").at_step())
+
+
+def test_the_callback_changes_no_weight_and_takes_the_place_of_the_trainers_folders(
+    tmp_path: Path, undisturbed: Callable[..., torch.Tensor]
+) -> None:
+    trainer, _, said = train(tmp_path, **EVALUATED)
+    assert torch.equal(weights(trainer.model), undisturbed(**EVALUATED))
+    assert list((tmp_path / "of-the-trainer").iterdir()) == []
+    records = read_metrics(run_of(tmp_path) / "metrics.jsonl")
+    of_steps = [r for r in records if "kind" not in r]
+    assert [r["step"] for r in of_steps] == list(range(1, NUM_STEPS + 1))
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [r["loss"] for r in of_steps] == logged
+    evaluated = [r for r in records if r.get("kind") == "evaluation"]
+    assert [r["step"] for r in evaluated] == [3, 6, 9, 12]
+    assert summary_of(tmp_path)["status"] == "finished"
+    assert "<svg" in (run_of(tmp_path) / "report.html").read_text()
+    assert any("finished at step 12" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("make", "event", "step"),
+    [
+        (tiny_model, Event.STEP_START, 4),
+        (tiny_model, Event.AFTER_BACKWARD, 7),
+        (tiny_model, Event.EVAL_END, 9),
+        (tiny_model, Event.EPOCH_START, 6),
+        (tiny_model, Event.EPOCH_END, 12),
+        (tiny_model, Event.TRAIN_END, 12),
+        (tiny_lora, Event.STEP_START, 5),
+        (tiny_lora, Event.EPOCH_START, 6),
+    ],
+)
+def test_a_killed_training_goes_on_to_the_very_same_weights(
+    tmp_path: Path,
+    undisturbed: Callable[..., torch.Tensor],
+    make: Callable[[], Any],
+    event: Event,
+    step: int,
+) -> None:
+    hooks = [At(event, step, kill_oneself)]
+    child = in_child(lambda: train(tmp_path, make(), hooks=hooks, **EVALUATED) and None)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    saved = steps_of(tmp_path)
+    assert saved, "nothing was saved before the kill"
+    trainer, _, said = train(tmp_path, make(), **EVALUATED)
+    assert any(f"going on from step {saved[-1]}" in line for line in said)
+    assert torch.equal(weights(trainer.model), undisturbed(make, **EVALUATED))
+    records = read_metrics(run_of(tmp_path) / "metrics.jsonl")
+    of_steps = [r["step"] for r in records if "kind" not in r]
+    assert of_steps == list(range(1, NUM_STEPS + 1))
+    assert [r["step"] for r in records if r.get("kind") == "evaluation"] == [3, 6, 9, 12]
+
+
+def test_running_it_again_when_it_is_finished_trains_nothing(
+    tmp_path: Path, undisturbed: Callable[..., torch.Tensor]
+) -> None:
+    options = {"max_steps": 8}  # in the middle of an epoch, where a Trainer would do a step more
+    train(tmp_path, **options)
+    before = (run_of(tmp_path) / "metrics.jsonl").read_bytes()
+    trainer, _, said = train(tmp_path, **options)
+    assert any("finished before" in line for line in said)
+    assert trainer.state.global_step == 8
+    assert torch.equal(weights(trainer.model), undisturbed(**options))
+    assert (run_of(tmp_path) / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops_after_the_step(
+    tmp_path: Path, undisturbed: Callable[..., torch.Tensor], number: signal.Signals
+) -> None:
+    before = signal.getsignal(number)
+    hooks = [At(Event.AFTER_BACKWARD, 3, lambda: os.kill(os.getpid(), number))]
+    trainer, _, said = train(tmp_path, hooks=hooks, save_strategy="no")
+    assert trainer.state.global_step == 4
+    assert steps_of(tmp_path)[-1] == 4
+    assert summary_of(tmp_path)["status"] == "stopped"
+    assert any("run this again to go on" in line for line in said)
+    assert signal.getsignal(number) == before
+    again, _, _ = train(tmp_path, save_strategy="no")
+    assert torch.equal(weights(again.model), undisturbed())
+    assert summary_of(tmp_path)["status"] == "finished"
+
+
+def test_an_error_is_told_and_the_same_lines_go_on_at_once(
+    tmp_path: Path, undisturbed: Callable[..., torch.Tensor]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA out of memory, says this test")
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(RuntimeError, match="says this test"):
+        train(tmp_path, hooks=[At(Event.AFTER_LOSS, 5, fail)])
+    trainer, _, said = train(tmp_path)
+    assert any("going on from step 5" in line for line in said)
+    assert torch.equal(weights(trainer.model), undisturbed())
+    errors = read_metrics(run_of(tmp_path) / "logs" / "errors" / "errors.jsonl")
+    assert [e["action"] for e in errors] == ["the run stopped"]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_signal_after_an_error_reaches_whom_it_reached_before(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        with pytest.raises(RuntimeError, match="broken"):
+            train(tmp_path, hooks=[At(Event.STEP_START, 2, fail)])
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_another_machine_goes_on_from_the_place(
+    tmp_path: Path, undisturbed: Callable[..., torch.Tensor]
+) -> None:
+    here, there, place = tmp_path / "here", tmp_path / "there", tmp_path / "place"
+    backup = {"place": str(place), "finish_seconds": 30, "emergency_seconds": 30}
+    stop = At(Event.AFTER_BACKWARD, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    train(here, config=settings(here, backup=backup), hooks=[stop])
+    assert (place / "tiny").is_dir()
+    shutil.rmtree(here)
+    trainer, _, said = train(there, config=settings(there, backup=backup))
+    assert any("brought back" in line for line in said)
+    assert torch.equal(weights(trainer.model), undisturbed())
+    records = read_metrics(run_of(there) / "metrics.jsonl")
+    assert [r["step"] for r in records] == list(range(1, NUM_STEPS + 1))
+    told = json.loads((run_of(there) / "checkpoints" / "backup.json").read_text())
+    assert told["confirmed_step"] == NUM_STEPS
+
+
+def test_a_plain_trainer_goes_on_from_the_folder_too(
+    tmp_path: Path, undisturbed: Callable[..., torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    for make in (tiny_model, tiny_lora):
+        folder = tmp_path / make.__name__
+        stop = At(Event.AFTER_BACKWARD, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        _, callback, _ = train(folder, make(), hooks=[stop])
+        resumed = callback.resume_from()
+        plain = trainer_of(folder / "plain", make(), save_strategy="no")
+        plain.train(resume_from_checkpoint=resumed)
+        assert torch.equal(weights(plain.model), undisturbed(make))
+    assert "missing keys" not in caplog.text
+
+
+def test_what_changes_the_result_is_refused_by_name_until_it_is_accepted(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=4)
+    with pytest.raises(CheckpointError, match=r"max_steps: was 4, is 6.*accept=\['max_steps'\]"):
+        train(tmp_path, max_steps=6)
+    with pytest.raises(CheckpointError, match="takes learning_rate from its checkpoint"):
+        train(tmp_path, max_steps=4, learning_rate=1.0)
+    with pytest.raises(ValueError, match="did you mean 'max_steps'"):
+        train(tmp_path, max_steps=6, accept=["max_step"])
+    with pytest.raises(ValueError, match="has no effect"):
+        train(tmp_path, max_steps=6, accept=["learning_rate"])
+    trainer, _, said = train(tmp_path, max_steps=6, accept=["max_steps"])
+    assert trainer.state.global_step == 6
+    assert any("max_steps: was 4, is 6" in line for line in said)
+
+
+def test_other_weights_under_a_lora_are_noticed(tmp_path: Path) -> None:
+    train(tmp_path, tiny_lora(), max_steps=2)
+    other = tiny_lora()
+    with torch.no_grad():
+        other.base_model.model.transformer.wte.weight[0, 0] += 1e-3
+    with pytest.raises(CheckpointError, match="base_model"):
+        train(tmp_path, other, max_steps=2)
+
+
+def test_training_anew_over_an_old_training_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=2)
+    trainer = trainer_of(tmp_path, max_steps=2)
+    trainer.add_callback(TemperCallback("tiny", settings(tmp_path)))
+    with pytest.raises(ValueError, match="has been trained before: go on with"):
+        trainer.train()
+    late = TemperCallback("tiny", settings(tmp_path))
+    trainer = trainer_of(tmp_path, max_steps=2)
+    trainer.add_callback(late)
+    late.resume_from()
+    with pytest.raises(ValueError, match="goes on from step 2, and this Trainer begins at step 0"):
+        trainer.train()
+
+
+def test_a_trainer_that_tries_smaller_batches_begins_with_the_weights_it_began_with(
+    tmp_path: Path,
+) -> None:
+    class Full(Observer):
+        def after_backward(self, state: TrainingState) -> None:
+            if state.step == 3 and len(state.batch) > 3:
+                raise RuntimeError("CUDA out of memory.")
+
+    options = {"per_device_train_batch_size": 4, "max_steps": 6, "gradient_accumulation_steps": 1}
+    options["save_steps"] = 2
+    smaller, _, _ = train(tmp_path / "smaller", **{**options, "per_device_train_batch_size": 3})
+    trainer, _, said = train(tmp_path, hooks=[Full()], auto_find_batch_size=True, **options)
+    assert any("going on from step 0" in line for line in said)
+    assert torch.equal(weights(trainer.model), weights(smaller.model))
+    assert summary_of(tmp_path)["status"] == "finished"
+    options["save_steps"] = 1  # so that the first version is gone by then
+    with pytest.raises(ValueError, match="rotated away: set auto_find_batch_size=False"):
+        train(tmp_path / "late", hooks=[Full()], auto_find_batch_size=True, **options)
+
+
+def test_a_damaged_version_is_passed_over(
+    tmp_path: Path, undisturbed: Callable[..., torch.Tensor]
+) -> None:
+    stop = At(Event.AFTER_BACKWARD, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    train(tmp_path, hooks=[stop])
+    newest = CheckpointManager(run_of(tmp_path) / "checkpoints").at_step()[6]
+    newest.write_text("{}")
+    trainer, _, said = train(tmp_path)
+    assert any("going on from step 5" in line for line in said)
+    assert torch.equal(weights(trainer.model), undisturbed())
+
+
+def test_weights_that_are_no_numbers_stop_the_training_and_are_never_gone_on_from(
+    tmp_path: Path,
+) -> None:
+    class Poison(Extension):
+        def step_end(self, state: TrainingState) -> None:
+            if state.step == 4:
+                with torch.no_grad():
+                    next(iter(state.model.parameters())).view(-1)[0] = float("nan")
+
+    with pytest.raises(TrainingDivergedError, match=r"step 4.*newest good version is of step 3"):
+        train(tmp_path, hooks=[Poison()])
+    _, _, said = train(tmp_path)
+    assert any("going on from step 3" in line for line in said)
+
+
+def test_a_trainer_that_needs_its_own_folders_keeps_them(tmp_path: Path) -> None:
+    options = {**EVALUATED, "save_steps": 3, "load_best_model_at_end": True}
+    trainer, _, _ = train(tmp_path, **options)
+    written = {path.name for path in (tmp_path / "of-the-trainer").iterdir()}
+    assert {"checkpoint-3", "checkpoint-12"} <= written
+    assert Path(trainer.state.best_model_checkpoint).is_dir()
+    assert steps_of(tmp_path)[-1] == NUM_STEPS
+
+
+def test_hooks_get_the_events_of_a_training_and_may_stop_it(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Recorder(Observer):
+        def state_dict(self) -> dict[str, Any]:
+            return {"num_seen": len(seen)}
+
+        def load_state_dict(self, saved: dict[str, Any]) -> None:
+            seen.append(f"loaded {saved['num_seen']}")
+
+    recorder = Recorder()
+    for event in Event:
+        setattr(recorder, event.value, lambda state, e=event: seen.append(e.value))
+
+    class Enough(Observer):
+        def step_end(self, state: TrainingState) -> None:
+            if state.step == 2:
+                state.stop("two steps are enough")
+
+    trainer, _, _ = train(tmp_path, hooks=[recorder, Enough()])
+    micro = ["after_loss"] * 2
+    step = ["step_start", *micro, "after_backward", "step_end"]
+    saved = ["checkpoint_saved"]
+    assert seen == [
+        *["train_start", "phase_start", *saved, "epoch_start", *step, *saved, *step],
+        *[*saved, "phase_end", "train_end"],
+    ]
+    assert trainer.state.global_step == 2
+    assert summary_of(tmp_path)["reason"] == "two steps are enough"
+    train(tmp_path, hooks=[recorder, Enough()])
+    assert "loaded" not in " ".join(seen), "a finished training asks nobody"
+
+
+def test_a_training_of_another_process_is_left_alone(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+
+    def wait() -> None:
+        ready.touch()
+        time.sleep(60)
+
+    child = in_child(lambda: train(tmp_path, hooks=[At(Event.STEP_START, 3, wait)]) and None)
+    try:
+        while not ready.exists():
+            time.sleep(0.05)
+        callback = TemperCallback("tiny", settings(tmp_path))
+        with pytest.raises(ValueError, match=f"is being trained by process {child}"):
+            callback.resume_from()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert callback.resume_from() == str(run_of(tmp_path) / FOLDER)
+
+
+def test_every_event_that_the_installed_transformers_has_is_known() -> None:
+    from transformers import TrainerCallback
+
+    events = {name for name in vars(TrainerCallback) if name.startswith("on_")}
+    assert events == {name for name in vars(TemperCallback) if name.startswith("on_")}
+
+
+@pytest.mark.parametrize("name", ["", "../elsewhere", "a b", ".hidden", "hf_" + "aB3" * 12])
+def test_a_name_must_be_a_folders(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="becomes a folder"):
+        TemperCallback(name, settings(tmp_path))
+
+
+def test_settings_without_effect_are_told(tmp_path: Path) -> None:
+    config = settings(tmp_path, training={"learning_rate": 0.5, "keep_checkpoints": 3})
+    _, _, said = train(tmp_path, config=config, max_steps=1)
+    told = [line for line in said if "has no effect" in line]
+    assert told == [
+        "note: training.learning_rate has no effect here: the Trainer's own arguments decide"
+    ]
+
+
+def test_the_commands_of_temper_know_such_a_run_for_what_it_is(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=2)
+    run, checkpoint = find_run("tiny@2", tmp_path / "runs")
+    assert run.is_finished()
+    assert checkpoint is not None
+    with pytest.raises(ValueError, match="run its own script or notebook again"):
+        run.read_configuration()
+    other = DeploymentConfig(output_dir=str(tmp_path / "runs"))
+    assert newest_of_this_purpose(other, []) is None
+    facts = read_run_facts(run.path)
+    assert facts.config["trainer.max_steps"] == (2, "TrainingArguments of the Trainer")
+    assert facts.run["model"]["num_trainable"] > 0
+    plain = type(tiny_model()).from_pretrained(run.final)
+    newest = CheckpointManager(run.checkpoints).newest()
+    saved = load_checkpoint(newest).tensors["model"]
+    assert torch.equal(dict(plain.named_parameters())[WTE], saved[WTE])

@@ -1,0 +1,90 @@
+"""Whether a call still runs, and signals while it does."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from infrastructure.training.hf_bridge.standing import AskedToStop, Lookout, TrainerCall
+
+
+def call_and_stay(inside: Callable[[TrainerCall], None]) -> TrainerCall:
+    call = TrainerCall()
+    inside(call)
+    return call
+
+
+def test_a_call_runs_until_it_returns_or_raises() -> None:
+    seen: list[bool] = []
+    call = call_and_stay(lambda call: seen.append(call.is_running()))
+    assert seen == [True]
+    assert not call.is_running()
+
+
+def test_the_end_of_a_call_that_nobody_told_of_is_noticed() -> None:
+    gone = threading.Event()
+
+    def broken(call: TrainerCall) -> None:
+        Lookout(call, gone.set).start()
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        call_and_stay(broken)
+    assert gone.wait(10)
+
+
+def test_an_end_that_was_told_of_is_not_told_again() -> None:
+    gone = threading.Event()
+
+    def told(call: TrainerCall) -> None:
+        lookout = Lookout(call, gone.set)
+        lookout.start()
+        lookout.end()
+        lookout.join(10)
+        assert not lookout.is_alive()
+
+    call_and_stay(told)
+    assert not gone.is_set()
+
+
+@pytest.fixture
+def received() -> Iterator[list[int]]:
+    """What reaches the handlers that were there before."""
+    numbers: list[int] = []
+    before = {
+        n: signal.signal(n, lambda number, frame: numbers.append(number))
+        for n in (signal.SIGINT, signal.SIGTERM)
+    }
+    yield numbers
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_first_signal_asks_and_the_second_ctrl_c_insists(received: list[int]) -> None:
+    asked: list[str] = []
+
+    def inside(call: TrainerCall) -> None:
+        signals = AskedToStop(call, asked.append)
+        signals.install()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked == ["SIGTERM received"]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        signals.remove()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    call_and_stay(inside)
+    assert received == [signal.SIGINT]
+
+
+def test_after_the_call_signals_are_those_of_before_again(received: list[int]) -> None:
+    asked: list[str] = []
+    for _ in range(2):  # the second finds what the first has left
+        call_and_stay(lambda call: AskedToStop(call, asked.append).install())
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert received == [signal.SIGTERM, signal.SIGINT]
+    assert asked == []
