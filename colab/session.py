@@ -15,12 +15,12 @@ from colab.secrets import Found, bring_secrets
 from colab.session_clock import SessionClock, clock_of_session
 from infrastructure.backup.places.drive import is_on_drive
 from infrastructure.config.environment import variable_of
-from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.hardware import describe, detect
+from infrastructure.core.manners import quiet_libraries, share_the_cores
 from infrastructure.core.redact import redact
-from infrastructure.core.shared_cores import share_the_cores
 
 PLACE_VARIABLE = variable_of("backup.place")
+NO_PLACE = ("none", "null")  # as the configuration reads them
 RUNS = "runs"
 LOCAL_DISK = Path("/content")  # Colab's
 KEPT = {
@@ -103,7 +103,10 @@ def begin(project: str = "temper", use_drive: bool = True) -> Session:
 
 
 def _place(project: str, use_drive: bool) -> Place | None:
-    if os.environ.get(PLACE_VARIABLE):
+    told = os.environ.get(PLACE_VARIABLE, "").strip()
+    if told.lower() in NO_PLACE:
+        return Place(output_folder(project), False, f"No copies are made ({PLACE_VARIABLE}={told})")
+    if told:
         return None
     if not use_drive:
         return Place(output_folder(project), False, "Drive was not asked for (use_drive=False)")

@@ -25,8 +25,8 @@ from infrastructure.config.layers import Layer, Setting
 from infrastructure.config.loading import load_config
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import TemperError, TrainingDivergedError
+from infrastructure.core.manners import share_the_cores
 from infrastructure.core.redact import redact
-from infrastructure.core.shared_cores import share_the_cores
 from infrastructure.testing.doctor import examine, exit_code, render
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143

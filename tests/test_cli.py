@@ -95,7 +95,7 @@ def test_doctor_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_training_flag_is_also_one_of_evaluation() -> None:
     parser = create_parser()
     train, evaluate = known_flags(parser, "train"), known_flags(parser, "train-eval")
-    assert set(train) - {"--accept", "--detach"} == set(evaluate)
+    assert set(train) - {"--accept", "--detach", "--preset"} == set(evaluate)
     assert {"--batch-size", "--epochs", "--model", "--output", "--eval-data", "--config"} <= set(
         train
     )

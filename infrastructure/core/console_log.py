@@ -2,10 +2,8 @@
 
 import logging
 
+from infrastructure.core.manners import quiet_libraries
 from infrastructure.core.redact import RedactingFormatter
-
-# Libraries that warn, on import, of parts of themselves that nobody here asks for.
-CHATTY_LOGGERS = ("torchao", "torch.utils._pytree", "httpx")
 
 
 def start_console_log(level: str) -> None:
@@ -15,9 +13,3 @@ def start_console_log(level: str) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     quiet_libraries()
-
-
-def quiet_libraries() -> None:
-    """Let the chatty ones tell errors only."""
-    for chatty in CHATTY_LOGGERS:
-        logging.getLogger(chatty).setLevel(logging.ERROR)

@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -191,3 +193,9 @@ def test_long_runs_stay_small_on_the_wire(tmp_path: Path) -> None:
     add(directory, *falling(1, 20_000))
     html, _ = shown(directory)
     assert len(html) < 60_000
+
+
+def test_looking_loads_no_torch() -> None:
+    probe = "import sys, colab.live_panel; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

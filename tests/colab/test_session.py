@@ -88,6 +88,17 @@ def test_a_place_of_the_environment_leaves_drive_alone(
     assert PLANTED not in shown
 
 
+def test_an_environment_that_wants_no_place_gets_none(
+    colab_session: ColabSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(session.PLACE_VARIABLE, "none")
+    assert "backup.place" not in begin().settings()
+    assert colab_session.calls("mount") == []
+    assert "No copies are made (TEMPER_BACKUP__PLACE=none)" in capsys.readouterr().out
+
+
 def test_who_does_not_want_drive_is_not_asked(
     colab_session: ColabSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

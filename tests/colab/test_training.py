@@ -18,6 +18,8 @@ from tests.colab.kernels import Cell, Kernel, start_kernel
 from tests.deployment.runs import losses, runs_of, small_config
 from tests.monitoring.written_run import write_run
 
+pytestmark = pytest.mark.usefixtures("restore_logging")
+
 LONG = 2000  # epochs; nobody waits for their end
 SHORT = {"num_epochs": 8, "checkpoint_frequency": 20}
 
