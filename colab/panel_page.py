@@ -57,7 +57,9 @@ RULES = """
   .columns { grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr));
              gap: 4px 28px; }
   figure { margin: 0 0 8px; } p:last-child { margin: 0; }
-  table { margin: 0; border: 0; } tbody tr { background: none; }
+  table { margin: 0; border: 0; table-layout: auto; } tbody tr { background: none; }
+  .alerts td:first-child { width: 1%; }
+  > .split { margin-bottom: 10px; } .columns { margin-bottom: 10px; }
   th, td { text-align: left; background: none; border-width: 0 0 1px; }
   .bar, .chart { max-width: 100%; }
 """

@@ -15,7 +15,7 @@ from colab.training import attach, stop, train
 from infrastructure.core.errors import RunFailedError
 from infrastructure.monitoring.trainer_process import read_trainer
 from tests.colab.kernels import Cell, Kernel, start_kernel
-from tests.deployment.runs import losses, runs_of, small_config
+from tests.deployment.runs import losses, runs_of, small_config, small_settings
 from tests.monitoring.written_run import write_run
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
@@ -34,10 +34,9 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 def cell(folder: Path, line: str, **settings: object) -> str:
     return f"""
-from pathlib import Path
 import colab
-from tests.deployment.runs import small_config
-config = small_config(Path({str(folder)!r}), **{settings!r})
+from infrastructure.config.deployment_config import DeploymentConfig
+config = DeploymentConfig(**{small_settings(folder, **settings)!r})
 {line}
 """
 
