@@ -36,7 +36,11 @@ class KnownCosts:
         return [f"It trains {_extent(config)}.", *self._run(config), _copies(config)]
 
     def _run(self, config: DeploymentConfig) -> Iterator[str]:
-        found = None if config.new_run else self._of_this_purpose(config)
+        try:
+            found = None if config.new_run else self._of_this_purpose(config)
+        except (OSError, ValueError) as error:  # gone since, or not to be read: this only shows
+            yield f"The runs in {config.output_dir} cannot be read: {error}."
+            return
         if found is None:
             yield f"A new run begins in {config.output_dir}."
             return

@@ -13,9 +13,10 @@ from infrastructure.config.schema import FieldSpec
 from infrastructure.config.words import choices, words_taken
 from infrastructure.core.optional import require
 
-NAME_WIDTH, INPUT_WIDTH = "15em", "19em"
+NAME_WIDTH, INPUT_WIDTH, HELP_WIDTH = "18em", "15em", "15em"  # of the help: at least
 WRONG = "color:#d93025"
 QUIET = "opacity:.65;font-size:90%"
+DENSE = "line-height:1.35"  # ipywidgets gives every line of text the height of an input
 
 
 def ipywidgets() -> Any:
@@ -43,7 +44,7 @@ class FieldRow:
         self.spec = spec
         self.input = _input_of(spec, make)
         self._told = make("HTML", "told")
-        name = make("Label", "name", value=spec.name)
+        name = make("Label", "name", value=spec.key)
         self.box = make("HBox", "row", children=[name, self.input, self._told])
         self._entered = entered
         self._is_drawing = False
@@ -77,8 +78,8 @@ class Maker:
         self._layouts = {
             "name": layout(width=NAME_WIDTH, min_width=NAME_WIDTH),
             "input": layout(width=INPUT_WIDTH, min_width=INPUT_WIDTH),
-            "told": layout(flex="1 1 auto", margin="0 0 0 1em"),
-            "row": layout(align_items="center", width="100%"),
+            "told": layout(flex=f"1 1 {HELP_WIDTH}", margin="0 0 0 1em"),
+            "row": layout(align_items="center", width="100%", flex_flow="row wrap"),
         }
         self._styles: dict[str, Any] = {}
 
@@ -108,7 +109,7 @@ def _told(spec: FieldSpec, source: Source, message: str | None) -> str:
     """Help, origin where it is not the default, and what is wrong."""
     parts = [f'<span style="{QUIET}">{html.escape(spec.description)}</span>']
     if source.layer is not Layer.DEFAULT:
-        parts.append(f'<span style="{QUIET}"><i>({html.escape(source.place)})</i></span>')
+        parts.append(f'<span style="{QUIET}">· <i>{html.escape(source.place)}</i></span>')
     if message is not None:
         parts.append(f'<br><b style="{WRONG}">{html.escape(message)}</b>')
-    return " ".join(parts)
+    return f'<div style="{DENSE}">{" ".join(parts)}</div>'

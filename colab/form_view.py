@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from colab.field_widgets import QUIET, WRONG, FieldRow, Maker, ipywidgets
+from colab.field_widgets import DENSE, QUIET, WRONG, FieldRow, Maker, ipywidgets
 from colab.form_groups import BASIC, FIELDS, groups
 from colab.form_state import FormState
-from infrastructure.config.presets import PRESETS
+from infrastructure.config.presets import PRESET, PRESETS
 from infrastructure.core.redact import redact
 
 NO_CHOICE = "as the cell says"
@@ -41,12 +41,11 @@ class FormView:
         widgets = ipywidgets()
         self._actions = actions
         self._is_drawing = False
-        make = Maker()
-        self.rows = {key: FieldRow(spec, actions.enter, make) for key, spec in FIELDS.items()}
+        self._make = Maker()
+        self.rows = {key: FieldRow(spec, actions.enter, self._make) for key, spec in FIELDS.items()}
         self.presets = widgets.Dropdown(
             options=[(NO_CHOICE, ""), *((f"{n}: {p.purpose}", n) for n, p in PRESETS.items())],
-            description="preset",
-            layout=widgets.Layout(width="44em", max_width="100%"),
+            layout=widgets.Layout(width="40em", max_width="100%"),
         )
         self.presets.observe(self._on_preset, names="value")
         self.reset = widgets.Button(description="Undo all", tooltip="as the cell says")
@@ -61,13 +60,17 @@ class FormView:
 
     def _parts(self, widgets: Any) -> list[Any]:
         return [
-            widgets.HBox([self.presets, self.reset]),
+            self._make(
+                "HBox",
+                "row",
+                children=[self._make("Label", "name", value=PRESET), self.presets, self.reset],
+            ),
             *(self.rows[key].box for key in BASIC),
-            self._all_settings(widgets),
             self._status,
             widgets.HBox([self._cost, self.measure], layout=widgets.Layout(align_items="center")),
             self._secrets,
             self._line,
+            self._all_settings(widgets),
         ]
 
     def _all_settings(self, widgets: Any) -> Any:
@@ -95,7 +98,8 @@ class FormView:
 
     def draw_cost(self, lines: list[str]) -> None:
         """Show what the run will take."""
-        self._cost.value = "<br>".join(html.escape(redact(line)) for line in lines)
+        told = "<br>".join(html.escape(redact(line)) for line in lines)
+        self._cost.value = f'<div style="{DENSE}">{told}</div>'
 
     def _on_preset(self, change: Any) -> None:
         if not self._is_drawing:
@@ -118,7 +122,8 @@ def _status(state: FormState) -> str:
     problems = state.problems()
     if problems:
         listed = "".join(f"<li>{html.escape(redact(problem))}</li>" for problem in problems)
-        return f'<b style="{WRONG}">A run cannot start like this:</b><ul>{listed}</ul>'
+        told = f'<b style="{WRONG}">A run cannot start like this:</b><ul>{listed}</ul>'
+        return f'<div style="{DENSE}">{told}</div>'
     notes = "".join(f"<br>{_quiet(html.escape(redact(n)))}" for n in state.config.notes())
     return f'<b style="{RIGHT}">A run can start with these settings.</b>{notes}'
 

@@ -26,9 +26,9 @@ from infrastructure.monitoring.live_run import LiveRun
 from infrastructure.monitoring.run_list import find_run_path
 from infrastructure.monitoring.trainer_process import read_trainer
 from infrastructure.monitoring.watch import watch
+from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.metrics.progress import Note, ProgressDisplay, make_progress
 from infrastructure.training.resume_contract import canonical_name
-from infrastructure.training.trainer_factory import use_sample_data
 
 IN_THE_CELL = "Interrupting the cell (■) saves the training and stops it."
 LOOKING_ON = "Interrupting the cell (■) ends only the looking on; colab.stop() ends the training."
