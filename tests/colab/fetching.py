@@ -10,17 +10,25 @@ from tests.colab.file_server import FileServer
 
 ROWS = b"".join(b'{"prompt": "%d?", "completion": "%d."}\n' % (i, i) for i in range(500))
 HASH = hashlib.sha256(ROWS).hexdigest()
+# Waits for a busy machine, but not between attempts; and the one for servers that must be given up.
 HURRIED = Patience(
+    silence_seconds=20, pace_seconds=20, least_bytes=2000, num_attempts=3, first_wait_seconds=0.01
+)
+IMPATIENT = Patience(
     silence_seconds=0.3, pace_seconds=0.4, least_bytes=2000, num_attempts=3, first_wait_seconds=0.01
 )
 
 
-def web(file_server: FileServer, path: str = "/rows.jsonl") -> WebFile:
-    return WebFile(file_server.url + path, HURRIED.silence_seconds)
+def web(
+    file_server: FileServer, path: str = "/rows.jsonl", patience: Patience = HURRIED
+) -> WebFile:
+    return WebFile(file_server.url + path, patience.silence_seconds)
 
 
-def fetch(remote: RemoteFile, folder: Path, sha256: str | None = None, seconds: float = 60) -> Path:
-    return fetch_file(remote, sha256, folder, seconds, HURRIED)
+def fetch(
+    remote: RemoteFile, folder: Path, sha256: str | None = None, patience: Patience = HURRIED
+) -> Path:
+    return fetch_file(remote, sha256, folder, 60, patience)
 
 
 def visible(folder: Path) -> list[str]:

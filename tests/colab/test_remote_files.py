@@ -11,16 +11,17 @@ import colab
 from colab import remote_files
 from colab.fetching_data import fetch_file
 from colab.remote_files import DriveFile, MountedFile
+from colab.transfer import Patience
 from colab.waiting import within
 from infrastructure.core.errors import DataError
-from tests.colab.fetching import HASH, HURRIED, ROWS, fetch, parts, visible
+from tests.colab.fetching import HASH, HURRIED, IMPATIENT, ROWS, fetch, parts, visible
 from tests.colab.file_server import LOGIN_PAGE, QUOTA_PAGE, FileServer, Served, shared_on_drive
 
 FILE_ID = "1aB_cD-eFgHiJkLmNoPqRsTuVwXyZ01234"
 
 
-def drive(file_server: FileServer) -> DriveFile:
-    return DriveFile(FILE_ID, HURRIED.silence_seconds, drive=file_server.url)
+def drive(file_server: FileServer, patience: Patience = HURRIED) -> DriveFile:
+    return DriveFile(FILE_ID, patience.silence_seconds, drive=file_server.url)
 
 
 def test_a_file_on_drive_comes_through_the_page_that_warns(
@@ -80,8 +81,9 @@ def test_what_drive_spoils_is_never_taken_for_data(
 ) -> None:
     shared_on_drive(file_server, FILE_ID, spoilt, "chats.jsonl")
     wanted = HASH if "SHA" in told else None
+    patience = IMPATIENT if spoilt.pause_seconds else HURRIED
     with pytest.raises(DataError, match=told):
-        fetch(drive(file_server), tmp_path, wanted)
+        fetch(drive(file_server, patience), tmp_path, wanted, patience)
     assert visible(tmp_path) == []
 
 
@@ -118,21 +120,30 @@ def test_a_folder_on_a_mounted_drive_is_used_where_it_lies(tmp_path: Path) -> No
     assert colab.fetch_dataset(folder) == folder
 
 
+NOT_CONNECTED = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "told", "after"),
     [
-        (OSError(errno.ENOTCONN, "Transport endpoint is not connected"), "mount Drive again"),
-        (OSError(errno.EIO, "Input/output error"), "wait, or name another folder"),
-        (None, r"no answer within 0 s: mount Drive again"),
+        (NOT_CONNECTED, "mount Drive again", ROWS),
+        (NOT_CONNECTED, "mount Drive again", ROWS.replace(b"?", b"!")),
+        (OSError(errno.EIO, "Input/output error"), "wait, or name another folder", ROWS),
+        (None, r"no answer within 0 s: mount Drive again", ROWS),
     ],
 )
 def test_a_mount_that_fails_in_the_middle_is_told_and_the_next_call_goes_on(
-    failure: OSError | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: OSError | None,
+    told: str,
+    after: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mounted = tmp_path / "drive" / "MyDrive" / "rows.jsonl"
     mounted.parent.mkdir(parents=True)
     mounted.write_bytes(ROWS)
-    remote = MountedFile(mounted, HURRIED.silence_seconds)
+    patience = IMPATIENT if failure is None else HURRIED
+    remote = MountedFile(mounted, patience.silence_seconds)
     local = tmp_path / "local"
     released = threading.Event()
     monkeypatch.setattr(remote_files, "CHUNK_BYTES", 5000)
@@ -142,9 +153,32 @@ def test_a_mount_that_fails_in_the_middle_is_told_and_the_next_call_goes_on(
             fetch_file(remote, None, local, 60, HURRIED)
     released.set()
     assert visible(local) == []
-    before = parts(local)[0].stat().st_size
-    assert before > 0
-    assert fetch_file(remote, None, local, 60, HURRIED).read_bytes() == ROWS
+    assert parts(local)[0].stat().st_size > 0
+    if after != ROWS:
+        mounted.write_bytes(after)
+    remote = MountedFile(mounted, HURRIED.silence_seconds)
+    assert fetch_file(remote, None, local, 60, HURRIED).read_bytes() == after
+
+
+def test_a_mount_that_gives_less_than_it_says_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted = tmp_path / "drive" / "MyDrive" / "rows.jsonl"
+    mounted.parent.mkdir(parents=True)
+    mounted.write_bytes(ROWS)
+    monkeypatch.setattr(remote_files, "CHUNK_BYTES", 5000)
+    num_chunks = 0
+
+    def short(seconds: float, question: Callable[[], object]) -> object:
+        nonlocal num_chunks
+        found = question()
+        num_chunks += isinstance(found, bytes)
+        return b"" if isinstance(found, bytes) and num_chunks > 2 else found
+
+    monkeypatch.setattr(remote_files, "within", short)
+    with pytest.raises(DataError, match=f"it broke off after 10,000 of {len(ROWS):,} bytes"):
+        fetch_file(MountedFile(mounted, 1), None, tmp_path / "local", 60, HURRIED)
+    assert visible(tmp_path / "local") == []
 
 
 def failing_at(

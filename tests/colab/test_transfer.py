@@ -13,7 +13,7 @@ from colab import transfer
 from colab.fetching_data import fetch_file
 from colab.remote_files import WebFile
 from infrastructure.core.errors import DataError, StorageError
-from tests.colab.fetching import HASH, HURRIED, ROWS, fetch, parts, visible, web
+from tests.colab.fetching import HASH, HURRIED, IMPATIENT, ROWS, fetch, parts, visible, web
 from tests.colab.file_server import FileServer, Served
 
 
@@ -35,10 +35,31 @@ def test_a_server_that_knows_no_ranges_is_asked_for_all_again(
     assert file_server.ranges() == ["", "bytes=5000-"]
 
 
-def test_what_has_no_version_is_not_gone_on_with(file_server: FileServer, tmp_path: Path) -> None:
-    file_server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], etag=None)
+@pytest.mark.parametrize("etag", [None, 'W/"v1"'])
+def test_what_has_no_version_is_not_gone_on_with(
+    etag: str | None, file_server: FileServer, tmp_path: Path
+) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], etag=etag)
     assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
     assert file_server.ranges() == ["", ""]
+
+
+def test_another_part_than_was_asked_for_is_not_added(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], shift_bytes=7)
+    assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
+    assert file_server.ranges() == ["", "bytes=5000-", ""]
+
+
+def test_a_part_that_nobody_asked_for_is_not_the_file(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    told = {"Content-Range": f"bytes 100-{len(ROWS) - 1}/{len(ROWS)}"}
+    file_server.files["/rows.jsonl"] = Served(ROWS[100:], 206, told)
+    with pytest.raises(DataError, match="another part of the file came"):
+        fetch(web(file_server), tmp_path)
+    assert visible(tmp_path) == []
 
 
 def test_a_file_that_changes_meanwhile_is_never_put_together_of_two(
@@ -107,6 +128,7 @@ def test_an_answer_without_an_end_is_taken_with_its_hash_only(
     [
         (404, r"404 \(Not Found\): check the address", 1),
         (403, r"403 \(Forbidden\): it wants to know who asks", 1),
+        (429, r"429 \(Too Many Requests\)", HURRIED.num_attempts),
         (503, r"503 \(Service Unavailable\)", HURRIED.num_attempts),
     ],
 )
@@ -129,7 +151,7 @@ def test_a_silent_server_is_not_waited_for(file_server: FileServer, tmp_path: Pa
     file_server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=60)
     began = time.monotonic()
     with pytest.raises(DataError, match=r"did not come: .*timed out"):
-        fetch(web(file_server), tmp_path)
+        fetch(web(file_server, patience=IMPATIENT), tmp_path, patience=IMPATIENT)
     assert time.monotonic() - began < 5
 
 
@@ -137,7 +159,7 @@ def test_a_trickle_is_not_waited_for(file_server: FileServer, tmp_path: Path) ->
     file_server.files["/rows.jsonl"] = Served(ROWS, pause_seconds=0.05, piece_bytes=5)
     began = time.monotonic()
     with pytest.raises(DataError, match=r"did not come: only \d+ B came in 0.\d s"):
-        fetch(web(file_server), tmp_path)
+        fetch(web(file_server, patience=IMPATIENT), tmp_path, patience=IMPATIENT)
     assert time.monotonic() - began < 10
 
 
