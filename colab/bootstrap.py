@@ -12,14 +12,14 @@ import importlib.util
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from colab.needed_packages import (
     Column,
     Needed,
-    installed_version,
+    name_of,
     needed,
     needed_by_unsloth,
     requirement_lines,
@@ -38,13 +38,14 @@ from infrastructure.deployment.pip_runner import Pip
 FOLDER = Path.home() / ".cache" / "temper"
 UNFINISHED = "installing"  # there while pip works: what a killed one left is removed the next time
 PIN = "torch=="
+_stale: set[str] = set()  # what this process has loaded, and is another version on the disk by now
 
 
 def install(with_unsloth: bool = False) -> None:
     """Install what Temper needs and this environment lacks; nothing, and at once, the next time.
 
     Args:
-        with_unsloth: also unsloth and what it imports; models are loaded several times faster.
+        with_unsloth: also unsloth and what it imports.
 
     Raises:
         InstallError: pip failed, with its last words; or torch, numpy or ipywidgets is too old.
@@ -54,9 +55,10 @@ def install(with_unsloth: bool = False) -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     with redirect_stderr(sys.stdout), only_one_installer():
         replaced = _install(Pip(Path(sys.executable), FOLDER / "install.log"), column, with_unsloth)
-    if loaded := loaded_of(replaced):
+    _stale.update(loaded_of(replaced))
+    if _stale:
         raise RestartNeededError(
-            f"{', '.join(loaded)} was replaced after this kernel had loaded it: restart the kernel"
+            f"{', '.join(sorted(_stale))} was replaced after this kernel loaded it: restart it"
             " (Runtime > Restart session) and run all cells again; nothing is installed twice"
         )
     print("Everything that Temper needs is installed")
@@ -90,20 +92,23 @@ def install_needed(pip: Pip, todo: Needed, with_unsloth: bool) -> None:
         if line.startswith(PIN):
             build: TorchBuild = "cuda" if nvidia_driver_present() else "cpu"
             install_torch(pip, line.removeprefix(PIN), build)
-    importlib.invalidate_caches()
-    torch = installed_version("torch")
-    held = [*todo.held, *([f"torch=={torch}"] if torch else [])]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(dict.fromkeys(held)))
-        file.flush()
-        if todo.lines:
-            title = f"{len(todo.lines)} packages that were missing"
-            pip.install(title, "-c", file.name, *todo.lines)
+    if todo.lines:
+        title = f"{len(todo.lines)} packages that were missing"
+        _install_beside(pip, title, todo.lines, todo.held)
     if todo.alone:
         pip.install("unsloth, without its dependencies", "--no-deps", *todo.alone)
     importlib.invalidate_caches()
     if with_unsloth and (late := needed_by_unsloth()):
-        pip.install("what unsloth accepts", *late)
+        _install_beside(pip, "what unsloth accepts", late, todo.held)
+
+
+def _install_beside(pip: Pip, title: str, lines: Iterable[str], held: Iterable[str]) -> None:
+    """Install `lines`; of `held`, what is not among them stays as it is."""
+    asked = {name_of(line) for line in lines}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(line for line in held if name_of(line) not in asked))
+        file.flush()
+        pip.install(title, "-c", file.name, *lines)
 
 
 @contextmanager
@@ -120,10 +125,10 @@ def versions() -> dict[str, str]:
     return {one.metadata["Name"]: one.version for one in found if one.metadata["Name"]}
 
 
-def loaded_of(packages: set[str]) -> list[str]:
-    """Those of `packages` of which this process has loaded a module, sorted."""
+def loaded_of(packages: set[str]) -> set[str]:
+    """Those of `packages` of which this process has loaded a module."""
     if not packages:
-        return []
+        return set()
     owners = importlib.metadata.packages_distributions()
     loaded = {name.partition(".")[0] for name in sys.modules}
-    return sorted({owner for name in loaded for owner in owners.get(name, [])} & packages)
+    return {owner for name in loaded for owner in owners.get(name, [])} & packages

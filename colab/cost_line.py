@@ -36,15 +36,20 @@ class KnownCosts:
         return [f"It trains {_extent(config)}.", *self._run(config), _copies(config)]
 
     def _run(self, config: DeploymentConfig) -> Iterator[str]:
-        found = None if config.new_run else self._of_this_purpose(config)
+        try:
+            found = None if config.new_run else self._of_this_purpose(config)
+        except (OSError, ValueError) as error:  # gone since, or not to be read: this only shows
+            yield f"The runs in {config.output_dir} cannot be read: {error}."
+            return
         if found is None:
             yield f"A new run begins in {config.output_dir}."
             return
         yield _standing(found)
         told = _read(found.directory / FORECAST_FILE)
         numbers = [told.get(name) for name in ("seconds", "num_steps", "peak_memory_bytes")]
-        if all(isinstance(number, int | float) for number in numbers):
-            seconds, steps, peak = numbers
+        known = [number for number in numbers if isinstance(number, int | float)]
+        if len(known) == len(numbers):
+            seconds, steps, peak = known
             yield (
                 f"When it was started last, this was measured: about {format_duration(seconds)} for"
                 f" {steps:,} steps, peak memory {format_bytes(peak)}."

@@ -35,7 +35,10 @@ def find_remote(source: str, silence_seconds: float) -> RemoteFile | None:
     if DRIVE_ID.fullmatch(source) and not Path(source).exists():
         return DriveFile(source, silence_seconds)
     path = Path(source).expanduser().absolute()
-    return MountedFile(path) if drive_folder(path) is not None and not path.is_dir() else None
+    if drive_folder(path) is None:
+        return None
+    mounted = MountedFile(path, silence_seconds)
+    return None if mounted.is_folder() else mounted
 
 
 def _web_file(address: str, silence_seconds: float) -> WebFile:

@@ -13,9 +13,10 @@ from infrastructure.config.schema import FieldSpec
 from infrastructure.config.words import choices, words_taken
 from infrastructure.core.optional import require
 
-NAME_WIDTH, INPUT_WIDTH = "15em", "19em"
+NAME_WIDTH, INPUT_WIDTH, HELP_WIDTH = "18em", "15em", "15em"  # of the help: at least
 WRONG = "color:#d93025"
 QUIET = "opacity:.65;font-size:90%"
+DENSE = "line-height:1.35"  # ipywidgets gives every line of text the height of an input
 
 
 def ipywidgets() -> Any:
@@ -32,22 +33,19 @@ class FieldRow:
 
     Args:
         entered: is told the text that somebody has typed or chosen.
-        layouts: shared by all rows, because each layout is an object in the browser too.
+        make: makes a widget; see `Maker`.
 
     Attributes:
         box: the widget.
         input: the part that is typed into.
     """
 
-    def __init__(
-        self, spec: FieldSpec, entered: Callable[[str, str], None], layouts: dict[str, Any]
-    ) -> None:
-        widgets = ipywidgets()
+    def __init__(self, spec: FieldSpec, entered: Callable[[str, str], None], make: "Maker") -> None:
         self.spec = spec
-        self.input = _input_of(spec, layouts["input"])
-        self._told = widgets.HTML(layout=layouts["told"])
-        name = widgets.Label(value=spec.name, layout=layouts["name"])
-        self.box = widgets.HBox([name, self.input, self._told], layout=layouts["row"])
+        self.input = _input_of(spec, make)
+        self._told = make("HTML", "told")
+        name = make("Label", "name", value=spec.key)
+        self.box = make("HBox", "row", children=[name, self.input, self._told])
         self._entered = entered
         self._is_drawing = False
         self.input.observe(self._on_change, names="value")
@@ -71,36 +69,47 @@ class FieldRow:
         self._entered(self.spec.key, text)
 
 
-def make_layouts() -> dict[str, Any]:
-    """One layout for each kind of part, to be shared by all rows of a form."""
-    layout = ipywidgets().Layout
-    return {
-        "name": layout(width=NAME_WIDTH, min_width=NAME_WIDTH),
-        "input": layout(width=INPUT_WIDTH, min_width=INPUT_WIDTH),
-        "told": layout(flex="1 1 auto", margin="0 0 0 1em"),
-        "row": layout(align_items="center", width="100%"),
-    }
+class Maker:
+    """Makes the widgets of all rows, which share layouts and styles: each of those is an object of
+    its own in the browser, and a form has some hundred rows."""
+
+    def __init__(self) -> None:
+        layout = ipywidgets().Layout
+        self._layouts = {
+            "name": layout(width=NAME_WIDTH, min_width=NAME_WIDTH),
+            "input": layout(width=INPUT_WIDTH, min_width=INPUT_WIDTH),
+            "told": layout(flex=f"1 1 {HELP_WIDTH}", margin="0 0 0 1em"),
+            "row": layout(align_items="center", width="100%", flex_flow="row wrap"),
+        }
+        self._styles: dict[str, Any] = {}
+
+    def __call__(self, kind: str, part: str, **traits: Any) -> Any:
+        """A widget of the class `kind` for one part of a row."""
+        shared = {"style": self._styles[kind]} if kind in self._styles else {}
+        widget = getattr(ipywidgets(), kind)(layout=self._layouts[part], **shared, **traits)
+        if hasattr(widget, "style"):
+            self._styles[kind] = widget.style
+        return widget
 
 
-def _input_of(spec: FieldSpec, layout: Any) -> Any:
+def _input_of(spec: FieldSpec, make: Maker) -> Any:
     """A box to tick, a list to choose from, or a line to type into, with words that it knows."""
-    widgets = ipywidgets()
     words = choices(spec.info)
     if spec.is_switch or set(words) == {"true", "false"}:
-        return widgets.Checkbox(value=False, indent=False, layout=layout)
+        return make("Checkbox", "input", value=False, indent=False)
     if words:
-        return widgets.Dropdown(options=words, layout=layout)
-    line = {"value": "", "continuous_update": False, "layout": layout}
+        return make("Dropdown", "input", options=words)
     if known := words_taken(spec.info):
-        return widgets.Combobox(options=tuple(known), ensure_option=False, **line)
-    return widgets.Text(**line)
+        line = {"options": tuple(known), "ensure_option": False, "continuous_update": False}
+        return make("Combobox", "input", **line)
+    return make("Text", "input", continuous_update=False)
 
 
 def _told(spec: FieldSpec, source: Source, message: str | None) -> str:
     """Help, origin where it is not the default, and what is wrong."""
     parts = [f'<span style="{QUIET}">{html.escape(spec.description)}</span>']
     if source.layer is not Layer.DEFAULT:
-        parts.append(f'<span style="{QUIET}"><i>({html.escape(source.place)})</i></span>')
+        parts.append(f'<span style="{QUIET}">· <i>{html.escape(source.place)}</i></span>')
     if message is not None:
         parts.append(f'<br><b style="{WRONG}">{html.escape(message)}</b>')
-    return " ".join(parts)
+    return f'<div style="{DENSE}">{" ".join(parts)}</div>'

@@ -3,30 +3,24 @@
 Nobody has to touch it: `form.config` is there at once, so "Run all" never waits.
 """
 
-import os
-from pathlib import Path
 from typing import Any
 
 import colab
 from colab.cost_line import KnownCosts
 from colab.form_state import FormState
 from colab.form_view import FormActions, FormView
+from colab.secrets import MISSING, Found, bring_secrets
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer
 from infrastructure.config.presets import PRESET, PRESETS
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.words import show
-from infrastructure.core.errors import TemperError
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import is_installed, require
 from infrastructure.core.redact import redact
 
-# What a run may need and a form never holds.
-SECRETS = {
-    "HF_TOKEN": "models and places on the Hub that are not open",
-    "ALERT_WEBHOOK_URL": "alerts by webhook",
-}
-HUB_TOKEN_FILE = Path("~/.cache/huggingface/token")
+# A forecast for a form is of the training; how long its model takes to answer, nobody knows before.
+ON_TOP = "Answering held-out prompts, before and after the training, comes on top."
 NOT_MEASURED = "How long that takes, and how much memory, is measured before the first step."
 
 
@@ -91,7 +85,7 @@ class ConfigForm:
         """Its widgets, made when they are asked for first."""
         if self.view is None:
             actions = FormActions(self._entered, self._chosen, self.undo, self.measure)
-            self.view = FormView(actions)
+            self.view = FormView(actions, [_found(secret) for secret in bring_secrets()])
             self._draw()
         return self.view
 
@@ -109,7 +103,7 @@ class ConfigForm:
 
     def _draw(self) -> None:
         if self.view is not None:
-            self.view.draw(self._state, self._cost(), secret_lines())
+            self.view.draw(self._state, self._cost())
 
     def _tell(self, line: str) -> None:
         if self.view is not None:
@@ -117,8 +111,8 @@ class ConfigForm:
 
     def _forecast(self) -> list[str]:
         try:
-            return list(colab.foretell(self.config).lines())
-        except (ValueError, TemperError, OSError, RuntimeError) as error:
+            return [*colab.foretell(self.config).lines(), ON_TOP]
+        except Exception as error:  # of whatever library: it is only told
             return [redact(f"It cannot be measured: {error}")]
 
     def _cost(self) -> list[str]:
@@ -165,10 +159,10 @@ _EDITS = Edits()
 
 
 def show_form(config: DeploymentConfig) -> ConfigForm:
-    """Show the form of a configuration below the cell and return at once.
+    """Show the form of a configuration below the cell, and wait for nobody.
 
     What was changed in the form before, in this kernel, is changed again, as long as the cell says
-    the same. Without a notebook the same is printed.
+    the same. Without a notebook, or without ipywidgets, what the form would say is printed.
     """
     form = ConfigForm(config)
     try:
@@ -183,18 +177,10 @@ def show_form(config: DeploymentConfig) -> ConfigForm:
     return form
 
 
-def secret_lines() -> list[str]:
-    """Which secrets this process has; never the secrets."""
-    return [
-        f"{name}, for {purpose}: {'found' if _has(name) else 'missing'}"
-        for name, purpose in SECRETS.items()
-    ]
-
-
-def _has(name: str) -> bool:
-    return bool(os.environ.get(name)) or (
-        name == "HF_TOKEN" and HUB_TOKEN_FILE.expanduser().is_file()
-    )
+def _found(secret: Found) -> str:
+    """Whether there is a secret, and where; never the secret."""
+    where = MISSING if secret.place == MISSING else f"found ({secret.place})"
+    return f"{secret.name}: {where}"
 
 
 def _keys_of(preset: str | None) -> list[str]:

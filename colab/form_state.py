@@ -86,23 +86,17 @@ class FormState:
         Raises:
             ConfigurationError: one is wrong, or they do not go together; nothing has changed.
         """
-        changed = FormState(self.base, self.preset, dict(self.edits))
-        told = [(s.key, s.value) for s in flatten(settings, SCHEMA, lambda _: _source("update"))]
-        for key, value in told:
-            if key == PRESET:
-                changed.preset = value
-            elif key not in SCHEMA.fields:
-                raise ConfigurationError(SCHEMA.unknown_key(key))
-            else:
-                spec = SCHEMA.fields[key]
-                is_truth = spec.is_switch
-                checked = value if is_truth else spec.section.check_value(spec.name, value)
-                changed.edits[key] = checked
-        changed.built()
-        self.preset, self.edits = changed.preset, changed.edits
+        before = self.preset, dict(self.edits)
+        told = [(s.key, s.value) for s in flatten(settings, SCHEMA, lambda _: _source("form"))]
+        try:
+            for key, value in told:
+                self._put(key, value)
+            self.config, self.refusal = self._built(), None
+        except ConfigurationError:
+            self.preset, self.edits = before
+            raise
         for key, _ in told:
             self.wrong.pop(key, None)
-        self._rebuild()
 
     def reset(self) -> None:
         """Back to what the form began with."""
@@ -110,14 +104,6 @@ class FormState:
         self.edits.clear()
         self.wrong.clear()
         self._rebuild()
-
-    def built(self) -> DeploymentConfig:
-        """The configuration of preset and edits.
-
-        Raises:
-            ConfigurationError: they do not go together.
-        """
-        return self.base.changed(list(self._settings()))
 
     def problems(self) -> list[str]:
         """All that keeps a run from starting, one sentence each."""
@@ -149,6 +135,16 @@ class FormState:
         """What the form says beyond what it began with, as `configure` takes it."""
         return {setting.key: setting.value for setting in self._settings()}
 
+    def _put(self, key: str, value: Any) -> None:
+        """Set one value from Python, as far as it can be checked by itself."""
+        if key == PRESET:
+            self.preset = value
+            return
+        if key not in SCHEMA.fields:
+            raise ConfigurationError(SCHEMA.unknown_key(key))
+        spec = SCHEMA.fields[key]
+        self.edits[key] = value if spec.is_switch else spec.section.check_value(spec.name, value)
+
     def _take(self, key: str, value: Any) -> None:
         """Remember a value, unless it is what would hold without it."""
         self.edits.pop(key, None)
@@ -159,9 +155,12 @@ class FormState:
 
     def _rebuild(self) -> None:
         try:
-            self.config, self.refusal = self.built(), None
+            self.config, self.refusal = self._built(), None
         except ConfigurationError as error:
             self.refusal = str(error)
+
+    def _built(self) -> DeploymentConfig:
+        return self.base.changed(list(self._settings()))
 
     def _settings(self) -> Iterator[Setting]:
         if self.preset is not None:

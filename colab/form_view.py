@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from colab.field_widgets import QUIET, WRONG, FieldRow, ipywidgets, make_layouts
+from colab.field_widgets import DENSE, QUIET, WRONG, FieldRow, Maker, ipywidgets
 from colab.form_groups import BASIC, FIELDS, groups
 from colab.form_state import FormState
-from infrastructure.config.presets import PRESETS
+from infrastructure.config.presets import PRESET, PRESETS
 from infrastructure.core.redact import redact
 
 NO_CHOICE = "as the cell says"
@@ -22,11 +22,14 @@ class FormActions:
     enter: Callable[[str, str], None]
     choose: Callable[[str | None], None]
     reset: Callable[[], None]
-    measure: Callable[[], None]
+    measure: Callable[[], Any]
 
 
 class FormView:
     """The widgets of one form.
+
+    Args:
+        secrets: which there are, and which are missing; never their values.
 
     Attributes:
         rows: by canonical key.
@@ -34,16 +37,15 @@ class FormView:
         box: the whole.
     """
 
-    def __init__(self, actions: FormActions) -> None:
+    def __init__(self, actions: FormActions, secrets: list[str]) -> None:
         widgets = ipywidgets()
-        layouts = make_layouts()
         self._actions = actions
         self._is_drawing = False
-        self.rows = {key: FieldRow(spec, actions.enter, layouts) for key, spec in FIELDS.items()}
+        self._make = Maker()
+        self.rows = {key: FieldRow(spec, actions.enter, self._make) for key, spec in FIELDS.items()}
         self.presets = widgets.Dropdown(
             options=[(NO_CHOICE, ""), *((f"{n}: {p.purpose}", n) for n, p in PRESETS.items())],
-            description="preset",
-            layout=widgets.Layout(width="44em", max_width="100%"),
+            layout=widgets.Layout(width="40em", max_width="100%"),
         )
         self.presets.observe(self._on_preset, names="value")
         self.reset = widgets.Button(description="Undo all", tooltip="as the cell says")
@@ -52,18 +54,23 @@ class FormView:
             description="Measure", tooltip="try a few steps on this machine; trains nothing"
         )
         self.measure.on_click(lambda _: actions.measure())
-        self._status, self._cost, self._secrets, self._line = (widgets.HTML() for _ in range(4))
+        self._status, self._cost, self._line = (widgets.HTML() for _ in range(3))
+        self._secrets = widgets.HTML(_quiet(html.escape(f"secrets: {'; '.join(secrets)}")))
         self.box = widgets.VBox(self._parts(widgets))
 
     def _parts(self, widgets: Any) -> list[Any]:
         return [
-            widgets.HBox([self.presets, self.reset]),
+            self._make(
+                "HBox",
+                "row",
+                children=[self._make("Label", "name", value=PRESET), self.presets, self.reset],
+            ),
             *(self.rows[key].box for key in BASIC),
-            self._all_settings(widgets),
             self._status,
             widgets.HBox([self._cost, self.measure], layout=widgets.Layout(align_items="center")),
             self._secrets,
             self._line,
+            self._all_settings(widgets),
         ]
 
     def _all_settings(self, widgets: Any) -> Any:
@@ -74,7 +81,7 @@ class FormView:
         )
         return _accordion(widgets, {f"all {len(FIELDS)} settings": inner})
 
-    def draw(self, state: FormState, cost: list[str], secrets: list[str]) -> None:
+    def draw(self, state: FormState, cost: list[str]) -> None:
         """Show what holds now."""
         messages = state.messages()
         for key, row in self.rows.items():
@@ -87,12 +94,12 @@ class FormView:
             self._is_drawing = False
         self._status.value = _status(state)
         self.draw_cost(cost)
-        self._secrets.value = _quiet("<br>".join(map(html.escape, secrets)))
         self._line.value = _line(state)
 
     def draw_cost(self, lines: list[str]) -> None:
         """Show what the run will take."""
-        self._cost.value = "<br>".join(html.escape(redact(line)) for line in lines)
+        told = "<br>".join(html.escape(redact(line)) for line in lines)
+        self._cost.value = f'<div style="{DENSE}">{told}</div>'
 
     def _on_preset(self, change: Any) -> None:
         if not self._is_drawing:
@@ -115,7 +122,8 @@ def _status(state: FormState) -> str:
     problems = state.problems()
     if problems:
         listed = "".join(f"<li>{html.escape(redact(problem))}</li>" for problem in problems)
-        return f'<b style="{WRONG}">A run cannot start like this:</b><ul>{listed}</ul>'
+        told = f'<b style="{WRONG}">A run cannot start like this:</b><ul>{listed}</ul>'
+        return f'<div style="{DENSE}">{told}</div>'
     notes = "".join(f"<br>{_quiet(html.escape(redact(n)))}" for n in state.config.notes())
     return f'<b style="{RIGHT}">A run can start with these settings.</b>{notes}'
 

@@ -29,9 +29,10 @@ def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> P
         DataError: the Hub does not give it.
         StorageError: there is no room for it.
     """
-    hub = require("huggingface_hub", "files on the Hugging Face Hub")
-    found = hub.utils.parse_hf_uri(address)
-    if not found.path_in_repo:
+    why = "files on the Hugging Face Hub"
+    hub, errors = require("huggingface_hub", why), require("huggingface_hub.errors", why)
+    found = require("huggingface_hub.utils", why).parse_hf_uri(address)
+    if not found.path_in_repo or ".." in found.path_in_repo.split("/"):
         raise ValueError(f"{address} names no file: write hf://datasets/OWNER/NAME/FILE")
     ask = partial(
         hub.hf_hub_download,
@@ -45,7 +46,7 @@ def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> P
     try:
         require_room(address, folder, ask(dry_run=True).file_size)
         return Path(ask())
-    except (OSError, httpx.HTTPError, hub.errors.EntryNotFoundError) as error:
+    except (OSError, httpx.HTTPError, errors.EntryNotFoundError) as error:
         reason = redact(str(error)).strip().splitlines()[0]
         raise DataError(f"{address} did not come: {reason} To do: {ADVICE}") from error
 

@@ -57,7 +57,9 @@ RULES = """
   .columns { grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr));
              gap: 4px 28px; }
   figure { margin: 0 0 8px; } p:last-child { margin: 0; }
-  table { margin: 0; border: 0; } tbody tr { background: none; }
+  table { margin: 0; border: 0; table-layout: auto; } tbody tr { background: none; }
+  .alerts td:first-child { width: 1%; }
+  > .split { margin-bottom: 10px; } .columns { margin-bottom: 10px; }
   th, td { text-align: left; background: none; border-width: 0 0 1px; }
   .bar, .chart { max-width: 100%; }
 """
@@ -82,7 +84,7 @@ def panel_html(run: LiveRun, saved: Saved | None, advice: str, now: float) -> st
         meters(run),
         *([before_after(facts), example(facts), errors(facts)] if run.has_ended else []),
         element("p", safety_words(facts, now), css_class="soft"),
-        element("p", advice, css_class="soft") if not run.has_ended else NOTHING,
+        element("p", advice, css_class="soft") if advice and not run.has_ended else NOTHING,
     ]
     style = f"{SELECTOR} {{{COLOURS}{live_rules()}{RULES}}}"
     return element("div", element("style", raw_markup(style)), *parts, css_class=CLASS)

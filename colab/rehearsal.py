@@ -19,7 +19,7 @@ from infrastructure.deployment import detached
 from infrastructure.deployment.going_on import newest_of_this_purpose
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.monitoring.trainer_process import read_trainer
-from infrastructure.training.trainer_factory import use_sample_data
+from infrastructure.training.data.samples import use_sample_data
 
 LOST_FOLDER = "lost-machines"
 LOOK_SECONDS = 0.02

@@ -6,7 +6,6 @@ says why.
 """
 
 import importlib
-import tempfile
 from pathlib import Path
 
 from colab.drive import flush_drive
@@ -65,25 +64,18 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
     if not Lock(run.path / LOCK_FILE).take(wait=False, where_there_are_none=True):
         raise StorageError(f"run {run.run_id} is being trained")
     recorded = run.read_configuration()
-    options = place_options(recorded)
+    options = place_options(recorded).copy_with(finish_seconds=seconds)
     if options.place is None:
         raise StorageError(f"run {run.run_id} has no place for backups: it lies here only")
-    with tempfile.TemporaryDirectory() as folder:  # what an earlier copier said does not count
-        backup = RunBackup(
-            run.checkpoints,
-            options,
-            run_id=run.run_id,
-            status_path=Path(folder) / "backup.json",
-            retention=retention_of(recorded.training),
-        )
-        try:
-            step = _confirmed_step(run, backup, seconds)
-        finally:
-            backup.close()
-            backup.wait_ended(options.emergency_seconds)
-        if not run.is_finished():
-            return f"Step {step} of run {run.run_id} is safe at {options.place}; it is not finished"
-        where = backup.publish(run.final, seconds)
+    backup = RunBackup(
+        run.checkpoints, options, run_id=run.run_id, retention=retention_of(recorded.training)
+    )
+    backup.status_path.unlink(missing_ok=True)  # what was said earlier does not count
+    with backup:
+        step = _confirmed_step(run, backup, seconds)
+    if not run.is_finished():
+        return f"Step {step} of run {run.run_id} is safe at {options.place}; it is not finished"
+    where = backup.publish(run.final, seconds)
     return f"Run {run.run_id} is safe: step {step} at {options.place}, the model in {where}"
 
 

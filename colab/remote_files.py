@@ -5,24 +5,27 @@ DataError that says what to do. Of an address only what is no secret is ever sho
 """
 
 import abc
-import io
 import logging
 import mimetypes
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from email.message import Message
 from http import HTTPStatus
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote
 
 import httpx
 
+from colab.waiting import within
 from infrastructure.backup.places.drive import ADVICE, drive_folder
 from infrastructure.core.errors import DataError
 from infrastructure.core.optional import require
 from infrastructure.core.redact import public_address, redact
+
+Answer = TypeVar("Answer")
 
 CHUNK_BYTES = 1 << 20
 DRIVE = "https://drive.google.com"
@@ -181,22 +184,28 @@ class DriveFile(WebFile):
 
     @contextmanager
     def open(self, start: int, version: str | None) -> Iterator[Opened]:
-        with self._client() as client:
-            address = self._address_of_file(client)
-            with self._ask(client, address, start, version) as response:
-                if _is_page(response):  # the file has gone meanwhile
-                    raise ConnectionError("Drive gives a page instead of the file")
-                yield opened(response)
+        with (
+            self._client() as client,
+            self._file(client, self.address, start, version, MOST_PAGES) as response,
+        ):
+            yield opened(response)
 
-    def _address_of_file(self, client: httpx.Client) -> str:
-        address = self.address
-        for _ in range(MOST_PAGES):
-            with self._ask(client, address, 0, None) as response:
-                if not _is_page(response):
-                    return address
-                response.read()
-                address = self._next_address(response.text)
-        raise DataError(f"{self.shown}: Drive shows page after page: {self.advice}")
+    @contextmanager
+    def _file(
+        self, client: httpx.Client, address: str, start: int, version: str | None, most_pages: int
+    ) -> Iterator[httpx.Response]:
+        """The file itself, behind the pages before it."""
+        with self._ask(client, address, start, version) as response:
+            if not _is_page(response):
+                yield response
+                return
+        if not most_pages:
+            raise DataError(f"{self.shown}: Drive shows page after page: {self.advice}")
+        with self._ask(client, address, 0, None) as page:  # all of it, not from `start` on
+            page.read()
+        behind = self._next_address(page.text)
+        with self._file(client, behind, start, version, most_pages - 1) as response:
+            yield response
 
     def _next_address(self, page: str) -> str:
         gdown = require("gdown.download", "files shared on Google Drive")
@@ -217,12 +226,18 @@ class DriveFile(WebFile):
 
 
 class MountedFile(RemoteFile):
-    """A file on a mounted Drive."""
+    """A file on a mounted Drive.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        silence_seconds: how long the mount may take to answer.
+    """
+
+    advice = "look at it on drive.google.com"
+
+    def __init__(self, path: Path, silence_seconds: float) -> None:
         self.path = path
         self.identity = self.shown = str(path)
-        self.advice = "look at it on drive.google.com"
+        self.silence_seconds = silence_seconds
 
     @contextmanager
     def open(self, start: int, version: str | None) -> Iterator[Opened]:
@@ -238,27 +253,27 @@ class MountedFile(RemoteFile):
         except (ConnectionError, DataError):  # not mounted; what was fetched before may serve
             return None
 
+    def is_folder(self) -> bool:
+        """Whether it is no file, as far as the mount says."""
+        try:
+            return self._ask(self.path.is_dir)
+        except (ConnectionError, DataError):
+            return False
+
     def _version(self) -> str:
-        with self._told():
-            status = self.path.stat()
+        status = self._ask(self.path.stat)
         return f"{status.st_size} {status.st_mtime_ns}"
 
     def _chunks(self, start: int) -> Iterator[bytes]:
-        with self._told():
-            file = self.path.open("rb", buffering=0)
-        with file:
+        with self._ask(lambda: self.path.open("rb", buffering=0)) as file:
             file.seek(start)
-            while chunk := self._read(file):
+            while chunk := self._ask(lambda: file.read(CHUNK_BYTES)):
                 yield chunk
 
-    def _read(self, file: io.FileIO) -> bytes:
-        with self._told():
-            return file.read(CHUNK_BYTES)
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _ask(self, question: Callable[[], Answer]) -> Answer:
+        """What the mount says; a dead one says nothing, for ever."""
         try:
-            yield
+            return within(self.silence_seconds, question)
         except FileNotFoundError as error:
             raise DataError(
                 f"{self.path} is not there: check its name, and mount Drive first:"
@@ -266,8 +281,8 @@ class MountedFile(RemoteFile):
             ) from error
         except OSError as error:
             folder = drive_folder(self.path) or self.path.parent
-            advice = ADVICE.get(error.errno or 0, "try again").format(mount=folder.parent)
-            raise ConnectionError(f"{error.strerror}: {advice}") from error
+            advice = ADVICE.get(error.errno or 0, "mount Drive again").format(mount=folder.parent)
+            raise ConnectionError(f"{error.strerror or error}: {advice}") from error
 
 
 def opened(response: httpx.Response) -> Opened:

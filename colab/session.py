@@ -20,6 +20,7 @@ from infrastructure.core.manners import quiet_libraries, share_the_cores
 from infrastructure.core.redact import redact
 
 PLACE_VARIABLE = variable_of("backup.place")
+NO_PLACE = ("none", "null")  # as the configuration reads them
 RUNS = "runs"
 LOCAL_DISK = Path("/content")  # Colab's
 KEPT = {
@@ -102,7 +103,10 @@ def begin(project: str = "temper", use_drive: bool = True) -> Session:
 
 
 def _place(project: str, use_drive: bool) -> Place | None:
-    if os.environ.get(PLACE_VARIABLE):
+    told = os.environ.get(PLACE_VARIABLE, "").strip()
+    if told.lower() in NO_PLACE:
+        return Place(output_folder(project), False, f"No copies are made ({PLACE_VARIABLE}={told})")
+    if told:
         return None
     if not use_drive:
         return Place(output_folder(project), False, "Drive was not asked for (use_drive=False)")

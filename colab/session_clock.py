@@ -14,6 +14,7 @@ import psutil
 from colab.runtime import Platform, platform
 from infrastructure.backup.backup_status import age_words
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.layers import Layer, Setting, Source
 
 VARIABLE = "TEMPER_SESSION_HOURS"
 HOUR_SECONDS = 3600.0
@@ -24,6 +25,7 @@ LIMITS_HOURS: dict[Platform, tuple[float, ...]] = {
 }
 # Before the end: for the last copy, and because the limits are not kept to the minute.
 SPARE_SECONDS, SPARE_SHARE = 600.0, 0.1
+END_OF_SESSION = Source(Layer.KEYWORD, "the end of this session")
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,13 @@ class SessionClock:
             return None
         return max(1.0, left - min(SPARE_SECONDS, SPARE_SHARE * left))
 
-    def within_session(self, config: DeploymentConfig) -> None:
-        """Bring the deadline of `config` forward to what the session has left at this moment: the
-        cells before may have taken long. A deadline that is nearer stays."""
+    def within_session(self, config: DeploymentConfig) -> DeploymentConfig:
+        """`config` with a deadline that this session keeps, as much as it has left at this moment:
+        the cells before may have taken long. A deadline that is nearer stays."""
         mine, theirs = self.deadline_seconds, config.training.deadline
-        if mine is not None and (theirs is None or mine < theirs):
-            config.training.deadline = mine
+        if mine is None or (theirs is not None and theirs <= mine):
+            return config
+        return config.changed([Setting("training.deadline", mine, END_OF_SESSION)])
 
     def __str__(self) -> str:
         left = self.left_seconds

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from colab.live_panel import LOOK_SECONDS, LivePanel
+from colab.session_clock import clock_of_session
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.deployment import detached as detached_trainings
@@ -24,9 +26,9 @@ from infrastructure.monitoring.live_run import LiveRun
 from infrastructure.monitoring.run_list import find_run_path
 from infrastructure.monitoring.trainer_process import read_trainer
 from infrastructure.monitoring.watch import watch
+from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.metrics.progress import Note, ProgressDisplay, make_progress
 from infrastructure.training.resume_contract import canonical_name
-from infrastructure.training.trainer_factory import use_sample_data
 
 IN_THE_CELL = "Interrupting the cell (■) saves the training and stops it."
 LOOKING_ON = "Interrupting the cell (■) ends only the looking on; colab.stop() ends the training."
@@ -40,7 +42,7 @@ def train(
     """Train what `config` says and show it below the cell until it ends.
 
     Goes on with the newest run of this purpose where that is not finished. One that a living
-    process trains is looked on at instead.
+    process trains is looked on at instead. Where the session's end is known, it is saved before.
 
     Args:
         detached: train in a process of its own, which outlives this kernel.
@@ -54,11 +56,14 @@ def train(
         ValueError, TemperError: the training cannot be started as it is; nothing was trained.
         RunFailedError: it failed in a process of its own.
         Exception: it failed in this one; the finished steps are in a checkpoint.
+        KeyboardInterrupt: it was interrupted before its first step.
     """
+    start_console_log(config.log_level)
     if not config.new_run:
         other = _trained_elsewhere(config, accept)
         if other is not None:
             return _look_on(other)
+    config = clock_of_session().within_session(config)
     if detached:
         return _look_on(detached_trainings.start(config, accept))
     return _train_here(config, accept)
@@ -105,9 +110,9 @@ def _trained_elsewhere(
     config: DeploymentConfig, accept: Collection[str]
 ) -> Path | DetachedTraining | None:
     """What a living process trains, or prepares to train, of this purpose."""
+    use_sample_data(config)
     if waiting := detached_trainings.preparing_the_same(config):
         return waiting
-    use_sample_data(config)
     run = newest_of_this_purpose(config, frozenset(map(canonical_name, accept)))
     if run is None or run.is_finished():
         return None
@@ -146,6 +151,9 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
     try:
         with interrupt_on_sigterm():
             summary = deployment.run()
+    except KeyboardInterrupt:
+        print("Interrupted before the first step: what was saved before is safe")
+        raise
     finally:
         cell.finish()
     if summary["status"] == "stopped":

@@ -181,13 +181,12 @@ class Transfer:
         """What is known of the part file; None: there is none that may be gone on from."""
         try:
             state = json.loads(self._state.read_text())
-            held = self._part(state["name"]).stat().st_size
+            self._part(state["name"]).stat()
             is_same_file = self.is_checked or state["version"] is not None
             is_of_this_machine = state["boot"] == _boot() is not None
-            fits = state["size_bytes"] is None or held <= state["size_bytes"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return dict(state) if is_same_file and is_of_this_machine and fits else None
+        return dict(state) if is_same_file and is_of_this_machine else None
 
 
 class _Pace:

@@ -23,9 +23,10 @@ from infrastructure.config.describe import describe
 from infrastructure.config.flags import flags_given
 from infrastructure.config.layers import Layer, Setting
 from infrastructure.config.loading import load_config
+from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import TemperError, TrainingDivergedError
-from infrastructure.core.manners import quiet_libraries, share_the_cores
-from infrastructure.core.redact import RedactingFormatter, redact
+from infrastructure.core.manners import share_the_cores
+from infrastructure.core.redact import redact
 from infrastructure.testing.doctor import examine, exit_code, render
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return DONE
         if flags_given(options).get("--log-level", "").upper() == "DEBUG":
-            _start_logging("DEBUG")  # before anything can go wrong
+            start_console_log("DEBUG")  # before anything can go wrong
         return COMMANDS[options.command](options)
     except (TrainingDivergedError, OSError) as error:
         return _fail(error, FAILED)
@@ -90,17 +91,9 @@ def _configure(options: argparse.Namespace, **settings: Any) -> DeploymentConfig
 
 
 def _take_effect(config: DeploymentConfig) -> None:
-    _start_logging(config.log_level)
+    start_console_log(config.log_level)
     if config.cuda_visible_devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.cuda_visible_devices
-
-
-def _start_logging(level: str) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(RedactingFormatter("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.captureWarnings(True)
-    quiet_libraries()
 
 
 def _deployment(module: str = "commands") -> Any:

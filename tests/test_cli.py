@@ -71,6 +71,31 @@ def test_config_shows_where_values_come_from(
 
 
 @pytest.mark.usefixtures("restore_logging")
+def test_a_preset_is_a_flag_and_a_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPER_PRESET", "thorough")
+    assert main(["config"]) == DONE
+    assert "preset thorough (environment TEMPER_PRESET)" in capsys.readouterr().out
+    assert main(["config", "--preset", "quick", "--max-steps", "5"]) == DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert any("training.max_steps = 5" in li and "(--max-steps)" in li for li in lines)
+    assert any("training.warmup_steps = 6" in li and "quick (--preset)" in li for li in lines)
+    assert not any("thorough" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", ["train", "check", "tune", "config"])
+def test_what_begins_something_takes_a_preset(command: str) -> None:
+    assert "--preset" in known_flags(create_parser(), command)
+
+
+def test_a_run_that_goes_on_keeps_its_settings_and_takes_no_preset() -> None:
+    told = run("train-resume", "--preset", "quick")
+    assert told.returncode == 2
+    assert "unknown argument '--preset'" in told.stderr
+
+
+@pytest.mark.usefixtures("restore_logging")
 def test_log_level_is_that_of_the_root_logger() -> None:
     assert main(["config", "--log-level", "ERROR"]) == DONE
     assert logging.getLogger().level == logging.ERROR
@@ -95,7 +120,7 @@ def test_doctor_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_training_flag_is_also_one_of_evaluation() -> None:
     parser = create_parser()
     train, evaluate = known_flags(parser, "train"), known_flags(parser, "train-eval")
-    assert set(train) - {"--accept"} == set(evaluate)
+    assert set(train) - {"--accept", "--detach", "--preset"} == set(evaluate)
     assert {"--batch-size", "--epochs", "--model", "--output", "--eval-data", "--config"} <= set(
         train
     )

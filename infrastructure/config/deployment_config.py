@@ -256,7 +256,8 @@ class DeploymentConfig(Section):
         return config
 
     def changed(self, changes: list[Setting]) -> "DeploymentConfig":
-        """A copy in which `changes` hold, each with the place where it was set.
+        """A copy in which `changes` hold, each with the place where it was set. A preset among them
+        takes the place of the one there was, whose settings are then as nobody gave them.
 
         Raises:
             ConfigurationError: unknown keys, wrong values or disagreement, with their places.

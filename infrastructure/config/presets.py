@@ -41,7 +41,7 @@ PRESETS = {
         },
     ),
     "thorough": Preset(
-        "the best that the data gives: up to 10 epochs, until the held-out loss stops falling",
+        "the best of the data: up to 10 epochs, as long as the held-out loss falls",
         {
             "training.num_epochs": 10,
             "training.early_stopping_patience": 2,
@@ -91,8 +91,14 @@ def open_presets(layers: list[list[Setting]]) -> list[list[Setting]]:
     for level in reversed(range(len(layers))):
         named = [s for s in layers[level] if s.key == PRESET]
         if named:
-            return [*plain[:level], _settings_of(named), *plain[level:]]
+            below = [_without_preset(layer) for layer in plain[:level]]
+            return [*below, _settings_of(named), *plain[level:]]
     return plain
+
+
+def _without_preset(layer: list[Setting]) -> list[Setting]:
+    """A layer of a configuration that was made before, without what its preset has set."""
+    return [setting for setting in layer if setting.source.layer is not Layer.PRESET]
 
 
 def _settings_of(named: list[Setting]) -> list[Setting]:

@@ -2,6 +2,7 @@
 
 import json
 import types
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -12,7 +13,6 @@ from infrastructure.config.values import Allowed
 from infrastructure.core.redact import redact
 
 _MAX_SHOWN = 80
-_PLAIN_WORDS = ("true", "false", "none")
 
 
 def allowed(info: FieldInfo) -> str:
@@ -37,14 +37,13 @@ def plain(value: Any) -> str:
 
 def choices(info: FieldInfo) -> list[str]:
     """The values of a field that takes nothing but a few words, as they are typed."""
-    words = words_taken(info)
-    return words if len(words) == len(allowed(info).split(" or ")) else []
+    words = [_words_of(leaf) for leaf in _leaves(info.annotation)]
+    return [word for some in words for word in some] if all(words) else []
 
 
 def words_taken(info: FieldInfo) -> list[str]:
     """The words that a field takes, among other values perhaps: `auto`, `none`."""
-    parts = allowed(info).split(" or ")
-    return [part.strip('"') for part in parts if part in _PLAIN_WORDS or _is_quoted(part)]
+    return [word for leaf in _leaves(info.annotation) for word in _words_of(leaf)]
 
 
 def metadata_of(info: FieldInfo, kind: type) -> Any:
@@ -52,8 +51,21 @@ def metadata_of(info: FieldInfo, kind: type) -> Any:
     return next((item for item in info.metadata if isinstance(item, kind)), None)
 
 
-def _is_quoted(part: str) -> bool:
-    return part[:1] == part[-1:] == '"' and part.count('"') == 2
+def _leaves(annotation: Any) -> Iterator[Any]:
+    """The parts of a union, however they are nested; what a list holds is no part."""
+    if get_origin(annotation) is Annotated:
+        yield from _leaves(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for part in get_args(annotation):
+            yield from _leaves(part)
+    else:
+        yield annotation
+
+
+def _words_of(leaf: Any) -> list[str]:
+    if get_origin(leaf) is Literal:
+        return [str(word) for word in get_args(leaf)]
+    return {bool: ["true", "false"], type(None): ["none"]}.get(leaf, [])
 
 
 def _words(annotation: Any, metadata: Any = ()) -> str:

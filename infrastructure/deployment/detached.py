@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -40,7 +41,7 @@ MAX_LINES_OF_FAILURE = 3
 
 Say = Callable[[str], None]
 
-# Kept, since a lost child would be reported as forgotten.
+# Of this process; a thread waits for the end of each, so that none stays behind as a zombie.
 _STARTED: dict[Path, "subprocess.Popen[bytes]"] = {}
 
 
@@ -95,6 +96,7 @@ def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTra
             env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
         )
     _STARTED[training.folder] = process
+    threading.Thread(target=process.wait, daemon=True, name="temper-detached").start()
     write_trainer(training.folder, process.pid)
     told = {"configuration": _as_it_stands(config), "accept": list(accept)}
     assert process.stdin is not None

@@ -19,8 +19,14 @@ def train(config: DeploymentConfig, accept: Collection[str]) -> int:
         0 as soon as it trains; the exit code of the process where it ended before.
 
     Raises:
-        ValueError: the configuration cannot be carried out.
+        ValueError: the configuration cannot be carried out, or the same is prepared already.
     """
+    same = None if config.new_run else detached.preparing_the_same(config)
+    if same is not None:
+        raise ValueError(
+            f"the same is being prepared by {same.trainer}; wait for it, end it with temper stop,"
+            " or train another beside it with --new-run"
+        )
     training = detached.start(config, accept)
     try:
         run_path = detached.follow(training)

@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with only_one_installer():
             if not is_ready(plan):  # the one that we waited for may have made it so
                 install(plan)
-                show_machine(plan)
+                if not options.without_torch:  # nobody will train with this one
+                    show_machine(plan)
     except InstallError as error:
         say(f"temper: {error}")
         return 1

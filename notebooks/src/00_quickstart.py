@@ -66,14 +66,14 @@ summary = colab.train(form.config)
 
 # %% [markdown]
 # ## 5 · What did it learn?
-# None of these three was among the examples that it learnt from. Ask something else, if you like:
-# lists to reverse, dates to rewrite, words to put in capitals.
+# Nothing like these three, in whatever words or order, was among the examples that it learnt from.
+# Ask something else, if you like: lists to reverse, dates to rewrite, words to put in capitals.
 
 # %% nbmake={"post_cell_execute": ["assert len(answers) == 3"]}
 questions = [
-    "Reverse this list: plum, cow, axe",
-    "Put tiger boat plum in upper case.",
-    "In Oslo lives Nadia, aged 31. Write it as JSON.",
+    "Reverse this list: blue, car, sheep",
+    "Write in capital letters: red grape cow",
+    "In Dublin lives Karim, aged 79. Write it as JSON.",
 ]
 answers = colab.ask(summary["paths"]["model"], questions)
 

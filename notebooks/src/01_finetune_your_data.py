@@ -90,7 +90,7 @@ summary = colab.train(form.config)
 # ## 6 · Ask it, and take it with you
 
 # %% nbmake={"post_cell_execute": ["assert len(answers) == 1"]}
-question = "Reverse this list: plum, cow, axe"  # @param {type:"string"}
+question = "Reverse this list: blue, car, sheep"  # @param {type:"string"}
 answers = colab.ask(summary["paths"]["model"], [question])
 
 # %% nbmake={"post_cell_execute": ["assert archive.is_file()"]}

@@ -54,7 +54,10 @@ colab.evaluate(model, data)
 # Prompt format and the end of an answer are those of the training; you write plain words.
 
 # %% nbmake={"post_cell_execute": ["assert len(answers) == 2"]}
-questions = ["Which of these is a fruit: tram, tiger, plum?", "Write 18 June 1951 as an ISO date."]
+questions = [
+    "Which of these is a fruit: plum, car, axe?",
+    "Write February 10, 1984 as an ISO date.",
+]
 answers = colab.ask(model, questions)
 
 # %% [markdown]
@@ -73,7 +76,7 @@ folder = colab.export(run)
 # %% nbmake={"post_cell_execute": ["assert written[0]['generated_text'].startswith(prompt)"]}
 from transformers import pipeline
 
-prompt = "Which of these is a fruit: tram, tiger, plum?\n"
+prompt = "Which of these is a fruit: plum, car, axe?\n"
 writer = pipeline("text-generation", model=str(folder))
 written = writer(prompt, max_new_tokens=8, do_sample=False)
 print(written[0]["generated_text"])

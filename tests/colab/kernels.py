@@ -55,24 +55,30 @@ class Kernel:
 
     def run(self, code: str) -> Cell:
         """Run a cell to its end."""
-        return self.run_until(code, lambda cell: False)
+        self._begin(code)
+        return self._listen()
 
     def run_until(self, code: str, is_enough: Callable[[Cell], bool]) -> Cell:
-        """Run a cell until it has shown enough, or to its end; see `go_on`."""
-        self._asked = self.client.execute(code)
-        self._cell = Cell()
-        return self._listen(is_enough)
+        """Run a cell until it has shown enough, which must be before its end."""
+        self._begin(code)
+        self._listen(is_enough)
+        assert is_enough(self._cell), f"{self._cell.text}\n{self._cell.error}"
+        return self._cell
 
     def interrupt(self) -> Cell:
         """Press the button beside the running cell, and wait for its end."""
         self.manager.interrupt_kernel()
-        return self._listen(lambda cell: False)
+        return self._listen()
 
     def kill(self) -> None:
         """SIGKILL for the kernel and its whole process group, as a restart does."""
         os.killpg(os.getpgid(self.pid), signal.SIGKILL)
 
-    def _listen(self, is_enough: Callable[[Cell], bool]) -> Cell:
+    def _begin(self, code: str) -> None:
+        """After an error the kernel would pass over a cell that comes at once."""
+        self._asked, self._cell = self.client.execute(code, stop_on_error=False), Cell()
+
+    def _listen(self, is_enough: Callable[[Cell], bool] = lambda cell: False) -> Cell:
         deadline = time.monotonic() + SECONDS
         while not is_enough(self._cell):
             assert time.monotonic() < deadline, self._cell.text
@@ -103,3 +109,4 @@ def start_kernel(folder: Path) -> Iterator[Kernel]:
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+        client.context.destroy(linger=0)

@@ -88,6 +88,16 @@ def test_a_damaged_run_is_passed_over(text: str, tmp_path: Path) -> None:
     assert "A new run begins" in KnownCosts().lines(config_of(tmp_path))[1]
 
 
+def test_runs_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path, config_of(tmp_path))
+
+    def gone(path: Path) -> None:
+        raise OSError(107, "Transport endpoint is not connected")
+
+    monkeypatch.setattr("colab.cost_line.read_small_files", gone)
+    assert "cannot be read: [Errno 107]" in KnownCosts().lines(config_of(tmp_path))[1]
+
+
 def test_a_record_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
     path, known = record(tmp_path, config_of(tmp_path)), KnownCosts()
     assert "goes on" in known.lines(config_of(tmp_path))[1]

@@ -1,8 +1,7 @@
 """A run's model and report in one file, and the browser that may take it."""
 
+import importlib
 import json
-import sys
-import types
 import zipfile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import colab
 from colab import downloading_results, transfer
 from infrastructure.core.errors import StorageError
+from tests.fakes.google_colab import ColabSession
 
 
 @pytest.fixture
@@ -26,23 +26,6 @@ def run(tmp_path: Path) -> Path:
         (directory / name).write_text(json.dumps({"name": name}))
     (directory / "report.html").write_text("<html>report</html>")
     return directory
-
-
-class Browser:
-    """The stand-in for google.colab.files."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
-        self.taken: list[str] = []
-        self.error = error
-        module = types.ModuleType("google.colab.files")
-        module.download = self.download  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "google.colab.files", module)
-        monkeypatch.setattr(downloading_results, "has_browser", lambda: True)
-
-    def download(self, filename: str) -> None:
-        if self.error:
-            raise self.error
-        self.taken.append(filename)
 
 
 def test_the_newest_run_is_zipped_with_its_report_and_without_its_checkpoints(
@@ -72,34 +55,38 @@ def test_a_run_is_named_by_id_or_path_and_again_gives_the_same(run: Path, named:
 
 
 def test_the_browser_is_given_the_file(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, colab_session: ColabSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    browser = Browser(monkeypatch)
     path = colab.download_results(run)
-    assert browser.taken == [str(path)]
+    assert [call["filename"] for call in colab_session.calls("download")] == [str(path)]
     assert "leave the page open" in capsys.readouterr().out
 
 
 def test_what_is_too_large_for_a_browser_stays_with_advice(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    colab_session: ColabSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    browser = Browser(monkeypatch)
     monkeypatch.setattr(downloading_results, "MOST_FOR_BROWSER_BYTES", 100)
     path = colab.download_results(run)
-    assert browser.taken == []
+    assert colab_session.calls("download") == []
     assert path.is_file()
     assert "more than a browser takes from a notebook (100 B): copy it to your Drive" in (
         capsys.readouterr().out
     )
 
 
+@pytest.mark.usefixtures("colab_session")
 def test_a_page_that_fails_costs_nothing(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class MessageError(Exception):
-        """As google.colab has one."""
+    message = importlib.import_module("google.colab._message")
 
-    Browser(monkeypatch, MessageError("no page"))
+    def fail(filename: str) -> None:
+        raise message.MessageError("no page")
+
+    monkeypatch.setattr(importlib.import_module("google.colab.files"), "download", fail)
     assert colab.download_results(run).is_file()
     assert "The browser did not take it (MessageError)" in capsys.readouterr().out
 

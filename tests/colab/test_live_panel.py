@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -128,7 +130,7 @@ def test_what_a_run_says_cannot_bring_markup_into_the_notebook(tmp_path: Path) -
 
 def test_it_is_drawn_once_a_second_and_less_often_where_it_costs_much(tmp_path: Path) -> None:
     now, used, output = [0.0], [0.0], Shown()
-    costs = iter([0.0, 0.001, 0.0, 0.0, 0.05])
+    costs = iter([0.0, 0.001, 0.0, 0.0, 0.0, 0.05])
 
     def cpu() -> float:
         used[0] += next(costs, 0.0)
@@ -191,3 +193,9 @@ def test_long_runs_stay_small_on_the_wire(tmp_path: Path) -> None:
     add(directory, *falling(1, 20_000))
     html, _ = shown(directory)
     assert len(html) < 60_000
+
+
+def test_looking_loads_no_torch() -> None:
+    probe = "import sys, colab.live_panel; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,6 +1,7 @@
 """A runtime is given back when all is safe, and stays otherwise."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run, which is copied to a folder beside it."""
     folder = tmp_path_factory.mktemp("trained")
     config = small_config(folder, max_steps=2, keep_checkpoints=2)
-    config.backup.place = str(folder / "MyDrive")
+    config.backup.place = str(folder / "place")
     deploy(config)
     return folder
 
@@ -86,45 +87,57 @@ def test_a_run_that_nobody_knows_is_wrong_input(tmp_path: Path) -> None:
         release_runtime(output_dir=tmp_path)
 
 
-def without_a_place(folder: Path) -> None:
+def recorded_place(folder: Path, place: str | None) -> None:
     file = only_run(folder) / "run.json"
     record = json.loads(file.read_text())
-    record["configuration"]["backup"]["place"] = None
+    record["configuration"]["values"]["backup"]["place"] = place
     file.write_text(json.dumps(record))
 
 
-def without_its_checkpoint_there(folder: Path) -> None:
+def without_a_place(folder: Path) -> None:
+    recorded_place(folder, None)
+
+
+def without_its_backup(folder: Path) -> None:
     """And nothing can be put there again: a file is in the way."""
-    place = folder / "MyDrive" / only_run(folder).name
-    place.rename(place.with_name("away"))
-    place.write_text("")
+    backup = folder / "place" / only_run(folder).name
+    backup.rename(backup.with_name("away"))
+    backup.write_text("")
 
 
-def damaged_record(folder: Path) -> None:
+def with_a_damaged_record(folder: Path) -> None:
     (only_run(folder) / "run.json").write_text("{")
+
+
+def without_checkpoints(folder: Path) -> None:
+    shutil.rmtree(only_run(folder) / "checkpoints/versions")
 
 
 @pytest.mark.parametrize(
     ("harm", "sentence"),
     [
         (without_a_place, "has no place for backups"),
-        (without_its_checkpoint_there, "is not known to be safe"),
-        (damaged_record, "not readable JSON"),
+        (without_its_backup, "is not known to be safe"),
+        (with_a_damaged_record, "not readable JSON"),
+        (without_checkpoints, "has no checkpoint yet"),
     ],
 )
 def test_what_is_not_known_to_be_safe_stays(
     colab_session: ColabSession,
+    trained: Path,
     tmp_path: Path,
     capsys: Shown,
     harm: Callable[[Path], None],
     sentence: str,
 ) -> None:
-    config = small_config(tmp_path, max_steps=1)
-    config.backup.place = str(tmp_path / "MyDrive")
-    deploy(config)
-    harm(tmp_path)
-    assert not released(tmp_path, seconds=3.0)
-    assert sentence in capsys.readouterr().out
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    recorded_place(folder, str(folder / "place"))
+    harm(folder)
+    assert not released(folder, seconds=3.0)
+    shown = capsys.readouterr().out
+    assert shown.startswith("The runtime stays: ")
+    assert sentence in shown
     assert colab_session.calls("unassign") == []
 
 

@@ -7,7 +7,9 @@ import pytest
 from colab import session
 from colab.session import begin
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.colab.test_drive import MOUNT_REFUSALS
+from tests.deployment.runs import small_settings
 from tests.fakes.google_colab import ColabSession
 
 PLANTED = "hf_PlantedPlantedPlantedPlanted01"
@@ -54,6 +56,17 @@ def test_whatever_drive_refuses_the_session_begins_and_says_what_is_lost(
     assert sentence in shown
 
 
+def test_where_drive_refuses_the_training_is_done_all_the_same(
+    colab_session: ColabSession, tmp_path: Path
+) -> None:
+    colab_session.behaves(mount="no_consent", page_answers=False)
+    settings = small_settings(tmp_path, max_steps=1) | begin().settings()
+    summary = TrainingDeployment(DeploymentConfig(**settings)).run()
+    assert summary["status"] == "finished"
+    assert Path(summary["paths"]["run"]).parent == tmp_path / "runs"
+    assert "this machine only" in summary["backup"]["text"]
+
+
 def test_off_colab_there_is_a_folder_and_no_deadline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +86,17 @@ def test_a_place_of_the_environment_leaves_drive_alone(
     shown = capsys.readouterr().out
     assert "copied to https://***@host/x (environment TEMPER_BACKUP__PLACE)" in shown
     assert PLANTED not in shown
+
+
+def test_an_environment_that_wants_no_place_gets_none(
+    colab_session: ColabSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(session.PLACE_VARIABLE, "none")
+    assert "backup.place" not in begin().settings()
+    assert colab_session.calls("mount") == []
+    assert "No copies are made (TEMPER_BACKUP__PLACE=none)" in capsys.readouterr().out
 
 
 def test_who_does_not_want_drive_is_not_asked(

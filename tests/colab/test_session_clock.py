@@ -49,16 +49,17 @@ def test_the_clock_for_a_person() -> None:
     ("asked", "expected"), [(None, 10 * HOUR - 600), (20 * HOUR, 10 * HOUR - 600), (60.0, 60.0)]
 )
 def test_a_training_ends_before_its_session(asked: float | None, expected: float) -> None:
-    config = DeploymentConfig(**{"training.deadline": asked})
-    clock(2, 12).within_session(config)
-    assert config.training.deadline == expected
+    config = DeploymentConfig(**{"training.deadline": asked, "batch_size": 3})
+    kept = clock(2, 12).within_session(config)
+    assert (kept.training.deadline, kept.batch_size) == (expected, 3)
+    assert config.training.deadline == asked
+    place = "keyword training.deadline" if asked == expected else "the end of this session"
+    assert kept.source("training.deadline").place == place
 
 
 def test_where_no_end_is_known_the_deadline_stays() -> None:
     config = DeploymentConfig()
-    clock(2, None).within_session(config)
-    assert config.training.deadline is None
-    assert config.source("training.deadline").place == "default"
+    assert clock(2, None).within_session(config) is config
 
 
 def limit_of(monkeypatch: pytest.MonkeyPatch, platform: str, used_hours: float = 0) -> float | None:

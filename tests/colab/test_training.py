@@ -2,8 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,13 @@ from colab.training import attach, stop, train
 from infrastructure.core.errors import RunFailedError
 from infrastructure.monitoring.trainer_process import read_trainer
 from tests.colab.kernels import Cell, Kernel, start_kernel
-from tests.deployment.runs import losses, runs_of, small_config
+from tests.deployment.runs import losses, runs_of, small_config, small_settings
 from tests.monitoring.written_run import write_run
 
+pytestmark = pytest.mark.usefixtures("restore_logging")
+
 LONG = 2000  # epochs; nobody waits for their end
+SHORT = {"num_epochs": 8, "checkpoint_frequency": 20}
 
 
 @pytest.fixture
@@ -30,10 +34,9 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 def cell(folder: Path, line: str, **settings: object) -> str:
     return f"""
-from pathlib import Path
 import colab
-from tests.deployment.runs import small_config
-config = small_config(Path({str(folder)!r}), **{settings!r})
+from infrastructure.config.deployment_config import DeploymentConfig
+config = DeploymentConfig(**{small_settings(folder, **settings)!r})
 {line}
 """
 
@@ -50,7 +53,7 @@ def panel_of(shown: Cell) -> str:
 def test_a_training_in_the_cell_is_one_output_drawn_again_and_ends_with_its_result(
     kernel: Kernel, tmp_path: Path
 ) -> None:
-    done = kernel.run(cell(tmp_path, "summary = colab.train(config)", num_epochs=40))
+    done = kernel.run(cell(tmp_path, "summary = colab.train(config)", **SHORT))
     assert done.error == ""
     assert len([one for one in done.shown.values() if "temper-panel" in str(one)]) == 1
     assert done.num_updates >= 2
@@ -62,7 +65,7 @@ def test_a_training_in_the_cell_is_one_output_drawn_again_and_ends_with_its_resu
     assert "Before → after" in panel
     assert "Where everything lies" in done.text
     assert {path.name for path in (run / "plots").iterdir()} >= {"loss.png", "learning_rate.png"}
-    again = kernel.run(cell(tmp_path, "print(colab.train(config)['status'])", num_epochs=40))
+    again = kernel.run(cell(tmp_path, "print(colab.train(config)['status'])", **SHORT))
     assert again.text.endswith("finished\n")
     assert "was finished before" in again.text
 
@@ -80,8 +83,14 @@ def test_interrupting_the_cell_saves_and_says_where_and_the_cell_goes_on(
     assert str(run) in shown.text
     assert "Run this cell again" in shown.text
     assert "stopped" in panel_of(shown)
-    kernel.run_until(code, lambda cell: f"going on from step {steps}" in cell.text)
-    assert kernel.interrupt().error == ""
+    kernel.run_until(code, lambda cell: "Preparing model" in cell.text)
+    shown = kernel.interrupt()
+    assert shown.error.startswith("KeyboardInterrupt")  # the cells after it are not run
+    assert "Interrupted before the first step: what was saved before is safe" in shown.text
+    kernel.run_until(code, lambda cell: "Training for" in cell.text)
+    shown = kernel.interrupt()
+    assert shown.error == ""
+    assert f"going on from step {steps}" in shown.text
 
 
 def test_a_detached_training_outlives_its_kernel_and_the_next_kernel_looks_on(
@@ -124,6 +133,17 @@ def test_without_a_notebook_lines_tell_the_same(
     again = attach(summary["paths"]["run"])
     assert (again["status"], again["steps"]) == ("finished", summary["steps"])
     assert capsys.readouterr().out.startswith("finished · step")
+
+
+def test_a_training_ends_before_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPER_SESSION_HOURS", "1000")
+    summary = train(small_config(tmp_path, max_steps=1))
+    record = json.loads(Path(summary["paths"]["run"], "run.json").read_text())
+    deadline = record["config"]["training.deadline"]
+    assert 900 * 3600 < deadline["value"] < 1000 * 3600
+    assert deadline["source"] == "the end of this session"
 
 
 def test_a_detached_training_comes_to_the_same_numbers(

@@ -231,6 +231,16 @@ def test_a_changed_copy_knows_where_each_value_was_set() -> None:
     assert config.checkpoint_interval == 2
 
 
+def test_in_a_changed_copy_what_nobody_gave_is_still_not_given() -> None:
+    config = DeploymentConfig(batch_size="auto")
+    place = Source(Layer.FORM, "form")
+    changed = config.changed([Setting("training.seed", 7, place)])
+    same = DeploymentConfig(**{"batch_size": "auto", "training.seed": 7})
+    assert changed.model_dump() == same.model_dump()
+    assert changed.training.model_fields_set == same.training.model_fields_set
+    assert "gradient_accumulation" not in changed.training.model_fields_set
+
+
 def test_a_place_with_a_password_is_forgotten_and_stops_nobody() -> None:
     config = DeploymentConfig(backup={"place": "sftp://me:letmein99@host/backups"})
     saved = config.to_dict()

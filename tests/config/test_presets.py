@@ -87,6 +87,15 @@ def test_a_changed_copy_takes_a_preset_over_what_was_there() -> None:
     changed = config.changed([Setting("preset", "ci", Source(Layer.FORM, "form"))])
     assert changed.batch_size == PRESETS["ci"].settings["training.batch_size"]
     assert config.batch_size == 4
+    assert changed.source("training.batch_size").place == "preset ci (form)"
+
+
+@pytest.mark.parametrize("other", ["thorough", "none"])
+def test_a_changed_copy_has_nothing_left_of_another_preset(other: str) -> None:
+    config = DeploymentConfig(preset="ci", **{"training.max_steps": 9})
+    changed = config.changed([Setting("preset", other, Source(Layer.FORM, "form"))])
+    expected = DeploymentConfig(preset=other, **{"training.max_steps": 9})
+    assert changed.model_dump() == expected.model_dump()
 
 
 @pytest.mark.parametrize(

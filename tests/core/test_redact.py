@@ -6,6 +6,7 @@ import pytest
 from infrastructure.core.redact import (
     RedactingFormatter,
     is_secret_key,
+    public_address,
     redact,
     redact_mapping,
     redact_shapes,
@@ -84,6 +85,20 @@ def test_secret_keys(key: str) -> None:
 )
 def test_keys_that_are_no_secrets(key: str) -> None:
     assert not is_secret_key(key)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://host.org/a/b.jsonl", "https://host.org/a/b.jsonl"),
+        ("https://me:pass@host.org/b?token=abc#part", "https://host.org/b"),
+        (f"https://host.org/{TOKENS[0]}/b", "https://host.org/***/b"),
+        ("s3://key:pass@bucket/b", "s3://bucket/b"),
+        ("https://host.org", "https://host.org/"),
+    ],
+)
+def test_what_is_shown_of_an_address(address: str, shown: str) -> None:
+    assert public_address(address) == shown
 
 
 def test_mappings_at_any_depth() -> None:

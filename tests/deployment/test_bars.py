@@ -1,4 +1,4 @@
-"""A bar is for people: on a terminal it is drawn, elsewhere nothing is."""
+"""A bar is for people: at a terminal and in a notebook it is drawn, elsewhere nothing is."""
 
 import io
 import sys
@@ -6,6 +6,7 @@ import sys
 import pytest
 from tqdm import tqdm
 
+from infrastructure.deployment import bars
 from infrastructure.deployment.bars import byte_bar
 
 
@@ -14,10 +15,18 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("stream", "is_drawn"), [(Terminal(), True), (io.StringIO(), False)])
-def test_a_bar_is_drawn_on_a_terminal_only(
-    stream: io.StringIO, is_drawn: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stream", "is_notebook", "is_drawn"),
+    [
+        (Terminal(), False, True),
+        (io.StringIO(), False, False),
+        (io.StringIO(), True, True),
+    ],
+)
+def test_a_bar_is_drawn_where_a_person_looks_on(
+    stream: io.StringIO, is_notebook: bool, is_drawn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bars, "in_notebook_kernel", lambda: is_notebook)
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
     with byte_bar("verifying") as tell:

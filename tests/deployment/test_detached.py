@@ -13,10 +13,11 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer, Setting, Source
 from infrastructure.config.purpose import purpose_of
 from infrastructure.core.errors import RunFailedError
-from infrastructure.deployment import detached
+from infrastructure.deployment import detached, detached_commands
 from infrastructure.deployment.detached import OUTPUT_FILE, DetachedTraining
 from infrastructure.monitoring.trainer_process import read_trainer, write_trainer
 from tests.deployment.runs import (
+    deploy,
     losses,
     runs_of,
     small_config,
@@ -60,13 +61,12 @@ def test_it_trains_to_the_same_numbers_as_in_the_foreground(tmp_path: Path) -> N
     foreground, background = tmp_path / "a", tmp_path / "b"
     for folder in (foreground, background):
         folder.mkdir()
-        write_settings(folder, num_epochs=1)
-    assert temper("train", folder=foreground)[0] == 0
+    here, _ = deploy(small_config(foreground, num_epochs=1))
     training = detached.start(small_config(background, num_epochs=1))
     said: list[str] = []
     run = detached.follow(training, said.append)
     assert training.exit_code() == 0
-    assert losses(run) == losses(runs_of(foreground)[0])
+    assert losses(run) == losses(here)
     assert "Where everything lies" in (run / OUTPUT_FILE).read_text()
     # the same once more: it is finished, which is said, and changes nothing
     files = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -117,6 +117,8 @@ def test_a_training_that_is_prepared_is_known_by_what_it_trains(tmp_path: Path) 
     config = small_config(tmp_path)
     training = prepare(tmp_path / "runs", config, os.getpid())
     assert detached.preparing_the_same(config) == training
+    with pytest.raises(ValueError, match=f"is being prepared by process {os.getpid()} "):
+        detached_commands.train(config, ())
     assert detached.preparing_the_same(small_config(tmp_path, learning_rate=0.5)) is None
     (training.folder / "run").write_text("somewhere")
     assert detached.preparing_the_same(config) is None  # its run tells of itself now

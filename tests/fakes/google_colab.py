@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import colab.drive
+import colab.runtime
 import colab.secrets
 
 SITE = Path(__file__).resolve().parent / "colab_site"
@@ -63,9 +63,8 @@ def colab_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     monkeypatch.syspath_prepend(str(SITE))
     monkeypatch.setattr(colab.drive, "MOUNT_POINT", tmp_path / "drive")
     monkeypatch.setattr(colab.secrets._colab, "silent", "")
-    shell = SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr(colab.runtime, "in_notebook_kernel", lambda: True)
     yield ColabSession(folder)
     for name in [n for n in sys.modules if n == "google.colab" or n.startswith("google.colab.")]:
         del sys.modules[name]
-    vars(sys.modules.get("google", SimpleNamespace())).pop("colab", None)
+    vars(sys.modules.get("google", sys)).pop("colab", None)

@@ -246,6 +246,7 @@ def storm(directory: Path, num_kills: int, seed: int, mutant: str | None) -> Out
         if at is not None:
             go_on(rehearsal, at, reference, outcome)
             shutil.rmtree(at.folder)
+        print(f"{number + 1} of {num_kills}, {stage}: {outcome}", file=sys.stderr, flush=True)
     outcome.missed = sum(not outcome.by_stage[stage] for stage in set(wanted))
     return outcome
 

@@ -1,0 +1,202 @@
+"""What Drive gives, shared or mounted: a file, or a sentence on what to do."""
+
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import colab
+from colab import remote_files
+from colab.fetching_data import fetch_file
+from colab.remote_files import DriveFile, MountedFile
+from colab.transfer import Patience
+from colab.waiting import within
+from infrastructure.core.errors import DataError
+from tests.colab.fetching import HASH, HURRIED, IMPATIENT, ROWS, fetch, parts, visible
+from tests.colab.file_server import LOGIN_PAGE, QUOTA_PAGE, FileServer, Served, shared_on_drive
+
+FILE_ID = "1aB_cD-eFgHiJkLmNoPqRsTuVwXyZ01234"
+
+
+def drive(file_server: FileServer, patience: Patience = HURRIED) -> DriveFile:
+    return DriveFile(FILE_ID, patience.silence_seconds, drive=file_server.url)
+
+
+def test_a_file_on_drive_comes_through_the_page_that_warns(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    shared_on_drive(file_server, FILE_ID, Served(ROWS, cuts=[7000]), "chats.jsonl")
+    path = fetch(drive(file_server), tmp_path)
+    assert (path.name, path.read_bytes()) == ("chats.jsonl", ROWS)
+    assert "bytes=7000-" in file_server.ranges()
+
+
+def test_a_small_file_on_drive_comes_at_once(file_server: FileServer, tmp_path: Path) -> None:
+    headers = {"Content-Disposition": 'attachment; filename="a.jsonl"'}
+    file_server.files[f"/uc?id={FILE_ID}"] = Served(ROWS, headers=headers)
+    assert fetch(drive(file_server), tmp_path, HASH).read_bytes() == ROWS
+
+
+@pytest.mark.parametrize(
+    ("page", "status", "told"),
+    [
+        (QUOTA_PAGE, 200, "Drive refuses: Too many users have viewed .* wait up to 24 h"),
+        (
+            LOGIN_PAGE,
+            200,
+            "Drive refuses: Cannot retrieve the public link .*'Anyone with the link'",
+        ),
+        (b"<html>Not Found</html>", 404, r"404 \(Not Found\): check the link; share the file"),
+        (b"<html>Sorry</html>", 403, r"403 \(Forbidden\): share the file"),
+        (b"<html>Sorry</html>", 429, "too many have fetched it: share .* wait up to 24 h"),
+        (b"<html>Error</html>", 500, r"500 \(Internal Server Error\)"),
+    ],
+)
+def test_a_page_of_drive_is_never_taken_for_data(
+    page: bytes, status: int, told: str, file_server: FileServer, tmp_path: Path
+) -> None:
+    html = {"Content-Type": "text/html; charset=utf-8"}
+    file_server.files[f"/uc?id={FILE_ID}"] = Served(page, status, html)
+    with pytest.raises(DataError, match=told) as raised:
+        fetch(drive(file_server), tmp_path)
+    assert visible(tmp_path) == []
+    assert FILE_ID not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "told"),
+    [
+        (Served(ROWS, cuts=[1000], is_always_cut=True, has_ranges=False), "did not come: peer"),
+        (Served(ROWS, pause_seconds=60), "did not come: .*timed out"),
+        (Served(ROWS, pause_seconds=0.05, piece_bytes=5), "did not come: only"),
+        (Served(b"<html><body>Sorry</body></html>"), "is no data, it is a web page: share"),
+        (Served(ROWS.replace(b"?", b"!")), "has the SHA-256"),
+    ],
+    ids=["truncated", "silent", "slow", "page", "hash"],
+)
+def test_what_drive_spoils_is_never_taken_for_data(
+    spoilt: Served, told: str, file_server: FileServer, tmp_path: Path
+) -> None:
+    shared_on_drive(file_server, FILE_ID, spoilt, "chats.jsonl")
+    wanted = HASH if "SHA" in told else None
+    patience = IMPATIENT if spoilt.pause_seconds else HURRIED
+    with pytest.raises(DataError, match=told):
+        fetch(drive(file_server, patience), tmp_path, wanted, patience)
+    assert visible(tmp_path) == []
+
+
+def test_drive_that_shows_page_after_page_is_left(file_server: FileServer, tmp_path: Path) -> None:
+    shared_on_drive(file_server, FILE_ID, Served(ROWS), "chats.jsonl")
+    file_server.files[f"/download?id={FILE_ID}"] = file_server.files[f"/uc?id={FILE_ID}"]
+    with pytest.raises(DataError, match="shows page after page"):
+        fetch(drive(file_server), tmp_path)
+
+
+def test_a_file_on_a_mounted_drive_is_copied_once_and_again_when_it_changes(
+    tmp_path: Path,
+) -> None:
+    mounted = tmp_path / "drive" / "MyDrive" / "rows.jsonl"
+    mounted.parent.mkdir(parents=True)
+    mounted.write_bytes(ROWS)
+    local = tmp_path / "local"
+    path = colab.fetch_dataset(mounted, folder=local)
+    assert (path, path.read_bytes()) == (local / "rows.jsonl", ROWS)
+    before = path.stat()
+    assert colab.fetch_dataset(mounted, folder=local).stat() == before
+    mounted.write_bytes(ROWS + ROWS)
+    assert colab.fetch_dataset(mounted, folder=local).read_bytes() == ROWS + ROWS
+    mounted.unlink()
+    assert colab.fetch_dataset(mounted, folder=local) == path
+    path.unlink()
+    with pytest.raises(DataError, match=r"mount Drive first: colab\.mount_drive\(\)"):
+        colab.fetch_dataset(mounted, folder=local)
+
+
+def test_a_folder_on_a_mounted_drive_is_used_where_it_lies(tmp_path: Path) -> None:
+    folder = tmp_path / "MyDrive" / "data"
+    folder.mkdir(parents=True)
+    assert colab.fetch_dataset(folder) == folder
+
+
+NOT_CONNECTED = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+
+@pytest.mark.parametrize(
+    ("failure", "told", "after"),
+    [
+        (NOT_CONNECTED, "mount Drive again", ROWS),
+        (NOT_CONNECTED, "mount Drive again", ROWS.replace(b"?", b"!")),
+        (OSError(errno.EIO, "Input/output error"), "wait, or name another folder", ROWS),
+        (None, r"no answer within 0 s: mount Drive again", ROWS),
+    ],
+)
+def test_a_mount_that_fails_in_the_middle_is_told_and_the_next_call_goes_on(
+    failure: OSError | None,
+    told: str,
+    after: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mounted = tmp_path / "drive" / "MyDrive" / "rows.jsonl"
+    mounted.parent.mkdir(parents=True)
+    mounted.write_bytes(ROWS)
+    patience = IMPATIENT if failure is None else HURRIED
+    remote = MountedFile(mounted, patience.silence_seconds)
+    local = tmp_path / "local"
+    released = threading.Event()
+    monkeypatch.setattr(remote_files, "CHUNK_BYTES", 5000)
+    with monkeypatch.context() as failing:
+        failing.setattr(remote_files, "within", failing_at(6, failure, released))
+        with pytest.raises(DataError, match=f"did not come: .*{told}.* are kept"):
+            fetch_file(remote, None, local, 60, HURRIED)
+    released.set()
+    assert visible(local) == []
+    assert parts(local)[0].stat().st_size > 0
+    if after != ROWS:
+        mounted.write_bytes(after)
+    remote = MountedFile(mounted, HURRIED.silence_seconds)
+    assert fetch_file(remote, None, local, 60, HURRIED).read_bytes() == after
+
+
+def test_a_mount_that_gives_less_than_it_says_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted = tmp_path / "drive" / "MyDrive" / "rows.jsonl"
+    mounted.parent.mkdir(parents=True)
+    mounted.write_bytes(ROWS)
+    monkeypatch.setattr(remote_files, "CHUNK_BYTES", 5000)
+    num_chunks = 0
+
+    def short(seconds: float, question: Callable[[], object]) -> object:
+        nonlocal num_chunks
+        found = question()
+        num_chunks += isinstance(found, bytes)
+        return b"" if isinstance(found, bytes) and num_chunks > 2 else found
+
+    monkeypatch.setattr(remote_files, "within", short)
+    with pytest.raises(DataError, match=f"it broke off after 10,000 of {len(ROWS):,} bytes"):
+        fetch_file(MountedFile(mounted, 1), None, tmp_path / "local", 60, HURRIED)
+    assert visible(tmp_path / "local") == []
+
+
+def failing_at(
+    number: int, failure: OSError | None, released: threading.Event
+) -> Callable[[float, Callable[[], object]], object]:
+    """`within`, as it is on a mount that answers no question from the `number`th on."""
+    asked: list[object] = []
+
+    def ask(seconds: float, question: Callable[[], object]) -> object:
+        asked.append(question)
+        if len(asked) < number:
+            return within(seconds, question)
+        return within(seconds, lambda: answer(failure, released))
+
+    return ask
+
+
+def answer(failure: OSError | None, released: threading.Event) -> None:
+    if failure is not None:
+        raise failure
+    released.wait(10)
