@@ -9,10 +9,12 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.forecast import Forecast, RunForecast
+from infrastructure.deployment.forecast import Forecast, RunForecast, costs_of
 from infrastructure.optimization.batch_size import DoesNotFitError
-from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.training.machine_fit import MachineFit
+from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryLine
+from infrastructure.training.batch_plan import BatchPlan
+from infrastructure.training.machine_fit import MachineFit, StepCosts
+from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import small_config, small_settings, write_rows
 
 FITS = Forecast(
@@ -137,6 +139,30 @@ def test_what_does_not_fit_is_told_with_what_to_do(changes: dict[str, Any], told
     lines = replace(FITS, **changes).lines()
     assert lines[-1].startswith("It does not fit into this session")
     assert told in lines[-1]
+
+
+def test_several_processes_are_named_with_what_is_not_foretold() -> None:
+    line = replace(FITS, num_processes=2).lines()[0]
+    assert "(2 s each on 2 processes, without their exchange)" in line
+    assert "processes" not in FITS.lines()[0]
+
+
+def test_processes_of_one_cpu_share_its_memory_and_a_step_of_each_is_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = []
+    costs = StepCosts(MemoryLine(0, 1), 8, 8, 0, 0.5, 0.1, 4 << 30)
+
+    def measured(self: MachineFit, plan: BatchPlan, *others: Any) -> StepCosts:
+        plans.append(plan)
+        return costs
+
+    monkeypatch.setattr(MachineFit, "costs", measured)
+    settings = small_settings(tmp_path, batch_size=4, gradient_accumulation=3)
+    config = DeploymentConfig(**settings, num_processes=2)
+    found = costs_of(TrainerFactory().for_run(config))
+    assert plans == [BatchPlan(4, 2)]
+    assert (found.step_seconds, found.limit_bytes) == (1.0, 2 << 30)
 
 
 def test_a_session_with_an_end_is_named() -> None:

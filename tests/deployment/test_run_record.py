@@ -3,10 +3,11 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.run_directory import plan_run
-from infrastructure.deployment.run_record import describe_model, record_run, summarise
+from infrastructure.deployment.run_record import describe_model, record_run, summarise, unused_gpus
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
@@ -94,3 +95,15 @@ def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> N
     line = describe_model(trainer)
     assert line.startswith(f"Model {saved_llama}: 0.")
     assert line.endswith("M parameters, fp32 on cpu")
+
+
+def test_more_gpus_than_the_run_uses_are_told(
+    trainer: EnhancedTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert unused_gpus(trainer) == []  # it was told to use the CPU
+    trainer.device = torch.device("cuda")
+    (line,) = unused_gpus(trainer)
+    assert line == "2 GPUs are here, and this run uses 1: --num-processes auto takes them all"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert unused_gpus(trainer) == []

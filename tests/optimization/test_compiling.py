@@ -1,7 +1,12 @@
 import pytest
 import torch
 
-from infrastructure.optimization.compiling import CompileDecision, decide_compiling, set_compiled
+from infrastructure.optimization.compiling import (
+    CompileDecision,
+    decide_compiling,
+    is_compiled,
+    set_compiled,
+)
 
 CPU = torch.device("cpu")
 
@@ -81,6 +86,8 @@ def test_a_real_module_is_compiled_in_place_and_back() -> None:
     expected = module(inputs)
     set_compiled(module, True)
     assert module._compiled_call_impl is not None
+    assert is_compiled(torch.nn.Sequential(module))
     set_compiled(module, False)
     assert module._compiled_call_impl is None
+    assert not is_compiled(torch.nn.Sequential(module))
     assert torch.equal(module(inputs), expected)

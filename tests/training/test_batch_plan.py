@@ -32,6 +32,15 @@ def test_numbers_in_the_configuration_hold() -> None:
     assert plan.lines() == []
 
 
+@pytest.mark.parametrize(
+    ("num_processes", "share"), [(1, (4, 3)), (2, (4, 2)), (3, (4, 1)), (5, (3, 1)), (20, (1, 1))]
+)
+def test_several_processes_do_a_share_of_each_step(
+    num_processes: int, share: tuple[int, int]
+) -> None:
+    assert BatchPlan(4, 3).of_one_process(num_processes) == BatchPlan(*share)
+
+
 def test_auto_makes_an_optimizer_step_of_the_usual_size(tmp_path: Path) -> None:
     config = TrainingConfig(batch_size="auto")
     plan = measured(config, 10_000, lambda most: choice(8), measured_before(tmp_path), KEY, PLENTY)
