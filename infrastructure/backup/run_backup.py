@@ -201,7 +201,7 @@ class RunBackup:
         longest = self.options.finish_seconds if seconds is None else seconds
         deadline = time.monotonic() + longest
         self.nudge()
-        newest = self._newest_name()
+        newest = self.newest_name()
         while True:
             status = self.status()
             is_over = status.confirmed_name == newest or status.state in (OFF, "fenced")
@@ -249,7 +249,8 @@ class RunBackup:
         link = self._require_link()
         return StorageError(f"{link.place.url}: {redact(str(error))}; {link.place.advice(error)}")
 
-    def _newest_name(self) -> str | None:
+    def newest_name(self) -> str | None:
+        """The newest version here that a resume may choose; its manifest alone is read."""
         return next((name for name in self.store.versions() if self._is_healthy(name)), None)
 
     def _is_healthy(self, name: str) -> bool:

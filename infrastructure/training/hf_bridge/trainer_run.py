@@ -245,11 +245,11 @@ class TrainerRun:
 
     def wait_for_copies(self, seconds: float) -> None:
         """Wait until the newest version is confirmed, at most `seconds`; Ctrl-C ends the wait."""
-        deadline = time.monotonic() + seconds
+        deadline, newest = time.monotonic() + seconds, self.backup.newest_name()
         try:
             while (left := deadline - time.monotonic()) > 0:
                 status = self.backup.finish(min(LOOK_AT_COPIES_SECONDS, left))
-                if status.is_safe or status.state in NO_MORE:
+                if status.confirmed_name == newest or status.state in NO_MORE:
                     return
         except KeyboardInterrupt:
             self.say("Not waiting any longer; copying goes on by itself")
