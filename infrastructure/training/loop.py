@@ -42,6 +42,7 @@ class TrainingLoop(Recovering):
         try:
             if self.team is not None:
                 self.team.start()
+                state.num_processes = self.team.size
             self.first_states = FirstStates(self.hooks)
             self.fire(Event.TRAIN_START, state)
             self._mark(state)

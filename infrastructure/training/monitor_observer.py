@@ -89,7 +89,7 @@ class MonitorObserver(Observer):
         self._waited = state.data_wait_seconds
         self._attempt(self.start)
         self._attempt(self.monitor.start_monitoring)
-        self._attempt(self._measure_device)
+        self._attempt(lambda: self._measure_devices(state))
 
     def phase_start(self, state: TrainingState) -> None:
         """What trains may differ from phase to phase."""
@@ -180,9 +180,10 @@ class MonitorObserver(Observer):
         self._most_per_second = max(self._most_per_second, reached)
         return reached / self._most_per_second
 
-    def _measure_device(self) -> None:
-        dtype = self.precision.dtype
-        self._most_per_second = measure_operations_per_second(self._device, dtype)
+    def _measure_devices(self, state: TrainingState) -> None:
+        """All processes compute on devices like this one."""
+        of_one = measure_operations_per_second(self._device, self.precision.dtype)
+        self._most_per_second = state.num_processes * of_one
 
     @torch.no_grad()
     def _measure_latency(self, adapter: ModelAdapter, state: TrainingState) -> None:

@@ -81,6 +81,7 @@ class TrainingState:
         metrics: the last step's numbers (`learning_rate`, `grad_norm`, `tokens`, `seconds`, ...).
         evaluation: the last evaluation's numbers.
         data_wait_seconds: time that steps of this process have waited for their data.
+        num_processes: that share each batch.
         micro_batch_size: examples per forward; may shrink after running out of memory.
         step_is_ending: the last step's weights are there, and its end (events, evaluation, next
             epoch) is not done yet; whoever goes on from here does it first.
@@ -101,6 +102,7 @@ class TrainingState:
     num_examples: int = 0
     num_tokens: int = 0
     data_wait_seconds: float = 0.0
+    num_processes: int = 1
     micro_batch_size: int = 1
     batch: Any = None
     output: StepOutput | None = None

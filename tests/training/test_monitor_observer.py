@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from infrastructure.monitoring.training_monitor import TrainingMonitor
+from infrastructure.training import monitor_observer
+from infrastructure.training.arithmetic import arithmetic_of
 from infrastructure.training.monitor_observer import MonitorObserver, RunLogObserver
 from infrastructure.training.precision import Precision
 from infrastructure.training.state import TrainingState
@@ -48,7 +50,20 @@ def test_each_logged_step_is_told() -> None:
     mean_batch = (6 + 2) / 2  # of steps 11 and 12, of which the last ends an epoch of 20
     assert newest.samples_per_second * newest.seconds_per_step == pytest.approx(mean_batch)
     assert newest.model_flops_utilization is not None
-    assert 0 < newest.model_flops_utilization < 1
+    assert 0 < newest.model_flops_utilization <= 1
+
+
+def test_utilization_is_of_the_devices_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor_observer, "measure_operations_per_second", lambda *_: 1e15)
+    training, monitor = watched()
+    training.state.num_processes = 4
+    training.run()
+    newest = monitor.recent_metrics[-1]
+    assert newest.tokens_per_second is not None
+    assert newest.samples_per_second is not None
+    length = newest.tokens_per_second / newest.samples_per_second
+    done = arithmetic_of(training.state.model).per_second(newest.tokens_per_second, length)
+    assert newest.model_flops_utilization == pytest.approx(done / 4e15)
 
 
 def test_training_is_the_same_with_and_without_it(tmp_path: Path) -> None:
