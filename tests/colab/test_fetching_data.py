@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import colab
+from colab import data_shelf
 from infrastructure.core.errors import DataError
 from infrastructure.training.data.sources import discover
 from tests.colab.fetching import HASH, ROWS, fetch, parts, visible, web
@@ -164,6 +165,22 @@ def test_a_process_killed_while_it_puts_a_file_in_its_place_is_made_up_for(
         with pytest.raises(KeyboardInterrupt):
             fetch(web(file_server), tmp_path, HASH)
     assert fetch(web(file_server), tmp_path, HASH).read_bytes() == ROWS
+
+
+def test_a_process_killed_right_after_that_is_made_up_for(
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS)
+
+    def killed(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killing:
+        killing.setattr(data_shelf, "sync_directory", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(web(file_server), tmp_path)
+    assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
+    assert len(file_server.asked) == 1
 
 
 def interrupt_at(target: Path, original: Callable[[Path, Path], Path]) -> Callable[..., Path]:

@@ -90,6 +90,10 @@ def test_a_whole_data_set_is_written_into_a_folder_that_can_be_trained_on(
     rows = [{"prompt": f"{i}?", "completion": f"{i}."} for i in range(10)]
     (own / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr("colab.fetching_data.may_be_on_the_hub", lambda place: True)
+    with monkeypatch.context() as full:
+        full.setattr(transfer, "disk_free_bytes", lambda folder: transfer.ROOM_LEFT_BYTES)
+        with pytest.raises(StorageError, match="make room"):
+            colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local")
     path = colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local")
     (file,) = discover(str(path))
     assert [row.values for row in file.rows()] == rows[:4]

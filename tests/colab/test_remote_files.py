@@ -106,6 +106,10 @@ def test_a_file_on_a_mounted_drive_is_copied_once_and_again_when_it_changes(
     before = path.stat()
     assert colab.fetch_dataset(mounted, folder=local).stat() == before
     mounted.write_bytes(ROWS + ROWS)
+    path.write_bytes(b"my own rows")
+    with pytest.raises(ValueError, match="was changed since it was fetched"):
+        colab.fetch_dataset(mounted, folder=local)
+    path.write_bytes(ROWS)
     assert colab.fetch_dataset(mounted, folder=local).read_bytes() == ROWS + ROWS
     mounted.unlink()
     assert colab.fetch_dataset(mounted, folder=local) == path
