@@ -9,6 +9,10 @@ TEMPER := .venv/bin/temper
 SOURCES := infrastructure colab notebooks tests benchmarks
 TEST_FLAGS := -n 3 --dist worksteal # processes of one thread each; some wait for others that they have started
 
+# What a notebook's side does before there is any PyTorch: installing, Drive, secrets, form, panel.
+LIGHT := bootstrap cost_line drive form_groups form_state live_panel needed_packages runtime secrets
+LIGHT_TESTS := $(patsubst %,tests/colab/test_%.py,$(LIGHT) session_clock settings waiting)
+
 # Some containers forbid bytecode; every start would then compile PyTorch's sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -1,6 +1,6 @@
 """Run all, the kernel killed at a random instant, Run all again: the same end, bit for bit.
 
-    python -m tests.faults.notebook_kills DIRECTORY [--kills 20] [--seed 0] [--mutant NAME]
+    python -m tests.faults.notebook_kills [DIRECTORY] [--kills 20] [--seed 0] [--mutant NAME]
 
 The notebook is 00_quickstart as it lies in the project. Its first cell really installs Temper, from
 a repository beside it, into an environment that has everything but Temper. The instants are spread
@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -322,13 +323,15 @@ MUTANTS: dict[str, dict[str, str]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, nargs="?", help="default: one that is removed")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mutant", choices=MUTANTS)
     arguments = parser.parse_args()
     started = time.monotonic()
-    outcome = storm(arguments.directory, arguments.kills, arguments.seed, arguments.mutant)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        directory = arguments.directory or Path(temporary)
+        outcome = storm(directory, arguments.kills, arguments.seed, arguments.mutant)
     seconds = round(time.monotonic() - started, 1)
     tell("notebooks", {**asdict(outcome), "seconds": seconds})
 

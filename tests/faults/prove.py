@@ -28,6 +28,7 @@ PROOFS = {
     "G11": ("tests.faults.recovery_model", "memory runs out, rows break the loss"),
     "G12": ("tests.faults.races", "two writers"),
     "G13": ("benchmarks.restore_speed", "a verified restore"),
+    "notebooks": ("tests.faults.notebook_kills", "a kernel dies, and all cells are run again"),
     "G15": ("tests.faults.security", "hostile files, pickles, secrets"),
 }
 

@@ -37,7 +37,7 @@ def run_all(notebook: Path, environment: dict[str, str]) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
 
 
@@ -64,5 +64,5 @@ def test_a_cell_whose_assertion_fails_fails_the_notebook(tmp_path: Path) -> None
     assert "assert colab.install" in text
     notebook = tmp_path / "broken.ipynb"
     notebook.write_text(text.replace("assert colab.install", "assert not colab.install"))
-    with pytest.raises(AssertionError, match=r"assert not colab\.install"):
+    with pytest.raises(AssertionError, match="Post cell execution failed"):
         run_all(notebook, variables(tmp_path))
