@@ -26,6 +26,7 @@ from infrastructure.training import stepping
 from infrastructure.training.checkpoints import checkpoint_manager, going_back, snapshot
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.held_out_loss import HeldOutLoss
+from infrastructure.training.micro_batches import split
 from infrastructure.training.precision import Precision
 from infrastructure.training.state import TrainingState
 from infrastructure.training.stepping import Stepping
@@ -275,7 +276,7 @@ def without_weighting() -> Iterator[None]:
     accumulate = Stepping._accumulate
 
     def unweighted(loop: Stepping, state: TrainingState, examples: Any, items: int) -> Any:
-        pieces = list(stepping.split(examples, state.micro_batch_size))
+        pieces = list(split(examples, state.micro_batch_size))
         own = items if state.micro_batch_size == SETTINGS["batch_size"] else items // len(pieces)
         return accumulate(loop, state, examples, max(1, own))
 

@@ -22,7 +22,8 @@ from infrastructure.training.trainer_factory import TrainerFactory, num_processe
 from tests.training.parallel.small_teams import small_config, trained, weights_of
 
 LORA = {"model.lora_config": {"r": 4, "dropout": 0.0}}
-CLOSE = {"rtol": 0.0, "atol": 1e-5}
+# Sums in another order, through twenty steps of AdamW, on losses of about 5.
+CLOSE = {"rtol": 2e-5, "atol": 1e-5}
 
 
 def pids_of(trainer: EnhancedTrainer) -> list[int]:
