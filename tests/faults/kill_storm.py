@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ SETTINGS: dict[str, Any] = {
     "checkpoint_frequency": 2,
     "validation_frequency": 5,
 }
+MAX_FAILED = 5
 
 
 @dataclass
@@ -94,34 +96,55 @@ def storm(directory: Path, num_kills: int, seed: int) -> Outcome:
     started = time.monotonic()
     os.waitpid(in_child(lambda: train(reference)), 0)
     duration_seconds = time.monotonic() - started
+
+    def disturb(disturbed: Path, draw: random.Random, outcome: Outcome) -> None:
+        train_disturbed = partial(train, disturbed)
+        checkpoints = disturbed / "checkpoints"
+        kill_until_finished(train_disturbed, checkpoints, duration_seconds / 2, draw, outcome)
+        compare(reference, disturbed, outcome)
+
+    return repeated(disturb, directory, num_kills, seed)
+
+
+def repeated(
+    disturb: Callable[[Path, random.Random, Outcome], None],
+    directory: Path,
+    num_kills: int,
+    seed: int,
+) -> Outcome:
+    """Disturb one training after the other, until there were so many kills."""
     outcome, draw, number = Outcome(), random.Random(seed), 0
-    while outcome.kills < num_kills and outcome.failed < 5:
+    while outcome.kills < num_kills and outcome.failed < MAX_FAILED:
         number += 1
         disturbed = directory / f"disturbed-{number}"
         disturbed.mkdir()
-        kill_until_finished(disturbed, duration_seconds, draw, outcome)
-        compare(reference, disturbed, outcome)
+        disturb(disturbed, draw, outcome)
         shutil.rmtree(disturbed)
     return outcome
 
 
 def kill_until_finished(
-    directory: Path, duration_seconds: float, draw: random.Random, outcome: Outcome
+    train: Callable[[], None],
+    checkpoints: Path,
+    longest_seconds: float,
+    draw: random.Random,
+    outcome: Outcome,
 ) -> None:
+    """Train in a child again and again, and kill each at a random instant."""
     committed = 0
     for _ in range(40):
-        child = in_child(lambda: train(directory))
-        time.sleep(draw.uniform(0, duration_seconds / 2))
+        child = in_child(train)
+        time.sleep(draw.uniform(0, longest_seconds))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        found = newest_step(directory / "checkpoints", outcome)
+        found = newest_step(checkpoints, outcome)
         outcome.lost += found < committed
         committed = max(committed, found)
         if os.WIFEXITED(status):
             outcome.failed += os.WEXITSTATUS(status) != 0
             return
         outcome.kills += 1
-    _, status = os.waitpid(in_child(lambda: train(directory)), 0)
+    _, status = os.waitpid(in_child(train), 0)
     outcome.failed += status != 0
 
 

@@ -9,11 +9,10 @@ of the documentation; the undisturbed one has no callback at all.
 import argparse
 import os
 import random
-import shutil
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,12 @@ from infrastructure.monitoring.metrics_file import read_metrics
 from infrastructure.training.hf_bridge import callback
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 from tests.faults.judge import tell
-from tests.faults.kill_storm import Outcome, in_child, newest_step
+from tests.faults.kill_storm import Outcome, in_child, kill_until_finished, repeated
 from tests.training.hf_bridge.tiny_trainer import train as train_with_callback
 from tests.training.hf_bridge.tiny_trainer import trainer_of, weights
 
 OPTIONS: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 3, "save_steps": 2}
 NUM_STEPS = 12
-MAX_FAILED = 5
 
 
 def train(directory: Path) -> None:
@@ -54,35 +52,14 @@ def storm(directory: Path, num_kills: int, seed: int) -> Outcome:
     started = time.monotonic()
     os.waitpid(in_child(lambda: train(directory / "imports")), 0)
     duration_seconds = time.monotonic() - started
-    outcome, draw, number = Outcome(), random.Random(seed), 0
-    while outcome.kills < num_kills and outcome.failed < MAX_FAILED:
-        number += 1
-        disturbed = directory / f"disturbed-{number}"
-        disturbed.mkdir()
-        kill_until_finished(disturbed, duration_seconds, draw, outcome)
+
+    def disturb(disturbed: Path, draw: random.Random, outcome: Outcome) -> None:
+        checkpoints = disturbed / "runs" / "tiny" / "checkpoints"
+        train_disturbed = partial(train, disturbed)
+        kill_until_finished(train_disturbed, checkpoints, duration_seconds, draw, outcome)
         compare(reference, disturbed, outcome)
-        shutil.rmtree(disturbed)
-    return outcome
 
-
-def kill_until_finished(
-    directory: Path, duration_seconds: float, draw: random.Random, outcome: Outcome
-) -> None:
-    committed = 0
-    for _ in range(40):
-        child = in_child(lambda: train(directory))
-        time.sleep(draw.uniform(0, duration_seconds))
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        found = newest_step(directory / "runs" / "tiny" / "checkpoints", outcome)
-        outcome.lost += found < committed
-        committed = max(committed, found)
-        if os.WIFEXITED(status):
-            outcome.failed += os.WEXITSTATUS(status) != 0
-            return
-        outcome.kills += 1
-    _, status = os.waitpid(in_child(lambda: train(directory)), 0)
-    outcome.failed += status != 0
+    return repeated(disturb, directory, num_kills, seed)
 
 
 def compare(reference: Path, disturbed: Path, outcome: Outcome) -> None:
