@@ -66,6 +66,15 @@ def saved_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
 
 
+@pytest.fixture(autouse=True)
+def restore_log_level() -> Iterator[None]:
+    """A configuration that names a log level sets that of the process, and so of later tests."""
+    ours = logging.getLogger("infrastructure")
+    level = ours.level
+    yield
+    ours.setLevel(level)
+
+
 @pytest.fixture
 def restore_logging() -> Iterator[None]:
     """Put the root logger back: a command sets it up as it would in its own process."""

@@ -64,10 +64,9 @@ def test_the_gpus_of_a_configuration_are_the_ones_that_cuda_sees(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_our_loggers_keep_to_the_level_of_a_configuration(request: pytest.FixtureRequest) -> None:
+def test_our_loggers_keep_to_the_level_of_a_configuration() -> None:
     ours = logging.getLogger("infrastructure")
     before = ours.level
-    request.addfinalizer(lambda: ours.setLevel(before))
     TrainerFactory().for_run(DeploymentConfig(device="cpu"))
     assert ours.level == before
     TrainerFactory().for_run(DeploymentConfig(device="cpu", log_level="ERROR"))
