@@ -40,15 +40,16 @@ summary = colab.train(colab.configure(preset, **session.settings()))
 name = summary["paths"]["model"]
 
 # %% nbmake={"post_cell_execute": ["assert len(rows) == 64"]}
+import pandas
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from infrastructure.training.data.samples import SAMPLE_TRAIN
 
 model = AutoModelForCausalLM.from_pretrained(name)
 tokenizer = AutoTokenizer.from_pretrained(name)
-rows = (
-    Dataset.from_json(str(SAMPLE_TRAIN)).select(range(64)).select_columns(["prompt", "completion"])
-)
+table = pandas.read_json(SAMPLE_TRAIN, lines=True).head(64)[["prompt", "completion"]]
+table["prompt"] += "\n"  # where a prompt ends, a token has to end, too
+rows = Dataset.from_pandas(table)
 
 # %% [markdown]
 # ## 3 · Your trainer, as it was
