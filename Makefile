@@ -49,6 +49,10 @@ check: environment ## ruff and mypy
 test: check ## everything that must hold: the checks, then all tests
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(TEST_FLAGS)
 
+.PHONY: test-slow
+test-slow: environment ## the tests that are too slow for every change
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m slow $(TEST_FLAGS)
+
 .PHONY: test-colab
 test-colab: ## the tests with the versions that a Colab runtime holds, in .venv-colab
 	@$(ENVIRONMENT) --colab --with-dev

@@ -38,6 +38,7 @@ def typed(*arguments: str) -> str:
         (["train-resume", "CHECKPOINT=run@5"], ".venv/bin/temper train-resume 'run@5'"),
         (["train-eval", "MODEL=m", "DATA=d.jsonl"], ".venv/bin/temper train-eval 'm' 'd.jsonl'"),
         (["test"], ".venv/bin/python -m pytest -n 3 --dist worksteal --durations 25"),
+        (["test-slow"], ".venv/bin/python -m pytest -m slow -n 3 --dist worksteal --durations 25"),
         (["test-colab"], ".venv-colab/bin/python -m pytest -n 3 --dist worksteal --durations 25"),
         (["notebooks"], ".venv/bin/python -m notebooks.build"),
     ],

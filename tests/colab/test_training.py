@@ -17,6 +17,7 @@ from infrastructure.monitoring.trainer_process import read_trainer
 from tests.colab.kernels import Cell, Kernel, start_kernel
 from tests.deployment.runs import losses, runs_of, small_config, small_settings
 from tests.monitoring.written_run import write_run
+from tests.slow import slow
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
 
@@ -148,6 +149,7 @@ def test_a_training_ends_before_its_session(
     assert deadline["source"] == "the end of this session"
 
 
+@slow
 def test_a_detached_training_comes_to_the_same_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_run_that_failed_elsewhere_fails_the_cell_too(tmp_path: Path) -> None:
         attach(gone)
 
 
+@slow
 def test_what_is_prepared_already_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

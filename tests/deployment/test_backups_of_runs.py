@@ -32,6 +32,7 @@ from tests.deployment.runs import (
     when_saved,
 )
 from tests.deployment.test_going_on import stop_after
+from tests.slow import slow
 
 
 @pytest.fixture
@@ -108,6 +109,7 @@ def test_a_new_machine_goes_on_with_what_lies_at_the_place(
     assert losses(again) == losses(deploy(fresh)[0])
 
 
+@slow
 def test_before_a_deadline_there_is_time_for_the_copy(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

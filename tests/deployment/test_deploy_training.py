@@ -26,6 +26,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.run_lock import only_trainer_of
 from infrastructure.training.state import TrainingState
+from tests.slow import slow, slow_but
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_a_failed_stage_is_named(
     assert summary["status"] == "failed"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_a_stopped_run_goes_on_to_the_same_bits(
     configure: Callable[..., DeploymentConfig],
     monkeypatch: pytest.MonkeyPatch,
@@ -276,7 +277,7 @@ def test_a_run_has_one_trainer(configure: Callable[..., DeploymentConfig]) -> No
         resume(f"{run.name}@2", str(run.parent))
 
 
-@pytest.mark.parametrize("contents", [None, "[]", "{", '{"metrics": 3}'])
+@pytest.mark.parametrize("contents", slow_but(["{"], [None, "[]", "{", '{"metrics": 3}']))
 def test_what_was_measured_before_is_only_shown(
     configure: Callable[..., DeploymentConfig], contents: str | None, restore_logging: None
 ) -> None:
@@ -287,6 +288,7 @@ def test_what_was_measured_before_is_only_shown(
     assert resume(f"{run.name}@2", str(run.parent)) == 0
 
 
+@slow
 def test_an_8_bit_optimizer_goes_on_to_the_same_bits(
     configure: Callable[..., DeploymentConfig], restore_logging: None
 ) -> None:

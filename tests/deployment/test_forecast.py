@@ -16,6 +16,7 @@ from infrastructure.training.batch_plan import BatchPlan
 from infrastructure.training.machine_fit import MachineFit, StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import small_config, small_settings, write_rows
+from tests.slow import slow
 
 FITS = Forecast(
     num_steps=100,
@@ -62,6 +63,7 @@ def test_a_training_that_was_foretold_gives_the_same_losses(
     assert untold["after"] == told["after"]
 
 
+@slow
 def test_the_decided_batch_stands_in_run_json_and_the_same_command_goes_on(
     tmp_path: Path,
 ) -> None:

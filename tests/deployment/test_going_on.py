@@ -29,6 +29,7 @@ from tests.deployment.runs import (
     write_rows,
     write_settings,
 )
+from tests.slow import slow, slow_but
 
 OBSERVERS = TrainingDeployment._observers
 
@@ -127,6 +128,7 @@ def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
     assert entry["when"]
 
 
+@slow
 def test_an_accepted_setting_goes_on_with_the_run_that_had_another(
     stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_logging: None
 ) -> None:
@@ -199,7 +201,10 @@ def test_files_are_known_by_what_they_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)],
+    slow_but(
+        [(signal.SIGKILL, -9)],
+        [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)],
+    ),
 )
 def test_a_process_ended_by_a_signal_is_followed_by_the_same_command(
     tmp_path: Path, number: signal.Signals, code: int

@@ -15,6 +15,7 @@ import pytest
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.deployment.environment import RECORD_NAME
 from tests.deployment.small_project import ROOT, SmallProject, make_small_project, make_wheel
+from tests.slow import slow
 
 SCRIPTS = [
     "launch_training.sh",
@@ -157,6 +158,7 @@ def test_a_stranger_s_settings_do_not_reach_pip(project: SmallProject, tmp_path:
     assert not (tmp_path / "elsewhere").exists()
 
 
+@slow
 @on_a_machine_without_a_gpu
 def test_killed_at_the_start_then_made_anew_for_a_gpu(tmp_path: Path) -> None:
     project = make_small_project(tmp_path)

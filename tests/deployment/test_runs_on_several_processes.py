@@ -23,6 +23,7 @@ from tests.deployment.runs import (
     start_temper,
     when_saved,
 )
+from tests.slow import slow, slow_but
 
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node=2"],
@@ -56,6 +57,7 @@ def trained_weights(folder: Path) -> bytes:
     return (run / "final/adapter_model.safetensors").read_bytes()
 
 
+@slow
 def test_a_killed_run_leaves_nobody_and_goes_on_bit_for_bit(
     tmp_path: Path, saved_llama: Path
 ) -> None:
@@ -96,7 +98,7 @@ def test_a_killed_run_leaves_nobody_and_goes_on_bit_for_bit(
     assert losses(path)[:at_step] == losses(run)[:at_step]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", slow_but(["torchrun"], LAUNCHERS))
 def test_a_launcher_starts_leader_and_followers(
     launcher: str, tmp_path: Path, saved_llama: Path
 ) -> None:
@@ -126,7 +128,7 @@ def test_a_launcher_starts_leader_and_followers(
 @pytest.mark.parametrize(
     ("number", "code", "told"),
     [
-        (signal.SIGINT, 130, "Go on with: temper train-resume"),
+        pytest.param(signal.SIGINT, 130, "Go on with: temper train-resume", marks=slow),
         (signal.SIGKILL, 1, "temper: the process of rank 1 (of 2, pid PID) is gone"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from tests.deployment.runs import end, start_temper, when_saved, write_settings
 from tests.monitoring.written_run import add, step_record, write_run
+from tests.slow import slow
 
 
 def address(dashboard: "subprocess.Popen[str]") -> str:
@@ -23,6 +24,7 @@ def look(url: str) -> dict[str, str]:
         return dict(json.loads(answer.read()))
 
 
+@slow
 def test_a_dashboard_shows_a_real_training_and_outlives_it(tmp_path: Path) -> None:
     write_settings(tmp_path, num_epochs=100)
     dashboard = start_temper("dashboard", "--json", "--port", "0", folder=tmp_path)

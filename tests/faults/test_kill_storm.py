@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow import slow_but
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -32,7 +34,7 @@ def test_nothing_is_lost_and_nothing_differs(tmp_path: Path, where: list[str]) -
     assert outcome["lost"] == outcome["damaged"] == outcome["differing"] == outcome["failed"] == 0
 
 
-@pytest.mark.parametrize("mutant", ["random", "optimizer", "manifest_first"])
+@pytest.mark.parametrize("mutant", slow_but(["random"], ["random", "optimizer", "manifest_first"]))
 def test_a_defect_would_show(tmp_path: Path, mutant: str) -> None:
     outcome = storm(tmp_path, "--kills", "15", "--mutant", mutant)
     assert outcome["damaged"] + outcome["differing"] + outcome["failed"] > 0

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.judge import complaints, run_module
+from tests.slow import slow
 
 
+@slow
 @pytest.mark.timeout(600)
 def test_run_all_again_comes_to_the_same_end(tmp_path: Path) -> None:
     outcome = run_module("tests.faults.notebook_kills", str(tmp_path), "--kills", "2")

@@ -3,9 +3,12 @@
 import pytest
 
 from tests.faults.judge import run_module
+from tests.slow import slow_but
 
 
-@pytest.mark.parametrize("mutant", [[], ["--mutant", "no_lock"]], ids=["locked", "without lock"])
+@pytest.mark.parametrize(
+    "mutant", slow_but([[]], [[], ["--mutant", "no_lock"]]), ids=["locked", "without lock"]
+)
 def test_of_two_processes_one_trains_and_a_killed_one_is_replaced(mutant: list[str]) -> None:
     """In a process of its own: it forks, and sets what it forks with."""
     found = run_module("tests.faults.races", "--races", "9", *mutant)

@@ -9,6 +9,7 @@ from tests.faults.recovery_model import (
     short_of_memory,
     transformer,
 )
+from tests.slow import slow_but
 
 
 def test_memory_that_runs_out_anywhere_changes_nothing() -> None:
@@ -23,7 +24,7 @@ def test_nor_does_it_on_a_real_transformer() -> None:
     assert outcome.is_right
 
 
-@pytest.mark.parametrize("log_frequency", [1, 3])
+@pytest.mark.parametrize("log_frequency", slow_but([3], [1, 3]))
 def test_rows_that_break_the_loss_are_named_and_passed_over(log_frequency: int) -> None:
     outcome = poisoned(range(6, 7), log_frequency)
     assert outcome.resumed > 5
@@ -36,7 +37,7 @@ def test_whoever_goes_on_repeats_what_was_chosen() -> None:
     assert outcome.is_right
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", slow_but(["skips forgotten after a resume"], MUTANTS))
 def test_each_defect_is_found(name: str) -> None:
     mutate, is_right = MUTANTS[name]
     with mutate():

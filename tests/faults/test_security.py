@@ -10,6 +10,7 @@ from tests.conftest import save_tiny_llama
 from tests.faults.hostile_input import MUTANTS, Watch, fuzz, replaced
 from tests.faults.pickle_scan import files_with_pickles, pickles_in
 from tests.faults.written_files import run_with_secrets, scanner_finds_pickles
+from tests.slow import slow_but
 
 WATCH = Watch()
 
@@ -22,7 +23,7 @@ def test_a_hostile_version_is_refused_and_does_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", slow_but(["reads Python"], MUTANTS))
 def test_a_careless_reader_would_show(name: str) -> None:
     place, attribute, defect = MUTANTS[name]
     with replaced(place, attribute, defect):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.judge import Figures, complaints, run_module
+from tests.slow import slow_but
 
 
 def storm(directory: Path, *arguments: str) -> Figures:
@@ -20,7 +21,7 @@ def test_a_stopped_training_has_lost_nothing_and_goes_on_to_the_same_end(tmp_pat
 
 @pytest.mark.parametrize(
     ("mutant", "num_stops", "shows_in"),
-    [("saves_nothing", "2", "unsaved"), ("forgets_generators", "8", "differing")],
+    slow_but([], [("saves_nothing", "2", "unsaved"), ("forgets_generators", "8", "differing")]),
 )
 def test_the_storm_finds_a_defect(
     mutant: str, num_stops: str, shows_in: str, tmp_path: Path

@@ -27,6 +27,7 @@ from tests.monitoring.written_run import (
     system_file,
     write_run,
 )
+from tests.slow import slow
 
 
 def test_a_run_is_read_look_by_look(tmp_path: Path) -> None:
@@ -142,6 +143,7 @@ def test_a_directory_that_is_gone_is_an_error(tmp_path: Path) -> None:
         LiveRun(tmp_path / "nothing")
 
 
+@slow
 def test_memory_stays_bounded_and_no_spike_disappears(tmp_path: Path) -> None:
     directory = write_run(tmp_path, total_steps=300_000)
     generator = random.Random(0)

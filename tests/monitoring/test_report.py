@@ -12,6 +12,7 @@ import pytest
 
 from infrastructure.monitoring.metrics_file import encode_record
 from infrastructure.monitoring.report import write_report
+from tests.slow import slow
 
 ATTACK = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>"
 VOID = {"meta", "br"}
@@ -237,6 +238,7 @@ def test_odd_shapes_do_not_stop_the_report(tmp_path: Path, wrong: dict[str, Any]
     page_of(tmp_path)
 
 
+@slow
 def test_a_hundred_thousand_steps_stay_small(tmp_path: Path) -> None:
     generator = random.Random(0)
     losses = [generator.random() + 0.1 for _ in range(100_000)]

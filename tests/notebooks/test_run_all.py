@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables
+from tests.slow import slow_but
 
 CELL_SECONDS = 120
 MORE = {
@@ -41,7 +42,12 @@ def run_all(notebook: Path, environment: dict[str, str]) -> None:
     assert "1 passed" in done.stdout
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
+def test_run_all(path: Path, tmp_path: Path) -> None:
+    run_all(copy_into(tmp_path / "notebook", path), variables(tmp_path, **MORE.get(path.stem, {})))
+
+
+@pytest.mark.parametrize("path", slow_but(NOTEBOOKS[:1], NOTEBOOKS), ids=lambda path: path.stem)
 def test_run_all_and_run_all_again(path: Path, tmp_path: Path) -> None:
     notebook = copy_into(tmp_path / "notebook", path)
     environment = variables(tmp_path, **MORE.get(path.stem, {}))

@@ -9,6 +9,7 @@ from infrastructure.testing.preflight import INTEGRATION, UNIT, run_check
 from infrastructure.testing.results import lines_of
 from infrastructure.testing.subject import Subject
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from tests.slow import slow_but
 from tests.testing.check_models import (
     MODELS,
     all_checks,
@@ -60,7 +61,9 @@ HEALTHY = [(architecture, lora) for architecture in MODELS for lora in (False, T
 HEALTHY.remove(("qwen3_moe", True))  # PEFT's own limits with experts
 
 
-@pytest.mark.parametrize(("architecture", "lora"), HEALTHY)
+@pytest.mark.parametrize(
+    ("architecture", "lora"), slow_but([pair for pair in HEALTHY if pair[1]], HEALTHY)
+)
 def test_no_check_fires_on_a_healthy_model(
     architecture: str, lora: bool, model_folders: Path, tmp_path: Path
 ) -> None:

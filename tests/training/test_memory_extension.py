@@ -23,6 +23,7 @@ from infrastructure.training.memory_extension import (
     MemorySettings,
 )
 from infrastructure.training.state import TrainingState
+from tests.slow import slow
 from tests.training.toy_training import Training
 
 MIB = 1 << 20
@@ -171,6 +172,7 @@ def run(folder: Path, limit: str) -> dict[str, Any]:
     return result
 
 
+@slow
 @pytest.mark.skipif(not can_limit_hard(), reason="only Linux refuses memory to one process")
 def test_a_real_training_stays_below_its_limit_and_learns_the_same(tmp_path: Path) -> None:
     free = run(tmp_path / "free", "none")

@@ -13,6 +13,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoi
 from infrastructure.training.extensions.extension_hooks import Event, Observer
 from infrastructure.training.recovery.notes import num_rollbacks
 from infrastructure.training.state import TrainingState
+from tests.slow import slow_but
 from tests.training.test_loop_recovery import counts, lasting, with_metrics
 from tests.training.toy import ToySource
 from tests.training.toy_training import Training
@@ -55,7 +56,7 @@ def trained_without(directory: Path, **settings: Any) -> Training:
     return training.run()
 
 
-@pytest.mark.parametrize("log_frequency", [1, 3, 100])
+@pytest.mark.parametrize("log_frequency", slow_but([3], [1, 3, 100]))
 def test_a_poisoned_row_is_named_and_passed_over(tmp_path: Path, log_frequency: int) -> None:
     """In each of three epochs; weights, schedule and hooks are as if those batches were not."""
     settings = {"log_frequency": log_frequency, "recovery": {"max_rollbacks": 9}}
@@ -78,7 +79,7 @@ def test_a_poisoned_row_is_named_and_passed_over(tmp_path: Path, log_frequency: 
     assert num_rollbacks(training.state) == 3
 
 
-@pytest.mark.parametrize("log_frequency", [1, 3])
+@pytest.mark.parametrize("log_frequency", slow_but([1], [1, 3]))
 def test_a_run_killed_before_in_or_after_going_back_ends_the_same(
     tmp_path: Path, log_frequency: int
 ) -> None:
@@ -127,7 +128,7 @@ class KilledAt(Observer):
     step_end = eval_end = checkpoint_saved = epoch_end = _count
 
 
-@pytest.mark.parametrize("log_frequency", [1, 3])
+@pytest.mark.parametrize("log_frequency", slow_but([3], [1, 3]))
 def test_killed_anywhere_and_resumed_from_the_newest_it_ends_the_same(
     tmp_path: Path, log_frequency: int
 ) -> None:

@@ -16,6 +16,7 @@ from infrastructure.training.held_out_loss import HeldOutLoss
 from infrastructure.training.precision import Precision
 from infrastructure.training.recovery import boundary
 from infrastructure.training.state import TrainingState
+from tests.slow import slow_but
 from tests.training.toy_training import Training
 
 ONE_PIECE: dict[str, Any] = {"dropout": 0.0, "batch_size": 6, "gradient_accumulation": 1}
@@ -49,7 +50,7 @@ def out_of_memory() -> Exception:
     return torch.OutOfMemoryError("CUDA out of memory: planted")
 
 
-@pytest.mark.parametrize("step", range(12))
+@pytest.mark.parametrize("step", slow_but([0, 5, 11], range(12)))
 def test_out_of_memory_in_the_optimizer_goes_back(tmp_path: Path, step: int) -> None:
     """With dropout, bit for bit as if the micro-batch had been smaller from that checkpoint on."""
     training = Training(tmp_path, checkpoint_frequency=5, batch_size=4, gradient_accumulation=1)

@@ -19,6 +19,7 @@ from infrastructure.training.checkpoints.distributed import (
     save_distributed,
 )
 from tests.faults.pickle_scan import files_with_pickles
+from tests.slow import slow_but
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -61,7 +62,7 @@ def newest(folder: Path) -> tuple[Store, Manifest]:
     return store, store.read(name)
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+@pytest.mark.parametrize("kind", slow_but(["fsdp"], ["fsdp", "ddp"]))
 def test_what_two_processes_saved_any_number_loads(tmp_path: Path, kind: str) -> None:
     saved = run(tmp_path, kind, "save", 2)
     assert saved[0] == saved[1]

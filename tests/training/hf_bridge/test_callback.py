@@ -27,6 +27,7 @@ from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.hf_bridge.callback import FOLDER
 from infrastructure.training.state import TrainingState
 from tests.faults.kill_storm import in_child
+from tests.slow import slow
 from tests.training.hf_bridge.tiny_trainer import (
     settings,
     tiny_lora,
@@ -108,13 +109,13 @@ def test_the_callback_changes_no_weight_and_takes_the_place_of_the_trainers_fold
     ("make", "event", "step"),
     [
         (tiny_model, Event.STEP_START, 4),
-        (tiny_model, Event.AFTER_BACKWARD, 7),
         (tiny_model, Event.EVAL_END, 9),
-        (tiny_model, Event.EPOCH_START, 6),
-        (tiny_model, Event.EPOCH_END, 12),
-        (tiny_model, Event.TRAIN_END, 12),
-        (tiny_lora, Event.STEP_START, 5),
         (tiny_lora, Event.EPOCH_START, 6),
+        pytest.param(tiny_model, Event.AFTER_BACKWARD, 7, marks=slow),
+        pytest.param(tiny_model, Event.EPOCH_START, 6, marks=slow),
+        pytest.param(tiny_model, Event.EPOCH_END, 12, marks=slow),
+        pytest.param(tiny_model, Event.TRAIN_END, 12, marks=slow),
+        pytest.param(tiny_lora, Event.STEP_START, 5, marks=slow),
     ],
 )
 def test_a_killed_training_goes_on_to_the_very_same_weights(
@@ -270,6 +271,7 @@ def test_training_anew_over_an_old_training_is_refused(tmp_path: Path) -> None:
         trainer.train()
 
 
+@slow
 def test_a_trainer_that_tries_smaller_batches_begins_with_the_weights_it_began_with(
     tmp_path: Path,
 ) -> None:

@@ -13,12 +13,13 @@ import torch
 from infrastructure.core.optional import is_installed
 from infrastructure.monitoring.metrics_file import read_metrics
 from infrastructure.monitoring.training_monitor import SYSTEM_FILE
+from tests.slow import slow_but
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = "tests.training.hf_bridge.sft_program"
 
 
-@pytest.mark.parametrize("kind", ["trl", "unsloth"])
+@pytest.mark.parametrize("kind", slow_but(["unsloth"], ["trl", "unsloth"]))
 def test_a_killed_training_goes_on_to_the_weights_of_an_undisturbed_one(
     kind: str, saved_llama: Path, tmp_path: Path
 ) -> None:

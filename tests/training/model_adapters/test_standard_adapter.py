@@ -12,6 +12,7 @@ from infrastructure.config.training_config import TrainingConfig
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from tests.slow import slow
 
 
 def example(length: int, num_supervised: int) -> TokenizedExample:
@@ -79,6 +80,7 @@ def test_a_saved_model_is_read_by_transformers_alone(saved_llama: Path, tmp_path
 
 
 # torch's compiler reads .grad of every tensor, and hides the warning in a way that "error" undoes
+@slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 def test_compiling_gives_the_same_loss(saved_llama: Path) -> None:

@@ -14,6 +14,7 @@ from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import is_installed
 from infrastructure.training.models import unsloth_backend
 from infrastructure.training.models.unsloth_backend import check_versions, prepare_backend
+from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[3]
 needs_unsloth = pytest.mark.skipif(not is_installed("unsloth"), reason="unsloth is not installed")
@@ -137,6 +138,7 @@ print(json.dumps(found))
     assert no_token == []
 
 
+@slow
 @needs_unsloth
 def test_full_training_by_unsloth_and_a_late_import(llama_folder: Path, tmp_path: Path) -> None:
     """All weights train, plain transformers loads the result; importing it too late is told."""

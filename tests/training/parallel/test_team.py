@@ -19,6 +19,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.parallel import membership
 from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory, num_processes_for
+from tests.slow import slow
 from tests.training.parallel.small_teams import small_config, trained, weights_of
 
 LORA = {"model.lora_config": {"r": 4, "dropout": 0.0}}
@@ -55,7 +56,9 @@ def watched(trainer: EnhancedTrainer, kill_at: int = -1) -> Watch:
     ("num_processes", "settings"),
     [
         (2, {"data.packing": True}),
-        (3, {**LORA, "data.packing": False, "training.learning_rate": 1e-2}),
+        pytest.param(
+            3, {**LORA, "data.packing": False, "training.learning_rate": 1e-2}, marks=slow
+        ),
     ],
 )
 def test_several_processes_learn_what_one_learns(
