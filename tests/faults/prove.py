@@ -1,18 +1,23 @@
 """The durability proofs in their long form: `make prove-durability`. Prints one JSON line.
 
-    python -m tests.faults.prove [G2 G15 …]
+    python -m tests.faults.prove [G2 G15 …] [--anew]
 
 Each row is a module that prints its figures, with the defects that it must find. Exits with 1 if a
-figure is not what it must be.
+figure is not what it must be. It takes hours, so it is broken off now and then: what holds of these
+very sources is kept in `.prove/`, and the next time goes on with the rest.
 """
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
-from tests.faults.judge import complaints, run_module
+from infrastructure.core.files import file_sha256, write_json
+from tests.faults.judge import ROOT, Figures, complaints, run_module
 
 # What has a clock in it comes first: the storms may share a machine, the ratios should not.
 PROOFS = {
@@ -35,28 +40,81 @@ PROOFS = {
 }
 
 
+SOURCES = ("infrastructure", "colab", "notebooks", "benchmarks", "tests")
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="G…", help="proofs (default: all)")
-    names = parser.parse_args().names or list(PROOFS)
-    if unknown := sorted(set(names) - set(PROOFS)):
-        parser.error(f"no proof {', '.join(unknown)}; there are {', '.join(PROOFS)}")
-    figures, wrong = {}, []
-    for name in names:
-        module, what = PROOFS[name]
-        print(f"{name}: {what} ({module})", file=sys.stderr, flush=True)
-        began = time.monotonic()
+    options = parse_arguments()
+    kept = Kept(ROOT / ".prove" / f"{sources_hash()}.json")
+    if options.anew:
+        kept.path.unlink(missing_ok=True)
+    figures, wrong = kept.read(), []
+    for name in options.names or PROOFS:
+        if name in figures:
+            say(f"{name}: proved before, of the same sources: {json.dumps(figures[name])}")
+            continue
         try:
-            figures[name] = run_module(module)
-            seconds = round(time.monotonic() - began)
-            print(f"{json.dumps(figures[name])} after {seconds} s", file=sys.stderr, flush=True)
-            wrong += complaints(name, figures[name])
+            figures[name] = proved(name)
         except subprocess.CalledProcessError as error:
             wrong.append(f"{name}: the proof itself failed with {error.returncode}")
-    print(json.dumps(figures))
+            continue
+        found = complaints(name, figures[name])
+        wrong += found
+        if not found:
+            kept.add(name, figures[name])
+    print(json.dumps({name: figures[name] for name in PROOFS if name in figures}))
     for text in wrong:
-        print(text, file=sys.stderr)
+        say(text)
     return 1 if wrong else 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="G…", help="proofs (default: all)")
+    parser.add_argument("--anew", action="store_true", help="forget what was proved before")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.names) - set(PROOFS)):
+        parser.error(f"no proof {', '.join(unknown)}; there are {', '.join(PROOFS)}")
+    return options
+
+
+def proved(name: str) -> Figures:
+    """The figures of one proof.
+
+    Raises:
+        CalledProcessError: it failed.
+    """
+    module, what = PROOFS[name]
+    say(f"{name}: {what} ({module})")
+    began = time.monotonic()
+    figures = run_module(module)
+    say(f"{json.dumps(figures)} after {time.monotonic() - began:.0f} s")
+    return figures
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Figures of proofs that hold, in a file."""
+
+    path: Path
+
+    def read(self) -> dict[str, Figures]:
+        return dict(json.loads(self.path.read_text())) if self.path.exists() else {}
+
+    def add(self, name: str, figures: Figures) -> None:
+        self.path.parent.mkdir(exist_ok=True)
+        write_json(self.path, {**self.read(), name: figures})
+
+
+def sources_hash(root: Path = ROOT) -> str:
+    """Of all sources: a change of any of them makes every proof anew."""
+    paths = [path for folder in SOURCES for path in (root / folder).rglob("*.py")]
+    contents = (f"{path.relative_to(root)} {file_sha256(path)}\n" for path in sorted(paths))
+    return hashlib.sha256("".join(contents).encode()).hexdigest()[:16]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """The table of proofs, and how their figures are judged."""
 
+import json
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from tests.faults import prove
 from tests.faults.judge import BAD, complaints
-from tests.faults.prove import PROOFS
+from tests.faults.prove import PROOFS, sources_hash
 
 
 @pytest.mark.parametrize("name", PROOFS)
@@ -24,3 +28,35 @@ def test_a_bad_figure_is_told(name: str) -> None:
 def test_a_mutant_that_was_not_caught_is_told() -> None:
     assert complaints("G0", {"mutants": 2, "mutants_caught": 2}) == []
     assert complaints("G0", {"mutants": 2, "mutants_caught": 1}) != []
+
+
+def test_what_holds_is_not_proved_again_until_a_source_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "infrastructure" / "module.py"
+    source.parent.mkdir()
+    source.write_text("a = 1")
+    found = {"tests.faults.races": {"lost": 0, "races": 3}, "tests.faults.lies": {"believed": 1}}
+    asked: list[str] = []
+
+    def run_module(name: str) -> dict[str, int]:
+        asked.append(name)
+        return found[name]
+
+    monkeypatch.setattr(prove, "ROOT", tmp_path)
+    monkeypatch.setattr(prove, "run_module", run_module)
+    monkeypatch.setattr(prove, "sources_hash", lambda: sources_hash(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["prove", "G12", "G5"])
+    assert prove.main() == 1
+    assert prove.main() == 1
+    assert asked == ["tests.faults.races", "tests.faults.lies", "tests.faults.lies"]
+    said = capsys.readouterr()
+    assert json.loads(said.out.splitlines()[-1])["G12"] == {"lost": 0, "races": 3}
+    assert "G5: believed = 1" in said.err
+
+    source.write_text("a = 2")
+    prove.main()
+    assert asked[3:] == ["tests.faults.races", "tests.faults.lies"]
+    monkeypatch.setattr(sys, "argv", ["prove", "--anew", "G12"])
+    prove.main()
+    assert asked[5:] == ["tests.faults.races"]
