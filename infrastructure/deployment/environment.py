@@ -228,6 +228,8 @@ def install(plan: Plan) -> None:
         install_part(plan, part)
         record[part.name] = part.fingerprint
         write_json(plan.folder / RECORD_NAME, record)
+    if plan.torch_build == "cpu":
+        remove_triton(plan.folder)
     say(f"  ready after {time.monotonic() - started:.0f} s; the next time there is nothing to do")
 
 
@@ -295,6 +297,13 @@ def install_part(plan: Plan, part: Part) -> None:
         files = [word for file in to_install(plan, part) for word in ("-r", str(file))]
         mode = ["-c", str(hold_torch(plan))] if part.with_dependencies else ["--no-deps"]
         pip.install(part.title, *mode, *files)
+
+
+def remove_triton(folder: Path) -> None:
+    """The default PyTorch brings it; TRL's and unsloth's kernels fail at it without a GPU."""
+    if any(folder.glob("lib/python*/site-packages/triton-*.dist-info")):
+        pip = Pip(python_of(folder), log=folder / "install.log")
+        pip.uninstall("without triton, at which kernels fail where there is no GPU", "triton")
 
 
 def to_install(plan: Plan, part: Part) -> Sequence[Path]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,27 +67,35 @@ class Pip:
             InstallError: pip failed; the text ends with its last lines.
         """
         # Python compiles what is imported when it is: that is a fifth of the files, later.
-        command = [*self._install(), "--progress-bar=off", "--no-compile", *arguments]
-        with step(title) as show:
-            code, last_lines = self._run(command, show)
-            if code != 0:
-                raise InstallError(
-                    f"pip install {' '.join(arguments)} failed; its last words, the rest is in "
-                    f"{self.log}:\n" + "\n".join(f"    {line}" for line in last_lines)
-                )
+        self._do(title, "install", "--no-input", "--progress-bar=off", "--no-compile", *arguments)
+
+    def uninstall(self, title: str, package: str) -> None:
+        """Run `pip uninstall`, as the step `title`.
+
+        Raises:
+            InstallError: as for `install`.
+        """
+        self._do(title, "uninstall", "--yes", package)
 
     def offers(self, requirement: str, *index: str) -> bool:
         """Whether there is a wheel of `requirement` for this Python; gives up within seconds."""
         wheels = ["--no-deps", "--ignore-installed", "--only-binary=:all:", *PROBE_LIMITS]
-        command = [*self._install(), "--dry-run", *wheels, *index, requirement]
-        code, _ = self._run(command, show=lambda line: None)
+        probe = ("install", "--no-input", "--dry-run", *wheels, *index, requirement)
+        code, _ = self._run(probe, show=lambda line: None)
         return code == 0
 
-    def _install(self) -> list[str]:
-        return [str(self.python), "-m", "pip", "install", "--no-input"]
+    def _do(self, title: str, *arguments: str) -> None:
+        with step(title) as show:
+            code, last_lines = self._run(arguments, show)
+            if code != 0:
+                raise InstallError(
+                    f"pip {' '.join(arguments)} failed; its last words, the rest is in "
+                    f"{self.log}:\n" + "\n".join(f"    {line}" for line in last_lines)
+                )
 
-    def _run(self, command: list[str], show: Callable[[str], None]) -> tuple[int, list[str]]:
+    def _run(self, arguments: Sequence[str], show: Callable[[str], None]) -> tuple[int, list[str]]:
         """The exit code and the last lines of what was said. A stop of ours stops pip too."""
+        command = [str(self.python), "-m", "pip", *arguments]
         last_lines: deque[str] = deque(maxlen=NUM_ERROR_LINES)
         with (
             self.log.open("a") as log,

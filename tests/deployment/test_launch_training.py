@@ -120,6 +120,18 @@ def test_a_changed_file_installs_that_part_alone(project: SmallProject) -> None:
     assert project.run(ENVIRONMENT, "--check").code == 0
 
 
+@on_a_machine_without_a_gpu
+def test_triton_does_not_stay_where_there_is_no_gpu(project: SmallProject) -> None:
+    make_wheel(project.wheels, "triton", "1.0")
+    requirements = project.root / "requirements.txt"
+    requirements.write_text(requirements.read_text() + "triton==1.0\n")
+    done = project.run(ENVIRONMENT)
+    assert done.code == 0, done.err
+    assert "without triton" in done.err
+    assert not list(project.packages.glob("triton*"))
+    assert project.run(ENVIRONMENT).err == ""
+
+
 def test_what_a_killed_pip_left_is_installed_again(project: SmallProject) -> None:
     (leaf,) = project.packages.glob("leaf-*.dist-info")
     (leaf / "RECORD").unlink()
