@@ -10,7 +10,6 @@ from infrastructure.config.model_config import LoraConfig, ModelConfig
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.config.words import show
 
-
 QUANTUM = {"training.enabled_extensions": ["quantum"]}
 
 
