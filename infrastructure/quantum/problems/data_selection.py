@@ -41,7 +41,7 @@ class DataSelection(Choice):
         gradients: (n, d) of the candidates, any scale; d of 4096 or more where they are sketched.
         num_chosen: k.
         target: (m, d) gradients of the examples that the model is to do well on, m of 2 or more
-            (held-out rows); None: the candidates themselves, for a subset that stands for the whole.
+            (held-out rows); None: the candidates themselves, for a subset that stands for them.
         seed: of the random choice that the answer is compared with.
 
     Raises:
