@@ -75,7 +75,7 @@ class DenseAnnealer(dimod.Sampler):
         _refuse_ones(num_ones, bqm.num_variables)
         if not bqm.num_variables:
             return dimod.SampleSet.from_samples_bqm(np.empty((1, 0), np.int8), bqm)
-        problem = DenseProblem.of(bqm)
+        problem = DenseProblem.of(bqm, num_ones)
         search = DenseSearch(
             problem=problem,
             random=np.random.default_rng(seed),

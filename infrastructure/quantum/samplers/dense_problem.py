@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.core.hardware import GIB
+from infrastructure.quantum.samplers.plain_model import Vectors, coefficient_sum, vectors_of
 
 MOST_MATRIX_BYTES = 2 * GIB
 BYTES_PER_ENTRY = 4
@@ -27,14 +28,12 @@ class DenseProblem:
         matrix: symmetric with a zero diagonal; (n, n).
         offset: energy of all zeros.
         variables: labels, in the order of the arrays.
-        coefficient_sum: of the sizes of all coefficients; no energy is farther from `offset`.
     """
 
     linear: Floats
     matrix: Floats
     offset: float
     variables: tuple[Hashable, ...]
-    coefficient_sum: float
 
     @property
     def num_variables(self) -> int:
@@ -51,10 +50,12 @@ class DenseProblem:
         return float(np.sqrt(squares.mean())) if len(squares) else 0.0
 
     @classmethod
-    def of(cls, bqm: dimod.BinaryQuadraticModel) -> "DenseProblem":
+    def of(cls, bqm: dimod.BinaryQuadraticModel, num_ones: int | None = None) -> "DenseProblem":
         """Convert a model of either vartype by its coefficient vectors.
 
-        Needs the vectors and the matrix at once: 24 bytes an interaction beside 4 n².
+        Needs the vectors and the matrix at once: 24 bytes an interaction beside 4 n². Where the
+        number of ones is given, what all pairs and all variables have in common is a constant: it
+        is taken out before rounding to float32, so that a penalty on that number costs no digits.
 
         Raises:
             ValueError: the matrix would be too large, or a coefficient is no finite number of
@@ -63,24 +64,31 @@ class DenseProblem:
         refuse_too_large(bqm.num_variables)
         variables = tuple(bqm.variables)
         n = len(variables)
-        vectors = bqm.to_numpy_vectors(variable_order=variables, dtype=np.float64)
-        linear = np.array(vectors.linear_biases, np.float64)
-        rows, columns, biases = vectors.quadratic
-        offset = float(vectors.offset)
+        vectors = vectors_of(bqm)
+        linear, rows, columns, biases, offset = vectors
         if bqm.vartype is dimod.SPIN:
             # s = 2x - 1
             offset += float(biases.sum() - linear.sum())
             touched = np.bincount(rows, biases, n) + np.bincount(columns, biases, n)
             linear = 2 * linear - 2 * touched[:n]
             biases = 4 * biases
-        size = float(np.abs(linear).sum() + np.abs(biases).sum())
-        if not np.isfinite(size + offset) or size > np.finfo(np.float32).max:
+        size = coefficient_sum(Vectors(linear, rows, columns, biases, offset))
+        if not np.isfinite(size) or size > np.finfo(np.float32).max:
             raise ValueError("the model holds coefficients that are no finite float32 numbers")
-        matrix = np.zeros((n, n), np.float32)
+        common = 0.0
+        if num_ones is not None and n > 1:
+            common = float(biases.sum(dtype=np.float64)) / (n * (n - 1) / 2)
+            mean = float(linear.mean())
+            offset += common * num_ones * (num_ones - 1) / 2 + mean * num_ones
+            biases, linear = np.subtract(biases, common, dtype=np.float64), linear - mean
+        matrix = np.full((n, n), -common / 2, np.float32)
+        if common:
+            np.fill_diagonal(matrix, 0)
+            matrix[columns, rows] = 0
         matrix[rows, columns] = biases
         del vectors, rows, columns, biases
         _add_transposed(matrix)
-        return cls(linear.astype(np.float32), matrix, offset, variables, size)
+        return cls(linear.astype(np.float32), matrix, offset, variables)
 
     def restricted(self, indices: Indices) -> Floats:
         """The interactions among some variables; (m, m)."""
@@ -96,10 +104,15 @@ class DenseProblem:
         return total.astype(np.float32)
 
 
+def matrix_fits(num_variables: int) -> bool:
+    """Whether a matrix of so many variables is small enough."""
+    return BYTES_PER_ENTRY * num_variables**2 <= MOST_MATRIX_BYTES
+
+
 def refuse_too_large(num_variables: int) -> None:
     """Raises ValueError where a matrix of so many variables would not fit."""
     size = BYTES_PER_ENTRY * num_variables**2
-    if size > MOST_MATRIX_BYTES:
+    if not matrix_fits(num_variables):
         raise ValueError(
             f"{num_variables} variables need a matrix of {size / GIB:.1f} GiB,"
             f" more than {MOST_MATRIX_BYTES / GIB:.0f}: ask simulated_annealing, whose memory"

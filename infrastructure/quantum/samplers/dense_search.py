@@ -16,14 +16,16 @@ from infrastructure.quantum.samplers.dense_moves import DenseState, with_ones
 from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem, Indices
 
 # Temperatures are multiples of the problem's field scale; a spin glass freezes at a quarter of it.
-HOT, WARM, COLD = 0.25, 0.12, 0.03
-ANNEAL_SWEEPS, CHILD_SWEEPS, LAST_SWEEPS = 150, 60, 2
+HOT, WARM, COLD = 0.13, 0.08, 0.02
+ANNEAL_SWEEPS, CHILD_SWEEPS, LAST_SWEEPS = 600, 100, 2
+FEWEST_SWEEPS = 30
+SWEEPS_PER_VARIABLE = 0.3  # of an anneal; small problems need no more
 POPULATION = 16
 MOST_CHAMPIONS = 8
 NUM_UNDECIDED = 100  # variables that parents agree on, and that a child decides anew all the same
 SAME_VARIABLES = 5  # assignments that differ in no more are one
-PATIENCE = 2.0  # children without a better one, as a multiple of the population
-CONVERGED_READS = 5  # reads that came to the same energy, and none to a lower one
+PATIENCE = 4  # children without a new best one, as a multiple of the population
+CONVERGED_READS = 3  # reads that came to the same energy, and none to a lower one
 
 
 class TimeIsUp(Exception):  # noqa: N818 - no error: the search ends where it is
@@ -83,7 +85,7 @@ class DenseSearch:
         while len(population) < POPULATION:
             state = start.copy()
             state.start_randomly(self.random)
-            self._anneal(state, HOT, ANNEAL_SWEEPS)
+            self._anneal(state, HOT, self._num_sweeps(ANNEAL_SWEEPS))
             population.append(self._improved(state))
         self._evolve(population)
         champion = min(population, key=lambda state: state.energy)
@@ -102,23 +104,26 @@ class DenseSearch:
         return sum(energy <= limit for energy in self.read_energies) >= CONVERGED_READS
 
     def _evolve(self, population: list[DenseState]) -> None:
-        """Recombine until no child is better than whom it would replace; changes the list."""
+        """Recombine until that has found nothing better for long; changes the list."""
+        best = min(state.energy for state in population)
         fruitless = 0
         while fruitless < PATIENCE * len(population):
             first, second = self.random.choice(len(population), 2, replace=False).tolist()
             child = self._child(population[first], population[second])
             self.num_children += 1
             place = _place_of(child, population, first, second)
-            fruitless = 0 if place is not None else fruitless + 1
             if place is not None:
                 population[place] = child
+            fruitless += 1
+            if child.energy < _just_below(best):
+                best, fruitless = child.energy, 0
 
     def _child(self, first: DenseState, second: DenseState) -> DenseState:
         """What both agree on, and a search over the rest."""
         open_variables = _disputed(first, second)
         child = first.copy()
         part = child.restricted(open_variables)
-        self._anneal(part, WARM, CHILD_SWEEPS)
+        self._anneal(part, WARM, self._num_sweeps(CHILD_SWEEPS))
         child.take(open_variables, part)
         for _ in range(LAST_SWEEPS):
             child.sweep(COLD * self.scale, self.random)
@@ -133,6 +138,11 @@ class DenseSearch:
                     state.descend(self.random)
                     self.best = state
                 raise TimeIsUp
+
+    def _num_sweeps(self, most: int) -> int:
+        """Of an anneal: what is enough for a small problem."""
+        enough = int(SWEEPS_PER_VARIABLE * self.problem.num_variables)
+        return min(most, max(FEWEST_SWEEPS, enough))
 
     def _improved(self, state: DenseState) -> DenseState:
         state.descend(self.random)

@@ -1,8 +1,8 @@
 """Any dimod sampler in a process of its own, which is ended at the deadline.
 
-Whatever the sampler does there (hang, raise, die, answer nonsense) is a `SamplerError` here, at most
-half a second after the deadline. The process is started anew (never forked: threads and a GPU may
-be in use here), is kept for the next question, and ends with this one.
+Whatever the sampler does there (hang, raise, die, answer nonsense) is a `SamplerError` here, at
+most half a second after the deadline. The process is started anew (never forked: threads and a GPU
+may be in use here), is kept for the next question, and ends with this one.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import numpy as np
 from infrastructure.core.errors import SamplerError
 from infrastructure.quantum.samplers import wire
 from infrastructure.quantum.samplers.deadline import Deadline
-from infrastructure.quantum.samplers.plain_model import as_arrays
+from infrastructure.quantum.samplers.plain_model import as_arrays, coefficient_sum, vectors_of
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 MODULE = "infrastructure.quantum.samplers.sampler_process"
@@ -210,13 +210,6 @@ def _checked(
     labelled = (samples.astype(np.int8), list(bqm.variables))
     found = dimod.SampleSet.from_samples_bqm(labelled, bqm, info=values["info"], **vectors)
     wrong = np.abs(found.record.energy - claimed)
-    if not (wrong <= ENERGY_TOLERANCE * max(1.0, _size(bqm))).all():
+    if not (wrong <= ENERGY_TOLERANCE * coefficient_sum(vectors_of(bqm))).all():
         raise SamplerError(f"{name} told energies that its answers do not have")
     return found
-
-
-def _size(bqm: dimod.BinaryQuadraticModel) -> float:
-    """The sum of the sizes of all coefficients."""
-    vectors = bqm.to_numpy_vectors(variable_order=list(bqm.variables), dtype=np.float64)
-    linear, biases = vectors.linear_biases, vectors.quadratic.biases
-    return float(np.abs(linear).sum() + np.abs(biases).sum() + abs(vectors.offset))
