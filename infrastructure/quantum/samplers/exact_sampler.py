@@ -22,11 +22,7 @@ class ExactSampler(dimod.Sampler):
     """
 
     parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "num_ones": []}
-    properties: ClassVar[dict[str, Any]] = {
-        "max_variables": MOST_VARIABLES,
-        "keeps_time_limit": True,
-        "keeps_num_ones": True,
-    }
+    properties: ClassVar[dict[str, Any]] = {"max_variables": MOST_VARIABLES}
 
     def sample(
         self,
