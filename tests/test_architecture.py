@@ -37,7 +37,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"models"},
     {"model_adapters", "strategies", "extensions", "checkpoints", "metrics", "error_handlers"},
     {"held_out_loss", "micro_batches"},
-    {"parallel"},
+    {"parallel", "quantum"},
     {"recovery", "resume_contract", "training_facts"},
     {"stepping"},
     {"recovering"},

@@ -1,0 +1,167 @@
+"""Choosing exactly k of n things, where each has a worth and each pair a joint one.
+
+The shape that data selection, block selection and rank allocation share. The count is held by a
+penalty whose strength is derived from the numbers, so that no weight has to be found by trial.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import dimod
+import numpy as np
+import numpy.typing as npt
+
+from infrastructure.quantum.problems.problem import QuantumProblem, Sample, Variable
+
+ROWS_AT_A_TIME = 100  # of the matrix, while a model is built: a few MB at n = 5000
+MARGIN = 1.05  # of the penalty above its bound, for rounding
+
+Array = npt.NDArray[Any]
+
+
+class Choice(QuantumProblem):
+    """min offset + sum_i a_i x_i + s * sum_{i<j} B_ij x_i x_j over x with exactly k ones.
+
+    Args:
+        labels: the n variables, each named once.
+        num_chosen: k, from 1 to n.
+        linear: a, shape (n,).
+        pairs: B, shape (n, n), symmetric; its diagonal is not read. float32 or float64, which is
+            then the model's, too; it is kept, not copied.
+        pair_scale: s.
+        offset: what the empty choice costs.
+
+    Raises:
+        ValueError: sizes that do not fit, a label twice, a number that is not finite.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[Variable],
+        num_chosen: int,
+        linear: Array,
+        pairs: Array,
+        *,
+        pair_scale: float = 1.0,
+        offset: float = 0.0,
+    ) -> None:
+        self.labels = list(labels)
+        self.num_chosen = num_chosen
+        self.linear = np.asarray(linear, dtype=np.float64)
+        self.pairs = np.asarray(pairs)
+        self.pair_scale = float(pair_scale)
+        self.offset = float(offset)
+        self._index = {label: i for i, label in enumerate(self.labels)}
+        self._check()
+
+    def formulate(self) -> dimod.BinaryQuadraticModel:
+        """The objective plus `penalty_strength() * (sum x - k)^2`: every optimum has k ones.
+
+        Memory: 8 bytes for each ordered pair in the model (200 MB at n = 5000 in float32) beside
+        `pairs`; the model is built in pieces, so nothing else of that size is made.
+        """
+        strength, k, n = self.penalty_strength(), self.num_chosen, len(self.labels)
+        dtype = self.pairs.dtype
+        bqm = dimod.BinaryQuadraticModel(n, "BINARY", dtype=dtype)
+        bqm.add_linear_from_array((self.linear + strength * (1 - 2 * k)).astype(dtype))
+        bqm.offset += self.offset + strength * k**2
+        for start in range(0, n, ROWS_AT_A_TIME):
+            end = min(n, start + ROWS_AT_A_TIME)
+            is_below = np.tri(end - start, end, start - 1, dtype=np.bool_)
+            rows = np.repeat(np.arange(start, end, dtype=np.int32), is_below.sum(axis=1))
+            columns = np.broadcast_to(np.arange(end, dtype=np.int32), is_below.shape)[is_below]
+            values = self.pair_scale * self.pairs[start:end, :end][is_below] + 2 * strength
+            bqm.data.add_quadratic_from_arrays(rows, columns, values.astype(dtype))
+        bqm.relabel_variables(dict(enumerate(self.labels)), inplace=True)
+        return bqm
+
+    def penalty_strength(self) -> float:
+        """More than the least that one more, or one less, can cost wherever the count is wrong.
+
+        With a wrong count there is then always a flip towards k that lowers the energy: it wins at
+        least the strength and costs less. This bound takes the worst row; subclasses may know a
+        smaller one. The smaller it is, the lower the walls between good answers.
+        """
+        positive, negative = self._row_sums()
+        adding = float((self.linear + positive).max())
+        removing = float(-(self.linear + negative).min())
+        largest = max(float(np.abs(self.linear).max()), float((positive - negative).max()))
+        return MARGIN * max(adding, removing, 1e-3 * largest) or 1.0
+
+    def energy_of(self, chosen: Array) -> float:
+        """The objective (no penalty) in float64 of the choice of these indices, of any number."""
+        block = self.pairs[np.ix_(chosen, chosen)].astype(np.float64)
+        both = (block.sum() - np.trace(block)) / 2
+        return float(self.offset + self.linear[chosen].sum() + self.pair_scale * both)
+
+    def indices(self, sample: Sample) -> Array:
+        """Which of the n are ones, ascending."""
+        return np.array([i for i, label in enumerate(self.labels) if sample[label]], dtype=np.int64)
+
+    def sample_of(self, chosen: Array) -> Sample:
+        """The sample in which the choice of these indices is ones."""
+        ones = set(np.asarray(chosen).tolist())
+        return {label: int(i in ones) for i, label in enumerate(self.labels)}
+
+    def repair(self, sample: Sample) -> Sample:
+        """With a wrong count, add or drop one after the other what costs least."""
+        chosen = self.indices(sample)
+        if len(chosen) == self.num_chosen:
+            return sample
+        return self.sample_of(self._repaired(chosen))
+
+    def decode(self, sample: Sample) -> list[Any]:
+        """The labels that are chosen, in the order of the variables; k of them."""
+        return [self.labels[i] for i in self.indices(self.repair(sample))]
+
+    def facts(self) -> dict[str, Any]:
+        return {"num_candidates": len(self.labels), "num_chosen": self.num_chosen}
+
+    def _repaired(self, chosen: Array) -> Array:
+        is_chosen = np.zeros(len(self.labels), dtype=np.bool_)
+        is_chosen[chosen] = True
+        joint = np.zeros(len(self.labels))  # with those that are chosen, at each
+        for i in chosen:
+            joint += self.pairs[i]
+        joint -= np.where(is_chosen, self.pairs.diagonal(), 0.0)
+        while (excess := int(is_chosen.sum()) - self.num_chosen) != 0:
+            cost = self.linear + self.pair_scale * joint
+            candidates = np.flatnonzero(is_chosen == (excess > 0))
+            flipped = candidates[np.argmin(-cost[candidates] if excess > 0 else cost[candidates])]
+            is_chosen[flipped] = excess < 0
+            change = np.array(self.pairs[flipped], dtype=np.float64)
+            change[flipped] = 0.0
+            joint += change if excess < 0 else -change
+        return np.flatnonzero(is_chosen)
+
+    def _row_sums(self) -> tuple[Array, Array]:
+        """Of each row of the scaled pairs off the diagonal: the positive ones, the negative ones.
+
+        At most k - 1 others are chosen when one is added, so more of them cannot count.
+        """
+        n, others = len(self.labels), max(1, self.num_chosen - 1)
+        positive, negative = np.zeros(n), np.zeros(n)
+        for i in range(n):
+            row = self.pair_scale * self.pairs[i].astype(np.float64)
+            row[i] = 0.0
+            up = row[row > 0]
+            if len(up) > others:
+                up = np.partition(up, len(up) - others)[-others:]
+            positive[i], negative[i] = up.sum(), row[row < 0].sum()
+        return positive, negative
+
+    def _check(self) -> None:
+        n = len(self.labels)
+        if len(self._index) != n:
+            twice = next(x for i, x in enumerate(self.labels) if self._index[x] != i)
+            raise ValueError(f"{self.name}: {twice!r} is there twice; each is one variable")
+        if not 1 <= self.num_chosen <= n:
+            raise ValueError(f"{self.name}: {self.num_chosen} cannot be chosen of {n}")
+        if self.linear.shape != (n,) or self.pairs.shape != (n, n):
+            shapes = f"{self.linear.shape} and {self.pairs.shape}"
+            raise ValueError(f"{self.name}: {n} variables, but numbers of the shapes {shapes}")
+        if self.pairs.dtype not in (np.float32, np.float64):
+            raise ValueError(f"{self.name}: pairs are {self.pairs.dtype}, not float32 or float64")
+        finite = np.isfinite(self.pairs.sum()) or np.isfinite(self.pairs).all()
+        if not (finite and np.isfinite(self.linear).all() and np.isfinite(self.offset)):
+            raise ValueError(f"{self.name}: a number is not finite; nothing can be chosen by it")

@@ -1,0 +1,84 @@
+"""Samplers by name, each of which keeps a time limit.
+
+    create_sampler("auto").sample(bqm, time_limit=10, seed=0)
+
+Every one takes `time_limit` (seconds of wall time, a hard bound) and, where it makes sense,
+`num_reads` and `seed`. Where neither time nor reads are given, its work follows from the size.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import dimod
+
+from infrastructure.core.lookup import look_up
+from infrastructure.quantum.samplers.auto_sampler import AutoSampler
+from infrastructure.quantum.samplers.dense_annealer import DenseAnnealer
+from infrastructure.quantum.samplers.exact_sampler import ExactSampler
+from infrastructure.quantum.samplers.process_sampler import ProcessSampler
+
+AUTO = "auto"
+
+
+Make = Callable[..., dimod.Sampler]
+
+
+def _beside(name: str, *known: str) -> Make:
+    """Makes a sampler that runs in a process of its own, and knows these keywords."""
+
+    def make(**options: Any) -> dimod.Sampler:
+        return ProcessSampler(name, options, known)
+
+    return make
+
+
+READS, SEED = "num_reads", "seed"
+
+SAMPLERS: dict[str, Make] = {
+    AUTO: lambda: AutoSampler(create_sampler),  # by size, density, structure and time
+    "exact": ExactSampler,  # up to 20 variables
+    "dense_annealer": DenseAnnealer,
+    # of dwave-samplers
+    "simulated_annealing": _beside("simulated_annealing", READS, SEED),
+    "tabu": _beside("tabu", READS, SEED),
+    "path_integral": _beside("path_integral", READS, SEED),
+    "steepest_descent": _beside("steepest_descent", READS, SEED),
+    "tree_decomposition": _beside("tree_decomposition", READS),
+    # circuits, up to 20 variables: simulated by numpy, by qiskit-aer, and on Azure's machines
+    "qaoa": _beside("qaoa", READS, SEED),
+    "aer_qaoa": _beside("aer_qaoa", READS, SEED),
+    "azure_quantum": _beside("azure_quantum", READS),
+    # D-Wave's machines
+    "leap_hybrid": _beside("leap_hybrid"),
+    "qpu": _beside("qpu", READS),
+}
+
+
+def create_sampler(name: str, **options: Any) -> dimod.Sampler:
+    """The sampler of a name (hyphens are underscores), or of one's own `module:Class`.
+
+    A sampler of one's own is a class with a method `sample`; it runs in a process of its own, as
+    all do that keep no time limit by themselves.
+
+    Args:
+        options: what the sampler is made with, such as `num_sweeps` of simulated_annealing or
+            `target` of azure_quantum.
+
+    Raises:
+        ValueError: there is no such sampler, or it takes no such option.
+    """
+    if ":" in name:
+        return ProcessSampler(name, options)
+    make = look_up("sampler", name.replace("-", "_"), SAMPLERS)
+    try:
+        return make(**options)
+    except TypeError as error:
+        raise ValueError(f"the sampler {name} cannot be made: {error}") from None
+
+
+def close_sampler(sampler: dimod.Sampler) -> None:
+    """End the processes that a sampler of `create_sampler` keeps for its next question."""
+    for one in getattr(sampler, "asked", {}).values():
+        close_sampler(one)
+    if isinstance(sampler, ProcessSampler):
+        sampler.close()

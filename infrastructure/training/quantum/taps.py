@@ -1,0 +1,118 @@
+"""What flows through chosen modules of a model, forward and backward, without a trace.
+
+A tap hands over a tensor of the forward pass together with the gradient that arrives there in the
+backward pass. No parameter's gradient is computed, and nothing is kept longer than autograd keeps
+what it saves: where activations are computed again (checkpointing), so is what a tap needs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from infrastructure.core.errors import TemperError
+from infrastructure.training.held_out_loss import leaving_no_trace
+
+Told = Callable[[torch.Tensor, torch.Tensor], None]  # kept tensor, gradient of the output
+
+
+class _Tap(torch.autograd.Function):
+    """The identity; in the backward pass it tells `told` what was kept and the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, output: torch.Tensor, kept: torch.Tensor, anchor: torch.Tensor, told: Told
+    ) -> torch.Tensor:
+        ctx.save_for_backward(kept)
+        ctx.told = told
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (kept,) = ctx.saved_tensors
+        with torch.no_grad():
+            ctx.told(kept.detach(), gradient.detach())
+        return gradient, None, None, None
+
+
+@contextmanager
+def tapped(
+    modules: Mapping[str, torch.nn.Module],
+    told: Callable[[str, torch.Tensor, torch.Tensor], None],
+    *,
+    keep_output: bool = False,
+) -> Iterator[set[str]]:
+    """Inside, each backward pass calls told(name, kept, gradient of the module's output).
+
+    Kept is the module's input, or its output. Hooks do not reach into compiled code, so what was
+    compiled runs as it was written.
+
+    Yields:
+        Names of the modules that were heard of so far.
+    """
+    heard: set[str] = set()
+    anchor = torch.zeros(
+        (), requires_grad=True
+    )  # what makes a frozen model's outputs have gradients
+
+    def hook_for(name: str) -> Callable[..., torch.Tensor]:
+        def tell(kept: torch.Tensor, gradient: torch.Tensor) -> None:
+            heard.add(name)
+            told(name, kept, gradient)
+
+        def hook(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+            kept = output if keep_output else inputs[0]
+            tap: torch.Tensor = _Tap.apply(output, kept.detach(), anchor, tell)  # type: ignore[no-untyped-call]
+            return tap
+
+        return hook
+
+    handles = [module.register_forward_hook(hook_for(name)) for name, module in modules.items()]
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield heard
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def measuring(
+    model: torch.nn.Module, device: torch.device, *, parameters_have_gradients: bool = False
+) -> Iterator[None]:
+    """Inside, the model computes as in evaluation, but with gradients, and checkpoints as before.
+
+    Afterwards weights, gradients, what trains, modes, buffers and random state are what they were,
+    bit for bit.
+    """
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters]
+    trained = [parameter.requires_grad for parameter in parameters]
+    with leaving_no_trace(model, device), torch.enable_grad():
+        for module in model.modules():  # a layer looks at its own mode when it checkpoints
+            module.training = bool(getattr(module, "gradient_checkpointing", False))
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+                if not parameters_have_gradients:
+                    parameter.requires_grad_(False)
+            yield
+        finally:
+            for parameter, gradient, trains in zip(parameters, gradients, trained, strict=True):
+                parameter.requires_grad_(trains)
+                parameter.grad = gradient
+
+
+def check_heard(heard: set[str], wanted: Mapping[str, torch.nn.Module]) -> None:
+    """Refuse to go on with gradients of a part of the modules.
+
+    Raises:
+        TemperError: a module was passed by: its forward was not called, as with fused kernels.
+    """
+    silent = [name for name in wanted if name not in heard]
+    if silent:
+        raise TemperError(
+            f"no gradient came through {silent[0]} ({len(silent)} of {len(wanted)} layers): this"
+            " model computes them in a kernel of its own, so examples cannot be told apart"
+        )
