@@ -11,13 +11,13 @@ import numpy as np
 
 from infrastructure.training.data.examples import TokenizedExample
 
-NUM_TARGET, NUM_HELD_OUT = 64, 160
+NUM_TARGET, NUM_HELD_OUT = 64, 96
 CLEAN, NOISE = 0.5, 1 / 3  # of a dirty pool; the rest are copies of its clean rows
 
 
 @dataclass(frozen=True)
 class Row:
-    """`kind` is what a selection should tell apart: clean, copy, off topic, scrambled, mismatched."""
+    """`kind` is clean, copy, off topic, scrambled or mismatched: what a choice should tell apart."""
 
     prompt: str
     answer: str
@@ -59,7 +59,9 @@ def off_topic_rows() -> list[Row]:
     return [Row(p[: len(p) // 3], p[len(p) // 3 :], "off topic") for p in pieces]
 
 
-def make_rows(questions: Sequence[Row], others: Sequence[Row], *, size: int, is_dirty: bool, seed: int) -> Rows:
+def make_rows(
+    questions: Sequence[Row], others: Sequence[Row], *, size: int, is_dirty: bool, seed: int
+) -> Rows:
     """A pool of `size` rows, target rows and held-out rows."""
     chance = random.Random(seed)
     drawn = chance.sample(list(questions), NUM_TARGET + NUM_HELD_OUT + size)
@@ -80,7 +82,7 @@ def make_rows(questions: Sequence[Row], others: Sequence[Row], *, size: int, is_
 
 
 def _spoiled(rows: Sequence[Row], others: Sequence[Row], chance: random.Random) -> Iterator[Row]:
-    """A third off topic, a third with the words of the answer in disorder, a third with another's."""
+    """A third off topic, a third with its answer's words in disorder, a third with another's."""
     for i, row in enumerate(rows):
         if i % 3 == 0:
             yield chance.choice(list(others))
