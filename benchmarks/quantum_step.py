@@ -213,7 +213,7 @@ class Selections:
 
 
 def run_seed(
-    folder: Path, tokenizer: Any, rows: dict[str, Rows], seed: int, steps: int
+    adapter: ModelAdapter, weights: dict[str, Any], rows: dict[str, Rows], seed: int, steps: int
 ) -> list[Any]:
     """All cases of one seed."""
     found, selections, model = [], {}, model_of(adapter)

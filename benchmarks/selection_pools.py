@@ -17,7 +17,7 @@ CLEAN, NOISE = 0.5, 1 / 3  # of a dirty pool; the rest are copies of its clean r
 
 @dataclass(frozen=True)
 class Row:
-    """`kind` is clean, copy, off topic, scrambled or mismatched: what a choice should tell apart."""
+    """`kind` is clean, copy, off topic, scrambled or mismatched: to be told apart."""
 
     prompt: str
     answer: str
