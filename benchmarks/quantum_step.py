@@ -127,7 +127,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         spent += time.process_time() - started
-        if held_out and step % EVALUATE_EVERY == 0:
+        if held_out and (step % EVALUATE_EVERY == 0 or step == steps):
             losses[step] = held_out_loss(adapter, held_out)
     return Trained(losses, spent / steps)
 
