@@ -15,6 +15,7 @@ from infrastructure.config.layers import Layer, Setting, Source, flatten, merge,
 from infrastructure.config.misfits import misfits, several_processes, testing_off, unused_notes
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.presets import open_presets
+from infrastructure.config.quantum_config import QuantumConfig
 from infrastructure.config.record import (
     PATHS,
     absolute_place,
@@ -95,6 +96,9 @@ class DeploymentConfig(Section):
     memory: MemoryConfig = Field(default=MemoryConfig(), description="Memory limits.")
     monitor: MonitorConfig = Field(default=MonitorConfig(), description="Monitoring.")
     resources: ResourcesConfig = Field(default=ResourcesConfig(), description="Machine limits.")
+    quantum: QuantumConfig = Field(
+        default=QuantumConfig(), description="What the quantum step decides, and at what cost."
+    )
 
     output_dir: PathText = Field(
         default="runs", description="Folder in which run directories are made."

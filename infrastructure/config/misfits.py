@@ -14,10 +14,17 @@ from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.layers import Layer, Source
 from infrastructure.config.model_config import EmbeddedModelConfig, ModelConfig
+from infrastructure.config.quantum_config import (
+    ASKED_BY,
+    DATA_SELECTION,
+    RANK_ALLOCATION,
+    SAMPLER,
+    QuantumConfig,
+)
 from infrastructure.config.resolve import attention_for
-from infrastructure.config.resource_config import MemoryConfig
+from infrastructure.config.resource_config import MemoryConfig, QuantumResources, ResourcesConfig
 from infrastructure.config.section import ConfigurationError
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.training_config import QUANTUM, TrainingConfig
 from infrastructure.config.words import show
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
@@ -31,6 +38,8 @@ class HasSections(Protocol):
     training: TrainingConfig
     backup: BackupConfig
     memory: MemoryConfig
+    quantum: QuantumConfig
+    resources: ResourcesConfig
     enable_gpu_optimization: bool
     enable_memory_optimization: bool
     max_memory_percent: float
@@ -46,6 +55,8 @@ class _Defaults(NamedTuple):
     training: TrainingConfig = TrainingConfig()
     backup: BackupConfig = BackupConfig()
     memory: MemoryConfig = MemoryConfig()
+    quantum: QuantumConfig = QuantumConfig()
+    resources: ResourcesConfig = ResourcesConfig()
     max_memory_percent: float = 85.0
 
 
@@ -81,6 +92,23 @@ def _is_standard(config: HasSections) -> bool:
     return config.training.strategy == "standard"
 
 
+def _asks_nothing(config: HasSections) -> bool:
+    return QUANTUM not in config.training.extensions
+
+
+def _asks_another(problem: str) -> Condition:
+    """Whether a quantum step is asked for, and it decides something else."""
+    return lambda config: not _asks_nothing(config) and config.quantum.problem != problem
+
+
+def _asks_no_sampler(config: HasSections) -> bool:
+    return not _asks_nothing(config) and config.quantum.answer != SAMPLER
+
+
+_NO_QUANTUM_STEP = (
+    "no quantum step is made",
+    "add quantum to training.enabled_extensions, or leave it out",
+)
 _NO_BETAS = "training.optimizer sgd has no betas"
 _ALIKE = "training.strategy standard trains all layers alike", "use finetune or auto"
 UNUSED = (
@@ -159,6 +187,27 @@ UNUSED = (
             "max_memory_percent",
         )
     ),
+    *(
+        Unused(key, _asks_nothing, *_NO_QUANTUM_STEP)
+        for section in (QuantumConfig, QuantumResources)
+        for key in [f"{section.prefix}.{name}" for name in section.model_fields]
+    ),
+    *(
+        Unused(
+            f"quantum.{name}",
+            _asks_another(problem),
+            f"it is about {problem}, and quantum.problem is another",
+        )
+        for name, problem in ASKED_BY.items()
+    ),
+    *(
+        Unused(
+            f"resources.quantum.{name}",
+            _asks_no_sampler,
+            "quantum.answer takes a plain answer and asks no sampler",
+        )
+        for name in ("solver", "fallback")
+    ),
     Unused("training.layerwise_lr_decay", _is_standard, *_ALIKE),
     Unused("training.unfreeze_interval", _is_standard, *_ALIKE),
 )
@@ -170,6 +219,7 @@ def misfits(config: HasSections, source_of: SourceOf) -> Iterator[str]:
     yield from _longer_than_the_model_sees(config.model, config.data)
     yield from _web_addresses(config)
     yield from _unmeasured(config)
+    yield from _nothing_to_decide(config)
     for unused, value, is_default in _without_effect(config):
         if not is_default:
             yield f"{_told(unused, value, source_of)}: {unused.remedy}"
@@ -237,6 +287,27 @@ def _unmeasured(config: HasSections) -> Iterator[str]:
         yield (
             "training.compile_mode auto measures whether compiling pays, and"
             " enable_gpu_optimization is off: switch that on, or name a mode"
+        )
+
+
+def _nothing_to_decide(config: HasSections) -> Iterator[str]:
+    """A sentence where the quantum step has nothing that it could choose from."""
+    if _asks_nothing(config):
+        return
+    if config.quantum.problem == DATA_SELECTION and config.data.streaming:
+        yield (
+            "quantum.problem data_selection looks at examples before the training, and"
+            " data.streaming reads them while it goes on: switch one of them off"
+        )
+    if config.quantum.target == "validation" and _holds_nothing_out(config):
+        yield (
+            "quantum.target validation takes the held-out rows, and nothing is held out: set"
+            " data.validation_split or data.eval_path, or take the target pool"
+        )
+    if config.quantum.problem == RANK_ALLOCATION and config.model.lora_config is None:
+        yield (
+            "quantum.problem rank_allocation chooses among the components of LoRA, and there is no"
+            " model.lora_config: give one, or another problem"
         )
 
 

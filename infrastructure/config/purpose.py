@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.training_config import QUANTUM
 
-SECTIONS_THAT_COUNT = ("model.", "data.", "training.")
+SECTIONS_THAT_COUNT = ("model.", "data.", "training.", "quantum.", "resources.quantum.")
+# These only where there is a quantum step.
+OF_THE_QUANTUM_STEP = ("quantum.", "resources.quantum.")
 # Inside those sections. Outside of them nothing counts.
 DOES_NOT_COUNT = frozenset(
     {
@@ -39,6 +42,8 @@ DOES_NOT_COUNT = frozenset(
         "training.cache_dir",
         "training.save_stacks",
         "training.save_rack",
+        "quantum.max_overhead_percent",
+        "resources.quantum.timeout",
     }
 )
 # Where something lies. Equal content in another place is the same training.
@@ -53,7 +58,9 @@ def counts(key: str) -> bool:
 def purpose_of(config: DeploymentConfig) -> dict[str, Any]:
     """The settings that count, by key, as JSON values; places as they are found from anywhere."""
     nested = config.to_dict()["values"]
-    found = {key: _inside(nested, key) for key in config.present_keys() if counts(key)}
+    left_out = () if QUANTUM in config.training.extensions else OF_THE_QUANTUM_STEP
+    keys = [key for key in config.present_keys() if counts(key) and not key.startswith(left_out)]
+    found = {key: _inside(nested, key) for key in keys}
     return found | {key: True for key, value in found.items() if isinstance(value, Mapping)}
 
 

@@ -12,9 +12,9 @@ from infrastructure.config.values import (
     CountOrZero,
     Duration,
     EachOnce,
-    Later,
     Megabytes,
     MemoryAmount,
+    Names,
     PathText,
     Percent,
     Positive,
@@ -24,7 +24,6 @@ from infrastructure.config.values import (
 
 _HOST_AND_PORT = re.compile(r"(?:([\w.-]+|\[[0-9A-Fa-f:]+\]):)?(\d{1,5})")
 _LOOPBACK = "127.0.0.1"
-_E = Later("E")
 
 
 def _host_and_port(value: Any) -> Any:
@@ -165,12 +164,15 @@ class QuantumResources(Section):
 
     prefix: ClassVar[str] = "resources.quantum"
 
-    solver: Annotated[str, _E] = Field(default="auto", description="Name of the sampler.")
-    max_qubits: Annotated[Count, _E] = Field(
-        default=5000, description="Largest problem, in variables."
+    solver: str = Field(
+        default="auto", description="Name of the sampler; auto: by size, density and time."
     )
-    timeout: Annotated[Positive, _E] = Field(
+    max_qubits: Count = Field(default=5000, description="Largest problem, in variables.")
+    timeout: Positive = Field(
         default=300, description="Hard bound on the wall time of one answer, in seconds."
+    )
+    fallback: Annotated[Names, EachOnce] = Field(
+        default=[], description="Samplers that are asked when the solver fails, in this order."
     )
 
 

@@ -26,6 +26,7 @@ from infrastructure.config.values import (
     SplitCommas,
 )
 
+QUANTUM = "quantum"  # the extension that `optimization_frequency` switches on
 # One thing in two units: of each pair, giving one switches the other off.
 EPOCHS_OR_STEPS = {
     "checkpoint_interval": "checkpoint_frequency",
@@ -158,11 +159,12 @@ class TrainingConfig(StackwiseFields):
         default=None,
         description="Epochs after which the next layer from the top trains too; none: off.",
     )
-    enabled_extensions: Annotated[
-        Names, Later("extensions", ("memory", "multimodal", "quantum"))
-    ] = Field(default=[], description="Extensions by name, in their order.")
-    optimization_frequency: Annotated[Count | None, Later("E")] = Field(
-        default=None, description="Steps between two quantum optimisation steps; none: never."
+    enabled_extensions: Annotated[Names, Later("extensions", ("memory", "multimodal"))] = Field(
+        default=[], description="Extensions by name, in their order, such as quantum."
+    )
+    optimization_frequency: Count | None = Field(
+        default=None,
+        description="Steps between two quantum steps, which it switches on; none: one, if at all.",
     )
     recovery: RecoveryConfig = Field(
         default=RecoveryConfig(), description="What is done about an error before giving up."
@@ -183,6 +185,12 @@ class TrainingConfig(StackwiseFields):
             return self.strategy
         finetunes = model.lora_config or self.layerwise_lr_decay < 1 or self.unfreeze_interval
         return "finetune" if finetunes else "standard"
+
+    @property
+    def extensions(self) -> list[str]:
+        """Those that take part: what is enabled, and `quantum` where it was given a rhythm."""
+        asked = self.optimization_frequency is not None and QUANTUM not in self.enabled_extensions
+        return [*self.enabled_extensions, *([QUANTUM] if asked else [])]
 
     def check_together(self) -> None:
         """Epochs and steps for the same thing: steps alone switch the default interval off."""

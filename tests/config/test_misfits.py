@@ -10,6 +10,8 @@ from infrastructure.config.model_config import LoraConfig, ModelConfig
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.config.words import show
 
+QUANTUM = {"training.enabled_extensions": ["quantum"]}
+
 
 @pytest.mark.parametrize(
     ("keywords", "sentence"),
@@ -33,6 +35,18 @@ from infrastructure.config.words import show
         (
             {"training.compile_mode": "auto", "enable_gpu_optimization": False},
             "compile_mode auto measures whether compiling pays, and enable_gpu_optimization is off",
+        ),
+        (
+            {"training.optimization_frequency": 9, "data.streaming": True},
+            "data_selection looks at examples before the training, and data.streaming reads them",
+        ),
+        (
+            {**QUANTUM, "quantum.target": "validation", "data.validation_split": 0},
+            "quantum.target validation takes the held-out rows, and nothing is held out",
+        ),
+        (
+            {**QUANTUM, "quantum.problem": "rank_allocation"},
+            "rank_allocation chooses among the components of LoRA, and there is no model.lora_con",
         ),
         ({"data.max_length": 1024}, "raise model.embedded.max_positions (512)"),
         ({"data.path": "https://example.org/rows.jsonl"}, "is a web address: download it"),
@@ -80,6 +94,26 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("training.keep_best", 2, {"data.validation_split": 0}),
     ("training.early_stopping_patience", 2, {"data.validation_split": 0}),
     ("training.early_stopping_min_delta", 0.1, {}),
+    ("quantum.problem", "block_selection", {}),
+    ("quantum.answer", "random", {}),
+    ("quantum.data_budget", 0.5, {}),
+    ("quantum.data_budget", 0.5, {**QUANTUM, "quantum.problem": "block_selection"}),
+    ("quantum.target", "validation", {}),
+    ("quantum.target", "validation", {**QUANTUM, "quantum.problem": "block_selection"}),
+    ("quantum.candidates", 100, {}),
+    ("quantum.candidates", 100, {**QUANTUM, "quantum.problem": "block_selection"}),
+    ("quantum.num_blocks", 2, {}),
+    ("quantum.num_blocks", 2, QUANTUM),
+    ("quantum.rank_budget", 0.25, {}),
+    ("quantum.rank_budget", 0.25, QUANTUM),
+    ("quantum.max_overhead_percent", 10.0, {}),
+    ("quantum.background", True, {}),
+    ("resources.quantum.solver", "tabu", {}),
+    ("resources.quantum.solver", "tabu", {**QUANTUM, "quantum.answer": "random"}),
+    ("resources.quantum.max_qubits", 100, {}),
+    ("resources.quantum.timeout", 10.0, {}),
+    ("resources.quantum.fallback", ["tabu"], {}),
+    ("resources.quantum.fallback", ["tabu"], {**QUANTUM, "quantum.answer": "random"}),
 ]
 
 
@@ -118,7 +152,7 @@ def test_every_unused_setting_is_tried() -> None:
     "sections",
     [
         {"training": {"mode": "blockwise"}},
-        {"training": {"enabled_extensions": ["quantum"]}},
+        {"training": {"enabled_extensions": ["multimodal"]}},
         {"model": {"adapter": "dialogue"}},
     ],
 )
@@ -152,6 +186,10 @@ def test_sections_that_were_changed_by_hand_are_checked() -> None:
         {"data.streaming": True, "data.buffer_size": 10},
         {"data.num_workers": 0, "data.prefetch_factor": 4},
         {"training.early_stopping_patience": 2, "training.early_stopping_min_delta": 0.1},
+        {**QUANTUM, "quantum.target": "validation", "quantum.data_budget": 0.1},
+        {**QUANTUM, "quantum.problem": "block_selection", "data.streaming": True},
+        {"training.optimization_frequency": 100, "resources.quantum.solver": "tabu"},
+        {**QUANTUM, "quantum.problem": "rank_allocation", "model.lora_config": True},
     ],
 )
 def test_what_fits_is_left_alone(keywords: dict[str, Any]) -> None:

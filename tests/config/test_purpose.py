@@ -29,8 +29,10 @@ time_step_masking num_time_steps time_step_bins time_step_mask_fractions store_a
 time_step_cache_size quantization_enabled quantization_type backbone_quantized
 adapters_full_precision qlora_enabled qlora_rank qlora_alpha qlora_dropout qlora_lr
 qlora_progressive_enabled qlora_strategy cache_mode
+quantum.problem answer data_budget target candidates num_blocks rank_budget background
+resources.quantum.solver resources.quantum.max_qubits resources.quantum.fallback
 """
-OUTSIDE = ("backup.", "cache.", "memory.", "monitor.", "resources.")
+OUTSIDE = ("backup.", "cache.", "memory.", "monitor.", "resources.gpu.")
 ROOT = {key for key in FIELDS if "." not in key}
 
 
@@ -38,7 +40,10 @@ def keys_that_count() -> set[str]:
     found, section = set(), ""
     for word in COUNT.split():
         first, dot, rest = word.partition(".")
-        if dot and first in ("model", "data", "training"):
+        if word.startswith("resources."):
+            found.add(word)
+            continue
+        if dot and first in ("model", "data", "training", "quantum"):
             section, word = first, rest
         found.add(f"{section}.{word}")
     return found
@@ -49,6 +54,15 @@ def test_every_key_is_on_one_side() -> None:
     assert keys_that_count() | DOES_NOT_COUNT == inside
     assert not keys_that_count() & DOES_NOT_COUNT
     assert {key for key in FIELDS if counts(key)} == keys_that_count()
+
+
+def test_the_quantum_step_counts_where_there_is_one() -> None:
+    plain, other = DeploymentConfig(), DeploymentConfig(**{"quantum.data_budget": 0.5})
+    assert purpose_of(other) == purpose_of(plain)
+    assert not [key for key in purpose_of(plain) if "quantum." in key]
+    on = {"training.optimization_frequency": 10}
+    found = purpose_of(DeploymentConfig(**on, **{"quantum.data_budget": 0.5}))
+    assert [*differing_keys(purpose_of(DeploymentConfig(**on)), found)] == ["quantum.data_budget"]
 
 
 @pytest.mark.parametrize("key", sorted({*DOES_NOT_COUNT, *ROOT, "backup.place", "cache.disk_size"}))

@@ -32,7 +32,7 @@ YAML_SAMPLES: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
             "model.lora_config.alpha": 32,
             "model.lora_config.dropout": 0.1,
         },
-        {"training.optimization_frequency"},
+        set(),
         set(),
     ),
     "000_resources": (
@@ -159,6 +159,16 @@ def test_a_yaml_sample_loads_as_it_stands(name: str) -> None:
     assert given_keys(config) == set(values)
     assert refused_keys(config) == refused
     assert told_keys(config) == told
+
+
+def test_the_rhythm_of_000_switches_the_quantum_step_on(tmp_path: Path) -> None:
+    """There it stands beside the solver, and nothing else asks for one."""
+    path = tmp_path / "all.yaml"
+    names = ("000_training", "000_resources")
+    path.write_text("\n".join((SAMPLES / f"{name}.yaml").read_text() for name in names))
+    config = load_config(path, environment={})
+    assert config.training.extensions == ["quantum"]
+    assert refused_keys(config) == told_keys(config) == set()
 
 
 def test_the_sections_of_both_specifications_in_one_file(tmp_path: Path) -> None:

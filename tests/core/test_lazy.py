@@ -11,7 +11,10 @@ def package(monkeypatch: pytest.MonkeyPatch) -> str:
     module = types.ModuleType("some_package")
     places = {"OrderedDict": "collections"}
     monkeypatch.setattr(
-        module, "__getattr__", lazy_names("some_package", places, {"Later": "E"}), raising=False
+        module,
+        "__getattr__",
+        lazy_names("some_package", places, {"Later": "stackwise"}),
+        raising=False,
     )
     monkeypatch.setitem(sys.modules, "some_package", module)
     return "some_package"
@@ -24,7 +27,7 @@ def test_a_name_is_what_its_module_has(package: str) -> None:
 
 
 def test_a_name_of_a_later_part_says_which(package: str) -> None:
-    with pytest.raises(ImportError, match=r"^Later comes with part E \(the quantum step\)$"):
+    with pytest.raises(ImportError, match=r"^Later comes with the part on stack-wise training$"):
         exec(f"from {package} import Later")
 
 

@@ -10,8 +10,8 @@ from tests.faults.judge import Figures, run_module, tell
 from tests.faults.kill_storm import MUTANTS
 from tests.faults.kill_storm_bridge import MUTANTS as BRIDGE_MUTANTS
 
-NUM_KILLS, NUM_MUTANT_KILLS, NUM_TRANSFORMERS_KILLS = 200, 15, 60
-NUM_BRIDGE_KILLS, NUM_BRIDGE_MUTANT_KILLS = 60, 4
+NUM_KILLS, NUM_MUTANT_KILLS, NUM_TRANSFORMERS_KILLS = 120, 15, 60
+NUM_BRIDGE_KILLS, NUM_BRIDGE_MUTANT_KILLS = 40, 4
 
 
 def storm(*arguments: str, module: str = "kill_storm") -> Figures:

@@ -11,7 +11,7 @@ the windows of a stream depend on the machine's memory; the fingerprint tells.
 
 import copy
 import itertools
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from infrastructure.training.data.chat_format import special_tokens
 from infrastructure.training.data.data_report import DataReport
 from infrastructure.training.data.example_sources import (
     AugmentedExamples,
-    ExampleSource,
     Order,
     StoredConversations,
     StoredExamples,
@@ -33,7 +32,7 @@ from infrastructure.training.data.example_sources import (
 )
 from infrastructure.training.data.examples import EvaluationRow, Question, TokenizedExample
 from infrastructure.training.data.fingerprints import text_hash
-from infrastructure.training.data.order import Indices
+from infrastructure.training.data.order import Indices, random_selection
 from infrastructure.training.data.planning import (
     memory_bytes,
     plan_key,
@@ -71,7 +70,7 @@ class _Prepared:
     entry: CacheEntry
     report: DataReport
     encoder: ConversationEncoder
-    source: ExampleSource
+    source: StoredExamples | AugmentedExamples | StreamedExamples
     held_out: Indices
 
 
@@ -105,6 +104,7 @@ class DataPipeline:
         self.cache_config = cache_config or CacheConfig()
         self.seed = seed
         self._prepared: _Prepared | None = None
+        self._num_selected: int | None = None
         if data_config.chat_template is not None:
             tokenizer.chat_template = read_chat_template(data_config.chat_template)
 
@@ -148,12 +148,14 @@ class DataPipeline:
     @property
     def num_examples(self) -> int:
         """Training examples in one epoch."""
-        return self.report.num_train
+        return self.report.num_train if self._num_selected is None else self._num_selected
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the training examples, in their order in the files, and of how they are drawn."""
-        changes = [self.config.balance_by, self.config.augmentation]
+        """Hash of the training examples, in their order in the files, and of how they are drawn;
+        of a selection its size: which they are is decided while the training goes on."""
+        limit = [] if self._num_selected is None else [self._num_selected]
+        changes = [self.config.balance_by, self.config.augmentation, *limit]
         found = self.report.fingerprint
         return text_hash([found, *changes]) if any(changes) else found
 
@@ -163,6 +165,63 @@ class DataPipeline:
         ends = {*self.report.end_tokens, self.tokenizer.eos_token}
         special = special_tokens(self.tokenizer)  # a cut answer ends with any token
         return sorted(number for number, token in special.items() if token in ends)
+
+    @property
+    def num_candidates(self) -> int:
+        """Training examples that there are to choose from: their ids are 0, 1, …"""
+        return self.report.num_train
+
+    @property
+    def selected(self) -> Indices | None:
+        """Ids of the examples that are trained on, ascending; None: no number was given."""
+        return None if self._num_selected is None else self._order().selected
+
+    def limit_to(self, num_examples: int) -> None:
+        """Train on so many of the examples from now on: on random ones until `select` says which.
+
+        Raises:
+            ValueError: there are not so many, or they are read in an order of their own.
+        """
+        order = self._order()
+        if not 1 <= num_examples <= self.num_candidates:
+            raise ValueError(
+                f"{num_examples} of {self.num_candidates} training examples cannot be selected"
+            )
+        self._num_selected = num_examples
+        order.select(random_selection(self.num_candidates, num_examples, self.seed))
+
+    def select(self, ids: Sequence[int] | Indices) -> None:
+        """Train on these examples, as many as `limit_to` has said, in epochs that begin from now
+        on.
+
+        Raises:
+            ValueError: they are not so many different ids.
+        """
+        chosen = np.unique(np.asarray(ids, dtype=np.int64))
+        is_known = len(chosen) == 0 or (chosen[0] >= 0 and chosen[-1] < self.num_candidates)
+        if len(chosen) != self._num_selected or len(chosen) != len(ids) or not is_known:
+            raise ValueError(
+                f"{len(ids)} ids, {len(chosen)} of them different, are no selection of"
+                f" {self._num_selected} from {self.num_candidates} training examples"
+            )
+        self._order().select(chosen)
+
+    def examples(self, ids: Sequence[int] | Indices) -> list[TokenizedExample]:
+        """Training examples by their ids, never augmented."""
+        rows = self._order().all_rows
+        return [self.store.example(int(rows[number])) for number in ids]
+
+    def places_of(self, ids: Sequence[int] | Indices) -> list[str]:
+        """file:line of training examples by their ids."""
+        return _places(self.store, [int(self._order().all_rows[number]) for number in ids])
+
+    def _order(self) -> Order:
+        source = self._ready().source
+        if isinstance(source, StreamedExamples):
+            raise ValueError(
+                "data.streaming reads examples in an order of its own: none can be selected"
+            )
+        return source.order
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
@@ -253,7 +312,7 @@ class DataPipeline:
 
     def _make_source(
         self, plan: PreparationPlan, store: TokenStore, augment: Augmentation | None
-    ) -> ExampleSource:
+    ) -> StoredExamples | AugmentedExamples | StreamedExamples:
         if self.config.streaming:
             return StreamedExamples(self._stream(plan, store), self._texts(plan, augment))
         rows: Indices = store.array("train_rows.npy")

@@ -45,12 +45,24 @@ class ExampleSource(Protocol):
 
 
 class Order:
-    """Which row of the store stands at which position of an epoch."""
+    """Which row of the store stands at which position of an epoch.
+
+    Attributes:
+        rows: those that are trained on: all, or the selected ones.
+        selected: ids of these, ascending; an example's id is its place among all rows.
+    """
 
     def __init__(self, rows: Indices, seed: int, groups: Indices | None = None) -> None:
-        self.rows = rows
+        self.all_rows, self.all_groups = rows, groups
         self.seed = seed
-        self.groups = groups
+        self.select(np.arange(len(rows)))
+
+    def select(self, ids: Indices) -> None:
+        """Let epochs that begin from now on hold these examples only, in an order that depends on
+        (seed, epoch, ids)."""
+        self.selected = ids
+        self.rows = self.all_rows[ids]
+        self.groups = None if self.all_groups is None else self.all_groups[ids]
         self._epoch = -1
         self._order = np.zeros(0, dtype=np.int64)
 

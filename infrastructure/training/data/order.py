@@ -4,6 +4,7 @@
 Training goes on at any position without looking at an example before it.
 """
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
-ORDER, BALANCE, WINDOW, AUGMENT = range(4)  # keep the streams of different uses apart
+ORDER, BALANCE, WINDOW, AUGMENT, SELECT = range(5)  # keep the streams of different uses apart
 
 
 def random_state(use: int, seed: int, *numbers: int) -> np.random.RandomState:
@@ -25,6 +26,18 @@ def random_state(use: int, seed: int, *numbers: int) -> np.random.RandomState:
 def epoch_order(num_examples: int, seed: int, epoch: int) -> Indices:
     """The examples of an epoch, each once, shuffled: int64 (num_examples,)."""
     return random_state(ORDER, seed, epoch).permutation(num_examples).astype(np.int64)
+
+
+def random_selection(num_examples: int, num_selected: int, seed: int) -> Indices:
+    """Some of the examples, ascending, each as likely as any other: int64 (num_selected,)."""
+    order = random_state(SELECT, seed).permutation(num_examples)
+    return np.sort(order[:num_selected]).astype(np.int64)
+
+
+def selection_hash(ids: Indices | Sequence[int]) -> str:
+    """A name for a set of examples: SHA-256 of their numbers in ascending order."""
+    ascending = np.sort(np.asarray(ids, dtype="<i8"))
+    return hashlib.sha256(ascending.tobytes()).hexdigest()
 
 
 def balanced_order(groups: Sequence[int] | Indices, seed: int, epoch: int) -> Indices:
