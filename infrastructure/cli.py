@@ -215,6 +215,21 @@ def _dashboard(options: argparse.Namespace) -> int:
     return int(commands.dashboard(wish))
 
 
+def _quantum(options: argparse.Namespace) -> int:
+    _configure(options)
+    commands = _deployment("quantum_commands")
+    wish = commands.SolveWish(
+        file=options.file,
+        sampler=options.sampler,
+        seconds=options.time_limit,
+        seed=options.seed,
+        num_ones=options.num_ones,
+        num_reads=options.reads,
+        as_json=options.json,
+    )
+    return int(commands.solve(wish))
+
+
 def _show_config(options: argparse.Namespace) -> int:
     print(describe(_configure(options)))
     return DONE
@@ -234,6 +249,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "check": _check,
     "optimize": _optimize,
     "tune": _tune,
+    "quantum": _quantum,
     "backup": _backup,
     "checkpoints": _checkpoints,
     "export": _export,

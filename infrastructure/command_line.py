@@ -46,6 +46,7 @@ def create_parser() -> OneSentenceParser:
     _add_optimize(commands)
     _add_check(commands)
     _add_tune(commands)
+    _add_quantum(commands)
     settings = commands.add_parser("config", help="show every setting and where it came from")
     add_preset_flag(settings)
     add_config_flags(settings)
@@ -194,6 +195,23 @@ def _add_tune(commands: Any) -> None:
     tune.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     add_preset_flag(tune)
     add_config_flags(tune)
+
+
+def _add_quantum(commands: Any) -> None:
+    quantum = commands.add_parser("quantum", help="binary optimisation problems by themselves")
+    solve = _actions(quantum).add_parser("solve", help="find the lowest energy of a problem")
+    solve.add_argument("file", type=Path, metavar="PROBLEM", help="a .bqm, .npz or .json file")
+    solve.add_argument(
+        "--sampler", default="auto", help="its name, or module:Class (default: auto)"
+    )
+    solve.add_argument(
+        "--time-limit", type=float, default=60.0, metavar="SECONDS", help="at most (default: 60)"
+    )
+    solve.add_argument("--seed", type=int, help="the same one gives the same answer")
+    solve.add_argument("--num-ones", type=int, metavar="K", help="the answer has exactly K ones")
+    solve.add_argument("--reads", type=int, metavar="N", help="searches, or shots of a machine")
+    solve.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_config_flags(solve, ["log_level"])
 
 
 def parse(parser: OneSentenceParser, arguments: Sequence[str] | None) -> argparse.Namespace:
