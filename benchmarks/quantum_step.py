@@ -43,7 +43,7 @@ LEARNING_RATE, WARMUP_STEPS = 2e-3, 10
 PRETRAINING_STEPS = 300
 EVALUATE_EVERY = 20
 SEARCH = "quantum"
-RESOURCES = QuantumResources(solver="dense_annealer", fallback=[], timeout=60)
+RESOURCES = QuantumResources(solver="dense_annealer", timeout=4)
 FP32 = choose_precision("fp32", torch.device("cpu"))
 
 Examples = list[Any]
