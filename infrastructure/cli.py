@@ -133,6 +133,12 @@ def _tune(options: argparse.Namespace) -> int:
     return int(commands.tune(config, options.learning_rate_test, options.json))
 
 
+def _quantum(options: argparse.Namespace) -> int:
+    settings = {} if options.data is None else {"data.path": options.data}
+    config = _configure(options, **settings)
+    return int(_deployment("quantum_compare").compare(config, options.json))
+
+
 def _accepted(options: argparse.Namespace) -> list[str]:
     return [name.strip() for name in options.accept.split(",") if name.strip()]
 
@@ -234,6 +240,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "check": _check,
     "optimize": _optimize,
     "tune": _tune,
+    "quantum": _quantum,
     "backup": _backup,
     "checkpoints": _checkpoints,
     "export": _export,

@@ -46,6 +46,7 @@ def create_parser() -> OneSentenceParser:
     _add_optimize(commands)
     _add_check(commands)
     _add_tune(commands)
+    _add_quantum(commands)
     settings = commands.add_parser("config", help="show every setting and where it came from")
     add_preset_flag(settings)
     add_config_flags(settings)
@@ -194,6 +195,20 @@ def _add_tune(commands: Any) -> None:
     tune.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     add_preset_flag(tune)
     add_config_flags(tune)
+
+
+def _add_quantum(commands: Any) -> None:
+    quantum = commands.add_parser(
+        "quantum", help="the quantum step by itself, and what it is worth"
+    )
+    actions = _actions(quantum)
+    compare = actions.add_parser(
+        "compare", help="train with the quantum step, with plain answers and without, and compare"
+    )
+    compare.add_argument("data", nargs="?", metavar="DATA", help=DATA_HELP)
+    compare.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_preset_flag(compare)
+    add_config_flags(compare)
 
 
 def parse(parser: OneSentenceParser, arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -272,7 +272,7 @@ class TrainingDeployment:
             probes["backup_age_seconds"] = copies.age_seconds
         watched = trainer.adapter, trainer.precision
         watching = watching_hooks(self.config, run.path, *watched, self.say, probes)
-        recorded = quantum_observers(run.path, trainer.hooks.hooks)
+        recorded = quantum_observers(run.path, trainer.hooks.hooks, self.say)
         trainer.add_hooks([*recorded, *watching, *self._observers(run, copies)])
         trainer.add_hooks(copies.observers())
         trainer.add_hooks([*checking_hooks(self.config, trainer, run.path), forecast.peak])

@@ -25,6 +25,7 @@ from infrastructure.config.quantum_config import (
 )
 from infrastructure.config.resource_config import QuantumResources
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.monitoring.formatting import format_duration, format_number
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution, quantum_solve
 from infrastructure.training.data.data_pipeline import DataPipeline
@@ -98,6 +99,7 @@ class QuantumExtension(Extension):
     Attributes:
         decisions: what holds now.
         history: a record of each step.
+        say: shows a line to a person.
 
     Raises:
         ValueError: a sampler or a plain answer is not known by its name.
@@ -112,6 +114,7 @@ class QuantumExtension(Extension):
         self.num_asked = 0
         self.asked_step: int | None = None
         self.waiting: Waiting | None = None
+        self.say: Callable[[str], None] = lambda line: log.info("%s", line)
         self._untold: dict[str, float] = {}
 
     @property
@@ -241,10 +244,10 @@ class QuantumExtension(Extension):
         foretold = question.cost_seconds(costs, number)
         share = 100 * foretold / (step_seconds * self._steps_ahead(state))
         is_whole = number == min(most, self._data.num_candidates)
-        log.info(
-            "Quantum step: looking at %d of %d training examples, which takes about %.1f s, %.1f %%"
-            " of the steps that it is for",
-            *(number, self._data.num_candidates, foretold, share),
+        self.say(
+            f"Quantum step: looking at {number:,} of {self._data.num_candidates:,} training"
+            f" examples, which takes about {format_duration(foretold)}, {format_number(share, 2)} %"
+            " of the training steps that it is for"
         )
         state.must_save |= self.config.candidates == "auto" and not is_whole
         self._solve(state, question, question.problem(number), foretold_seconds=foretold)
@@ -323,7 +326,7 @@ class QuantumExtension(Extension):
         record.pop("began", None)
         kept = self.history.add(record)
         self._untold |= numbers_of(kept)
-        log.info("%s", in_words(kept))
+        self.say(in_words(kept))
 
     def _stop_waiting(self) -> None:
         if self.waiting is not None:

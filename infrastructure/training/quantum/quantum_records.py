@@ -2,6 +2,7 @@
 whoever looks on."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,16 @@ def quantum_extension_of(hooks: list[Hook]) -> QuantumExtension | None:
     return next((hook for hook in hooks if isinstance(hook, QuantumExtension)), None)
 
 
-def quantum_observers(run_directory: Path, hooks: list[Hook]) -> list[Hook]:
-    """What writes down the quantum steps of a training, if it makes any."""
+def quantum_observers(
+    run_directory: Path, hooks: list[Hook], say: Callable[[str], None]
+) -> list[Hook]:
+    """What writes down the quantum steps of a training, if it makes any, which are told to `say`
+    from now on."""
     extension = quantum_extension_of(hooks)
-    return [] if extension is None else [QuantumRecords(run_directory, extension)]
+    if extension is None:
+        return []
+    extension.say = say
+    return [QuantumRecords(run_directory, extension)]
 
 
 def quantum_probes(hooks: list[Hook]) -> dict[str, Probe]:

@@ -1,4 +1,4 @@
-"""Data selection in a real training: what is trained on, when it is asked, what a resume repeats."""
+"""Data selection in a real training: what is trained on, when it is asked, what is repeated."""
 
 import logging
 from collections import Counter
