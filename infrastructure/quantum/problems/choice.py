@@ -110,7 +110,7 @@ class Choice(QuantumProblem):
             return sample
         return self.sample_of(self._repaired(chosen))
 
-    def decode(self, sample: Sample) -> list[Any]:
+    def decode(self, sample: Sample) -> Any:
         """The labels that are chosen, in the order of the variables; k of them."""
         return [self.labels[i] for i in self.indices(self.repair(sample))]
 

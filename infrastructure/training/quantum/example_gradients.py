@@ -33,9 +33,8 @@ def watched_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     Raises:
         ValueError: no such layer trains.
     """
-    linear = {
-        name: m for name, m in model.named_modules() if _trains(m) and not _is_output(model, m)
-    }
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    linear = {name: m for name, m in model.named_modules() if _trains(m) and m is not output}
     lora = {name: module for name, module in linear.items() if LORA in f".{name}"}
     if lora:
         return lora
@@ -70,9 +69,8 @@ def example_gradients(
     """
     layers = watched_layers(model)
     sketch = CountSketch(num_features, seed, adapter.device)
-    measured = _Measured(
-        model, adapter, precision, sketch, {name: i for i, name in enumerate(layers)}
-    )
+    numbers = {name: number for number, name in enumerate(layers)}
+    measured = _Measured(model, adapter, precision, sketch, numbers)
     with measuring(model, adapter.device), tapped(layers, measured.add) as heard:
         rows = [piece for examples in batches for piece in measured.rows_of(examples)]
         if rows:
@@ -162,8 +160,3 @@ def products_by_example(
 def _trains(module: torch.nn.Module) -> bool:
     is_linear = isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
     return is_linear and bool(module.weight.requires_grad)  # type: ignore[union-attr]
-
-
-def _is_output(model: Any, module: torch.nn.Module) -> bool:
-    output = getattr(model, "get_output_embeddings", lambda: None)()
-    return module is output

@@ -7,7 +7,7 @@ import numpy.typing as npt
 def pool(
     num_candidates: int, num_features: int, seed: int, *, num_target: int = 16
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """(n, d) of candidates, of which a third are noise and a third near-duplicates; (m, d) target."""
+    """Candidates (n, d), a third noise and a third near-duplicates; target (m, d)."""
     random = np.random.default_rng(seed)
     topics = random.standard_normal((6, num_features))
 

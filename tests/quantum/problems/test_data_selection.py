@@ -86,7 +86,7 @@ def test_the_optimum_has_k_and_is_the_best_k(n: int, k: int, seed: int, with_tar
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("k", [1, 3, 7])
 def test_wherever_the_count_is_wrong_some_flip_towards_it_wins(k: int, seed: int) -> None:
-    """What the penalty's strength promises, at each of the 2^9 states; duplicates are in the pool."""
+    """What the penalty's strength promises, at each of the 2^9 states of a pool with duplicates."""
     asked = problem(9, k, seed)
     bqm = asked.formulate()
     states = np.array(list(np.ndindex(*[2] * 9)), dtype=np.int8)
