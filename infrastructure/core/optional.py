@@ -8,13 +8,17 @@ from infrastructure.core.errors import MissingPackageError
 
 OLDEST_TORCHAO_FOR_PEFT = "0.16"  # peft 0.19 and later refuse older ones, as Colab has
 PIP_LINES = {
+    "azure.quantum": "pip install -r requirements-quantum.txt",
     "bitsandbytes": "pip install bitsandbytes",
     "datasets": "pip install datasets",
+    "dwave.system": "pip install -r requirements-quantum.txt",
     "h5py": "pip install h5py",
     "matplotlib": "pip install matplotlib",
     "peft": "pip install peft",
     "prometheus_client": "pip install prometheus_client",
     "pyarrow": "pip install pyarrow",
+    "qiskit": "pip install -r requirements-quantum.txt",
+    "qiskit_aer": "pip install -r requirements-quantum.txt",
     "tensorboard": "pip install tensorboard",
     "transformers": "pip install transformers",
     "unsloth": "pip install --no-deps -r requirements-unsloth.txt",
@@ -22,8 +26,11 @@ PIP_LINES = {
 
 
 def is_installed(package: str) -> bool:
-    """Whether `package` could be imported; imports nothing."""
-    return importlib.util.find_spec(package) is not None
+    """Whether `package` could be imported; imports nothing but the packages around it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package around it is not there
+        return False
 
 
 def require(module: str, needed_for: str) -> ModuleType:
@@ -32,7 +39,8 @@ def require(module: str, needed_for: str) -> ModuleType:
     Raises:
         MissingPackageError: it is not installed; says what it is needed for and the pip line.
     """
-    package = module.split(".")[0]
+    # Packages such as dwave.system share their first name with others.
+    package = module if module in PIP_LINES else module.split(".")[0]
     if not is_installed(package):
         line = PIP_LINES.get(package, f"pip install {package}")
         raise MissingPackageError(f"{needed_for} needs the package {package}: {line}")

@@ -1,20 +1,46 @@
-"""One question and its answer."""
+"""One question of a training and its answer, whatever the samplers do."""
 
-import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import json
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from dwave.samplers import SimulatedAnnealingSampler
-
 from infrastructure.config.resource_config import QuantumResources
+from infrastructure.core.errors import SamplerError
+from infrastructure.core.redact import redact
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample
+from infrastructure.quantum.question import Question
+from infrastructure.quantum.samplers.deadline import Deadline
+from infrastructure.quantum.samplers.fallback import FallbackSampler
+from infrastructure.quantum.samplers.process_sampler import ProcessSampler
+from infrastructure.quantum.samplers.sampler_factory import close_sampler, create_sampler
+
+ROUNDING = 1e-7  # of an energy; a smaller difference is none
 
 
 @dataclass(frozen=True)
 class Solution:
+    """The answer to a question, and how it came about.
+
+    Attributes:
+        decision: what it means to the training, as JSON values.
+        sample: each variable's 0 or 1 (or spin), all rules kept.
+        energy: of the sample; of a constrained model, its objective.
+        answered_by: name of the sampler, or of the plain alternative that was taken.
+        is_fallback: a plain alternative was taken: no sampler answered, or none was better.
+        num_variables: of the question.
+        seconds: wall time of all, formulation included.
+        solver_seconds: of it, that of the samplers.
+        alternatives: energies of the plain answers, by name.
+        failures: a sentence on each thing that went otherwise than asked.
+        info: what the sampler told, such as `num_reads` and `chain_break_fraction`;
+            `bound_hit`: a time limit decided, so that asking again may answer otherwise;
+            `left_out`: variables that were fixed at 0 since there were more than `max_qubits`.
+    """
+
     decision: Any
-    sample: Mapping[Any, int]
+    sample: Mapping[Hashable, int]
     energy: float
     answered_by: str
     is_fallback: bool
@@ -26,7 +52,35 @@ class Solution:
     info: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON values; labels that are tuples become lists there, and tuples again."""
+        sample = {"variables": list(self.sample), "values": list(self.sample.values())}
+        return {**asdict(self), "sample": sample}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Solution":
+        """What `to_json` gave."""
+        labels = (_label(label) for label in values["sample"]["variables"])
+        sample = dict(zip(labels, values["sample"]["values"], strict=True))
+        known = {one.name: values[one.name] for one in fields(cls)}
+        return cls(**{**known, "sample": sample})
+
+
+def create_chain(resources: QuantumResources) -> FallbackSampler:
+    """The samplers of a configuration as one, the preferred one first.
+
+    Kept between questions, its processes stay warm; `close_chain` ends them.
+
+    Raises:
+        ValueError: there is no sampler of such a name.
+    """
+    names = dict.fromkeys([resources.solver, *resources.fallback])
+    return FallbackSampler({name: create_sampler(name) for name in names})
+
+
+def close_chain(chain: FallbackSampler) -> None:
+    """End the processes of a chain; the next question starts them anew."""
+    for sampler in chain.samplers.values():
+        close_sampler(sampler)
 
 
 def quantum_solve(
@@ -35,23 +89,128 @@ def quantum_solve(
     *,
     seed: int = 0,
     initial: Sample | None = None,
+    chain: FallbackSampler | None = None,
 ) -> Solution:
-    started = time.monotonic()
-    bqm: Any = problem.formulate()
-    plain = problem.alternatives()
-    asked = time.monotonic()
-    found = SimulatedAnnealingSampler().sample(bqm, num_reads=4, num_sweeps=200, seed=seed % 2**31)
-    sample = problem.repair(dict(found.first.sample))
-    ended = time.monotonic()
-    return Solution(
-        decision=problem.decode(sample),
-        sample=sample,
-        energy=float(bqm.energy(sample)),
-        answered_by="simulated_annealing",
-        is_fallback=False,
-        num_variables=len(bqm.variables),
-        seconds=ended - started,
-        solver_seconds=ended - asked,
-        alternatives={name: float(bqm.energy(one)) for name, one in plain.items()},
-        info={"num_reads": 4},
-    )
+    """Formulate, ask the samplers in turn, compare with the problem's plain answers.
+
+    The answer is a function of problem, seed and `initial` where `info["bound_hit"]` is False.
+
+    Args:
+        resources: who is asked, how large a question may be, and how long all may take.
+        initial: an assignment to begin with, for samplers that can.
+        chain: kept by `create_chain` from question to question; None: made for this one.
+
+    Raises:
+        ValueError: the problem cannot be formulated, or no sampler has such a name.
+        SamplerError: no sampler answered and the problem has no alternative.
+    """
+    resources = resources or QuantumResources()
+    deadline = Deadline(resources.timeout)
+    asked = chain or create_chain(resources)
+    try:
+        for sampler in asked.samplers.values():
+            if isinstance(sampler, ProcessSampler):
+                sampler.start()  # while the problem is formulated
+        question = Question(problem)
+        given: dict[str, Any] = {"seed": seed}
+        if question.num_ones is not None:
+            given["num_ones"] = question.num_ones
+        if initial is not None:
+            given["initial_states"] = initial
+        began = deadline.elapsed_seconds
+        answer = _ask(question, asked, deadline, resources.max_qubits, given)
+        solver_seconds = deadline.elapsed_seconds - began
+        taken = _compared(answer, question)
+        assert taken.sample is not None
+        return Solution(
+            decision=problem.decode(taken.sample),
+            sample=taken.sample,
+            energy=taken.energy,
+            answered_by=taken.name,
+            is_fallback=taken is not answer,
+            num_variables=question.num_variables,
+            seconds=deadline.elapsed_seconds,
+            solver_seconds=solver_seconds,
+            alternatives=question.alternatives,
+            failures=taken.failures,
+            info=taken.info,
+        )
+    finally:
+        if chain is None:
+            close_chain(asked)
+
+
+@dataclass
+class _Answer:
+    """What the samplers gave, before it is compared with anything."""
+
+    name: str
+    sample: Sample | None = None
+    energy: float = math.inf
+    failures: list[str] = field(default_factory=list)
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def _ask(
+    question: Question,
+    chain: FallbackSampler,
+    deadline: Deadline,
+    max_qubits: int,
+    given: dict[str, Any],
+) -> _Answer:
+    """The chain's answer; what went wrong is in it."""
+    try:
+        bqm = question.cut_to(max_qubits)
+        if deadline.is_over:
+            text = f"formulating took all of the {deadline.seconds:g} s that there were"
+            return _Answer("", failures=[text], info={"bound_hit": True})
+        known = {key: value for key, value in given.items() if key in chain.parameters}
+        found = chain.sample(bqm, time_limit=deadline.seconds_left, **known)
+        sample = question.kept_rules(question.whole(found.first.sample))
+    except SamplerError as error:
+        return _Answer("", failures=[redact(str(error))], info={"bound_hit": bool(chain.failures)})
+    info = _plain(found.info)
+    info["bound_hit"] = bool(info.pop("is_cut_off", False) or chain.failures)
+    if bqm.num_variables < question.num_variables:
+        info["left_out"] = question.num_variables - bqm.num_variables
+    name = chain.answered_by[chain.num_asked - 1]
+    return _Answer(name, sample, question.energies([sample])[0], list(chain.failures), info)
+
+
+def _compared(answer: _Answer, question: Question) -> _Answer:
+    """The answer, or the plain one that is better or stands in for it.
+
+    Raises:
+        SamplerError: there is neither.
+    """
+    names = list(question.alternatives)
+    if answer.sample is None:
+        if not names:
+            raise SamplerError("; ".join(answer.failures))
+        name = names[0]
+    else:
+        name = min(names, key=question.alternatives.__getitem__, default="")
+        least = answer.energy - ROUNDING * max(1.0, abs(answer.energy))
+        if not names or question.alternatives[name] >= least:
+            return answer
+        answer.failures.append(
+            f"{answer.name} found {answer.energy:.8g}, and {name} is better:"
+            f" {question.alternatives[name]:.8g}"
+        )
+    energy = question.alternatives[name]
+    return _Answer(name, question.samples[name], energy, answer.failures, answer.info)
+
+
+def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what a sampler told, all that JSON can say."""
+    kept = {}
+    for name, value in info.items():
+        try:
+            kept[str(name)] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError):
+            continue
+    return kept
+
+
+def _label(label: Any) -> Hashable:
+    return tuple(_label(part) for part in label) if isinstance(label, list) else label

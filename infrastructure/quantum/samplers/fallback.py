@@ -5,6 +5,7 @@ a resume or a way back, asks the same one first instead of waiting for a solver 
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +14,17 @@ import dimod
 from infrastructure.core.errors import SamplerError
 from infrastructure.core.redact import redact
 
+TIME_LIMIT = "time_limit"
+
 log = logging.getLogger(__name__)
 
 
 class FallbackSampler(dimod.Sampler):
     """A `dimod.Sampler` over a chain of them.
 
-    A keyword of a question goes to those samplers that know it.
+    A keyword of a question goes to those samplers that know it. A `time_limit` (seconds) is for all
+    together: each one that is asked may use an equal share of what is left, so that one which hangs
+    leaves the others theirs.
 
     Args:
         samplers: by name, the preferred one first.
@@ -27,6 +32,7 @@ class FallbackSampler(dimod.Sampler):
     Attributes:
         answered_by: name of the sampler that answered, question by question.
         num_asked: questions so far; below the length of `answered_by` while questions are repeated.
+        failures: how those failed that were asked the newest question in vain.
 
     Raises:
         ValueError: there is no sampler.
@@ -38,6 +44,7 @@ class FallbackSampler(dimod.Sampler):
         self.samplers = dict(samplers)
         self.answered_by: list[str] = []
         self.num_asked = 0
+        self.failures: list[str] = []
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -59,21 +66,26 @@ class FallbackSampler(dimod.Sampler):
             ValueError: none of the samplers knows a keyword.
             SamplerError: all of them failed; the text says how each did.
         """
-        unknown = sorted(parameters.keys() - self.parameters.keys())
+        unknown = sorted(parameters.keys() - self.parameters.keys() - {TIME_LIMIT})
         if unknown:
             raise ValueError(f"no sampler of {', '.join(self.samplers)} knows {', '.join(unknown)}")
-        failures: list[str] = []
-        for name in self._order():
+        began, limit = time.monotonic(), parameters.pop(TIME_LIMIT, None)
+        self.failures = []
+        order = self._order()
+        for number, name in enumerate(order):
+            if limit is not None:
+                left = max(0.0, limit - (time.monotonic() - began))
+                parameters[TIME_LIMIT] = left / (len(order) - number)
             try:
                 found = self._ask(self.samplers[name], bqm, parameters)
             except Exception as error:  # whatever a solver raises, the next one is asked
-                failures.append(f"{name}: {redact(repr(error))}")
-                log.warning("a sampler failed, and the next one is asked: %s", failures[-1])
+                self.failures.append(f"{name}: {redact(repr(error))}")
+                log.warning("a sampler failed, and the next one is asked: %s", self.failures[-1])
                 continue
             self.answered_by[self.num_asked :] = [name, *self.answered_by[self.num_asked + 1 :]]
             self.num_asked += 1
             return found
-        raise SamplerError(f"no sampler answered: {'; '.join(failures)}")
+        raise SamplerError(f"no sampler answered: {'; '.join(self.failures)}")
 
     def repeat_from(self, num_asked: int) -> None:
         """The next question is number `num_asked` (from 0) again; recorded choices are repeated.

@@ -8,7 +8,7 @@ import dimod
 import pytest
 
 from infrastructure.core.errors import SamplerError
-from infrastructure.quantum.fallback import FallbackSampler
+from infrastructure.quantum.samplers.fallback import FallbackSampler
 
 QUESTION = dimod.BinaryQuadraticModel({"a": 1.0, "b": -1.0}, {"ab": 0.5}, "BINARY")
 SECRET = "DEV-" + "0123456789abcdef01234567"

@@ -1,0 +1,119 @@
+"""A formulated problem: its model, its plain answers, and how an answer is judged."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import dimod
+import numpy as np
+
+from infrastructure.core.errors import SamplerError
+from infrastructure.quantum.problems.problem import QuantumProblem, Sample
+from infrastructure.quantum.samplers.plain_model import vectors_of
+
+
+class Question:
+    """What the samplers of one quantum step are asked.
+
+    Attributes:
+        problem: it came from.
+        bqm: what samplers get; of a constrained model, dimod's conversion with penalties.
+        samples: the plain answers, by name.
+        alternatives: their energies.
+        num_ones: ones of every answer that keeps the rules, where the problem has such a number.
+    """
+
+    def __init__(self, problem: QuantumProblem) -> None:
+        """Formulates.
+
+        Raises:
+            ValueError: the problem cannot be asked.
+        """
+        self.problem = problem
+        model = problem.formulate()
+        self._cqm = model if isinstance(model, dimod.ConstrainedQuadraticModel) else None
+        self._invert = None
+        if isinstance(model, dimod.ConstrainedQuadraticModel):
+            self.bqm, self._invert = dimod.cqm_to_bqm(model)
+        else:
+            self.bqm = model
+        self.samples: dict[str, Sample] = problem.alternatives()
+        self.alternatives = dict(
+            zip(self.samples, self.energies(list(self.samples.values())), strict=True)
+        )
+        self.num_ones = self._number_of_ones()
+
+    @property
+    def num_variables(self) -> int:
+        return int(self.bqm.num_variables)
+
+    def energies(self, samples: Sequence[Sample]) -> list[float]:
+        """By the model; of a constrained one, of its objective."""
+        if not samples:
+            return []
+        model: Any = self.bqm if self._cqm is None else self._cqm.objective
+        order = list(model.variables)
+        rows = np.array([[sample[label] for label in order] for sample in samples], np.int8)
+        return [float(energy) for energy in model.energies((rows, order))]
+
+    def cut_to(self, max_variables: int) -> dimod.BinaryQuadraticModel:
+        """The model with at most so many variables: the others are 0, those of least benefit alone.
+
+        Raises:
+            SamplerError: it is larger, and cutting it would not leave a question.
+        """
+        n = self.num_variables
+        if n <= max_variables:
+            return self.bqm
+        if self.bqm.vartype is not dimod.BINARY or self._cqm is not None:
+            raise SamplerError(
+                f"{n} variables are more than resources.quantum.max_qubits = {max_variables}, and"
+                " only a binary model without constraints can be asked in part"
+            )
+        if self.num_ones is not None and self.num_ones >= max_variables:
+            raise SamplerError(
+                f"{self.num_ones} of {n} are to be chosen, which are no fewer than"
+                f" resources.quantum.max_qubits = {max_variables}: nothing is left to decide"
+            )
+        return _part(self.bqm, max_variables)
+
+    def whole(self, sample: Mapping[Hashable, int]) -> Sample:
+        """A sampler's answer as one over the problem's variables; those not asked about are 0."""
+        if self._invert is not None:
+            return {label: int(value) for label, value in self._invert(sample).items()}
+        return {label: int(sample.get(label, 0)) for label in self.bqm.variables}
+
+    def kept_rules(self, sample: Sample) -> Sample:
+        """The sample repaired.
+
+        Raises:
+            SamplerError: it breaks a constraint all the same.
+        """
+        repaired = self.problem.repair(sample)
+        if self._cqm is not None and not self._cqm.check_feasible(repaired):
+            raise SamplerError("the answer breaks a constraint of the problem")
+        return repaired
+
+    def _number_of_ones(self) -> int | None:
+        """`num_chosen` of the problem, if that is the number of ones in every plain answer."""
+        number = getattr(self.problem, "num_chosen", None)
+        if number is None or self._cqm is not None or self.bqm.vartype is not dimod.BINARY:
+            return None
+        is_count = all(sum(sample.values()) == number for sample in self.samples.values())
+        return int(number) if is_count and self.samples else None
+
+
+def _part(bqm: dimod.BinaryQuadraticModel, count: int) -> dimod.BinaryQuadraticModel:
+    """The model over the `count` variables of the lowest linear terms, in their order."""
+    vectors = vectors_of(bqm)
+    kept = np.sort(np.argsort(vectors.linear, kind="stable")[:count])
+    place = np.full(len(vectors.linear), -1)
+    place[kept] = np.arange(count)
+    inside = (place[vectors.rows] >= 0) & (place[vectors.columns] >= 0)
+    labels = list(bqm.variables)
+    return dimod.BinaryQuadraticModel.from_numpy_vectors(
+        vectors.linear[kept],
+        (place[vectors.rows[inside]], place[vectors.columns[inside]], vectors.biases[inside]),
+        vectors.offset,
+        "BINARY",
+        variable_order=[labels[i] for i in kept],
+    )

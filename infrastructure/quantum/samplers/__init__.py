@@ -1,0 +1,1 @@
+"""Who answers a question: dimod samplers, by name."""

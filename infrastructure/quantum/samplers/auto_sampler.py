@@ -1,0 +1,134 @@
+"""The sampler `auto`: who is asked follows from the problem, and is told with the answer."""
+
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import dimod
+
+from infrastructure.quantum.samplers.dense_problem import matrix_fits
+from infrastructure.quantum.samplers.exact_sampler import MOST_VARIABLES
+from infrastructure.quantum.samplers.plain_model import vectors_of
+
+EXACT, DENSE, TREE, ANNEALING = (
+    "exact",
+    "dense_annealer",
+    "tree_decomposition",
+    "simulated_annealing",
+)
+MOST_TREEWIDTH = 12
+MOST_TREE_VARIABLES = 5000
+INTERACTIONS_PER_VARIABLE = 4  # of a model whose treewidth is worth looking for
+PROCESS_SECONDS = 3.0  # what starting another process takes at most, on a slow machine
+DENSE_VARIABLES = 8000  # up to them a matrix is used whatever the density
+LEAST_DENSITY = 0.01
+
+
+class AutoSampler(dimod.Sampler):
+    """Asks the sampler that fits the problem; `info` has `sampler` and `reason`.
+
+    Args:
+        make: gives the sampler of a name.
+    """
+
+    parameters: ClassVar[dict[str, Any]] = {
+        name: [] for name in ("num_reads", "time_limit", "seed", "num_ones", "initial_states")
+    }
+    properties: ClassVar[dict[str, Any]] = {"keeps_time_limit": True, "keeps_num_ones": True}
+
+    def __init__(self, make: Callable[[str], dimod.Sampler]) -> None:
+        self.make = make
+        self.asked: dict[str, dimod.Sampler] = {}
+
+    def sample(
+        self,
+        bqm: dimod.BinaryQuadraticModel,
+        *,
+        time_limit: float | None = None,
+        num_ones: int | None = None,
+        **parameters: Any,
+    ) -> dimod.SampleSet:
+        """Choose and ask. What the chosen one does not know is not passed on."""
+        began = time.monotonic()
+        name, reason = choose(bqm, time_limit, num_ones)
+        if name not in self.asked:
+            self.asked[name] = self.make(name)
+        sampler = self.asked[name]
+        left = None if time_limit is None else max(0.0, time_limit - (time.monotonic() - began))
+        given = {**parameters, "time_limit": left, "num_ones": num_ones}
+        known = {
+            key: value
+            for key, value in given.items()
+            if value is not None and key in sampler.parameters
+        }
+        found = sampler.sample(bqm, **known)
+        found.info.update({"sampler": name, "reason": reason})
+        return found
+
+
+def choose(
+    bqm: dimod.BinaryQuadraticModel, time_limit: float | None, num_ones: int | None
+) -> tuple[str, str]:
+    """The name of the sampler for a problem, and why it."""
+    n, m = bqm.num_variables, bqm.num_interactions
+    density = 2 * m / max(1, n * (n - 1))
+    shape = f"{n} variables, {100 * density:.3g} % of their pairs interact"
+    if n <= MOST_VARIABLES:
+        return EXACT, f"{n} variables: all assignments are counted through"
+    if num_ones is not None:
+        return DENSE, f"the number of ones is given, and its moves keep it ({shape})"
+    has_time = time_limit is None or time_limit > PROCESS_SECONDS
+    may_be_tree = n <= MOST_TREE_VARIABLES and m <= INTERACTIONS_PER_VARIABLE * n
+    if may_be_tree and has_time:
+        width = treewidth_at_most(bqm, MOST_TREEWIDTH)
+        if width is not None:
+            return TREE, f"the treewidth is at most {width}: the optimum can be computed ({shape})"
+    fits = matrix_fits(n)
+    if fits and (n <= DENSE_VARIABLES or density >= LEAST_DENSITY):
+        return DENSE, f"a matrix of it fits into memory ({shape})"
+    why = "sparse" if fits else "too large for a matrix"
+    return ANNEALING, f"{why} ({shape})"
+
+
+def treewidth_at_most(bqm: dimod.BinaryQuadraticModel, limit: int) -> int | None:
+    """An upper bound of the treewidth by eliminating variables of least degree; None: over `limit`.
+
+    Bodlaender & Koster 2010 ("Treewidth computations I. Upper bounds"), heuristic minimum degree.
+    """
+    neighbours = _neighbours(bqm)
+    by_degree: list[set[int]] = [set() for _ in range(limit + 1)]
+    for variable, around in enumerate(neighbours):
+        if len(around) <= limit:
+            by_degree[len(around)].add(variable)
+    width = 0
+    for _ in range(len(neighbours)):
+        degree = next((d for d, variables in enumerate(by_degree) if variables), None)
+        if degree is None:
+            return None
+        variable = min(by_degree[degree])
+        by_degree[degree].discard(variable)
+        width = max(width, degree)
+        _eliminate(variable, neighbours, by_degree)
+    return width
+
+
+def _eliminate(variable: int, neighbours: list[set[int]], by_degree: list[set[int]]) -> None:
+    """Remove a variable; its neighbours become neighbours of each other."""
+    around = neighbours[variable]
+    for other in around:
+        before = neighbours[other]
+        if len(before) < len(by_degree):
+            by_degree[len(before)].discard(other)
+        before |= around
+        before -= {variable, other}
+        if len(before) < len(by_degree):
+            by_degree[len(before)].add(other)
+
+
+def _neighbours(bqm: dimod.BinaryQuadraticModel) -> list[set[int]]:
+    vectors = vectors_of(bqm)
+    neighbours: list[set[int]] = [set() for _ in range(bqm.num_variables)]
+    for one, other in zip(vectors.rows.tolist(), vectors.columns.tolist(), strict=True):
+        neighbours[one].add(other)
+        neighbours[other].add(one)
+    return neighbours

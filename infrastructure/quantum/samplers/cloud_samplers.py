@@ -1,0 +1,116 @@
+"""D-Wave's machines through dwave-system. The token comes from the environment alone."""
+
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import dimod
+import numpy as np
+
+from infrastructure.core.errors import MissingSecretError
+from infrastructure.core.optional import require
+
+TOKEN = "DWAVE_API_TOKEN"
+CONFIG_FILE = "DWAVE_CONFIG_FILE"
+DEFAULT_SHOTS = 100
+
+MakeSampler = Callable[..., dimod.Sampler]
+
+
+class LeapHybrid(dimod.Sampler):
+    """Leap's hybrid solver for binary quadratic models, for thousands of dense variables.
+
+    Args:
+        make: what makes the sampler; None: `dwave.system.LeapHybridSampler` with the token of
+            the environment.
+        config: keywords of that class, such as `solver` or `region`.
+
+    Raises:
+        MissingSecretError: there is no token.
+        MissingPackageError: dwave-system is not installed.
+    """
+
+    parameters: ClassVar[dict[str, Any]] = {"time_limit": []}
+    properties: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, make: MakeSampler | None = None, **config: Any) -> None:
+        make = make or require("dwave.system", "the sampler leap_hybrid").LeapHybridSampler
+        self.sampler: Any = make(**_access("leap_hybrid"), **config)
+
+    def sample(
+        self, bqm: dimod.BinaryQuadraticModel, *, time_limit: float | None = None, **unknown: Any
+    ) -> dimod.SampleSet:
+        """Ask; the solver's own least time for this size is what it gets at least.
+
+        Raises:
+            ValueError: `time_limit` is below what the solver takes for a model of this size.
+        """
+        self.remove_unknown_kwargs(**unknown)
+        least = float(self.sampler.min_time_limit(bqm))
+        if time_limit is not None and time_limit < least:
+            raise ValueError(
+                f"Leap's solver takes at least {least:g} s for {bqm.num_variables} variables,"
+                f" and {time_limit:.3g} s are left: raise resources.quantum.timeout"
+            )
+        found = self.sampler.sample(bqm, time_limit=least)
+        found.resolve()
+        return found
+
+
+class QuantumAnnealer(dimod.Sampler):
+    """A quantum annealer; the model is embedded into its graph by `EmbeddingComposite`.
+
+    A machine of 5600 qubits holds about 180 variables that are all connected.
+
+    Args:
+        make: what makes the structured sampler; None: `dwave.system.DWaveSampler`.
+        config: keywords of that class, such as `solver` or `region`.
+
+    Raises:
+        MissingSecretError, MissingPackageError: as `LeapHybrid`.
+    """
+
+    parameters: ClassVar[dict[str, Any]] = {"num_reads": []}
+    properties: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, make: MakeSampler | None = None, **config: Any) -> None:
+        system = require("dwave.system", "the sampler qpu")
+        child = (make or system.DWaveSampler)(**_access("qpu"), **config)
+        self.sampler = system.EmbeddingComposite(child)
+
+    def sample(
+        self, bqm: dimod.BinaryQuadraticModel, *, num_reads: int | None = None, **unknown: Any
+    ) -> dimod.SampleSet:
+        """Shots of the machine; `chain_break_fraction` is a field of the answer and in `info`.
+
+        Raises:
+            ValueError: no embedding was found.
+        """
+        self.remove_unknown_kwargs(**unknown)
+        shots = num_reads or DEFAULT_SHOTS
+        found = self.sampler.sample(bqm, num_reads=shots)
+        found.resolve()
+        found.info["num_reads"] = shots
+        if "chain_break_fraction" in found.record.dtype.names:
+            broken = np.average(found.record.chain_break_fraction, weights=_counts(found))
+            found.info["chain_break_fraction"] = float(broken)
+        return found
+
+
+def _counts(found: dimod.SampleSet) -> Any:
+    return found.record.num_occurrences
+
+
+def _access(name: str) -> dict[str, Any]:
+    """The token of the environment; a configuration file only where the environment names one.
+
+    Raises:
+        MissingSecretError: neither is there.
+    """
+    token, file = os.environ.get(TOKEN), os.environ.get(CONFIG_FILE)
+    if not token and not file:
+        raise MissingSecretError(
+            f"the sampler {name} asks D-Wave's Leap and needs a token: set {TOKEN} in the"
+            " environment"
+        )
+    return {"config_file": file or False, **({"token": token} if token else {})}

@@ -1,0 +1,158 @@
+"""A sampler of ours for dense problems of up to some ten thousand variables, by numpy alone.
+
+Library samplers overrun their time limit on thousands of fully connected variables and are farther
+from the best known energies than it (`benchmarks/results/quantum_quality.md`).
+"""
+
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar
+
+import dimod
+import numpy as np
+
+from infrastructure.quantum.samplers.deadline import Clock, Deadline
+from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem
+from infrastructure.quantum.samplers.dense_search import DenseSearch, TimeIsUp
+
+VARIABLES_SEARCHED = 10_000  # in all reads together, where their number is not given
+FEWEST_READS, MOST_READS = 2, 10
+SECONDS_PER_TERM = 3e-8  # of the model's own energies, computed at the end
+MOST_SPARE_SHARE = 0.2
+
+
+class DenseAnnealer(dimod.Sampler):
+    """Anneals a population and recombines it; a `dimod.Sampler` over any binary quadratic model.
+
+    The answer is a function of model, `seed`, `num_reads` and `initial_states`, on any machine,
+    where the time limit did not cut the search off: `info["is_cut_off"]` tells. The energies are
+    the model's own, in float64.
+
+    Args:
+        clock: seconds; a benchmark on a busy machine gives the processor's time.
+    """
+
+    parameters: ClassVar[dict[str, Any]] = {
+        name: [] for name in ("num_reads", "time_limit", "seed", "num_ones", "initial_states")
+    }
+    properties: ClassVar[dict[str, Any]] = {"keeps_time_limit": True, "keeps_num_ones": True}
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self.clock = clock
+
+    def sample(
+        self,
+        bqm: dimod.BinaryQuadraticModel,
+        *,
+        num_reads: int | None = None,
+        time_limit: float | None = None,
+        seed: int | None = None,
+        num_ones: int | None = None,
+        initial_states: Any = None,
+        **unknown: Any,
+    ) -> dimod.SampleSet:
+        """Search for the lowest energy.
+
+        Args:
+            num_reads: searches that know nothing of each other; their best ones are recombined.
+                None: some, fewer where there are more variables. Ends earlier where several come
+                to the same energy.
+            time_limit: seconds from the call on, conversion included; None: no limit.
+            seed: of the random numbers; None: another one each time.
+            num_ones: ones (up spins) that every answer has. Moves are then swaps, so the model
+                needs no penalty for it. None: any number.
+            initial_states: to begin with, as `dimod.as_samples` takes them.
+
+        Returns:
+            The best one of each read after recombination, as far as they differ, best first.
+
+        Raises:
+            ValueError: the model does not fit into memory as a matrix, or a wrong argument.
+        """
+        self.remove_unknown_kwargs(**unknown)
+        deadline = Deadline(time_limit, self.clock)
+        reads = _checked_reads(num_reads, bqm.num_variables)
+        _refuse_ones(num_ones, bqm.num_variables)
+        if not bqm.num_variables:
+            return dimod.SampleSet.from_samples_bqm(np.empty((1, 0), np.int8), bqm)
+        problem = DenseProblem.of(bqm, num_ones)
+        search = DenseSearch(
+            problem=problem,
+            random=np.random.default_rng(seed),
+            deadline=deadline,
+            spare_seconds=_spare_seconds(bqm, time_limit),
+            num_ones=num_ones,
+            scale=problem.field_scale,
+        )
+        given = [] if initial_states is None else _bits_of(initial_states, bqm, problem.variables)
+        _run(search, given, reads)
+        found = dimod.SampleSet.from_samples_bqm((_samples(search, bqm), problem.variables), bqm)
+        found.info.update(_told(search))
+        return found
+
+
+def default_reads(num_variables: int) -> int:
+    """Reads of a question that gives no number: a work that follows from its size."""
+    return min(MOST_READS, max(FEWEST_READS, VARIABLES_SEARCHED // max(1, num_variables)))
+
+
+def _run(search: DenseSearch, given: Sequence[Bits], num_reads: int) -> None:
+    try:
+        for number in range(num_reads):
+            search.read(given if number == 0 else [])
+            if search.is_converged:
+                return
+    except TimeIsUp:
+        search.is_cut_off = True
+
+
+def _samples(search: DenseSearch, bqm: dimod.BinaryQuadraticModel) -> Bits:
+    """Rows in the model's vartype, best first."""
+    states = search.ranked()
+    bits = np.array([state.bits for state in states], np.int8)
+    return bits if bqm.vartype is dimod.BINARY else (2 * bits - 1).astype(np.int8)
+
+
+def _told(search: DenseSearch) -> dict[str, Any]:
+    return {
+        "num_reads": len(search.read_energies),
+        "num_children": search.num_children,
+        "read_energies": search.read_energies,
+        "is_cut_off": search.is_cut_off,
+        "seconds": search.deadline.elapsed_seconds,
+    }
+
+
+def _spare_seconds(bqm: dimod.BinaryQuadraticModel, time_limit: float | None) -> float:
+    """Kept free for the energies of the answers, and never much of the time."""
+    needed = SECONDS_PER_TERM * bqm.num_interactions
+    return 0.0 if time_limit is None else min(needed, MOST_SPARE_SHARE * time_limit)
+
+
+def _checked_reads(num_reads: int | None, num_variables: int) -> int:
+    if num_reads is None:
+        return default_reads(num_variables)
+    if num_reads < 1:
+        raise ValueError(f"num_reads {num_reads}: give a whole number of at least 1")
+    return num_reads
+
+
+def _refuse_ones(num_ones: int | None, num_variables: int) -> None:
+    if num_ones is not None and not 0 <= num_ones <= num_variables:
+        raise ValueError(f"num_ones {num_ones}: the model has {num_variables} variables")
+
+
+def _bits_of(
+    states: Any, bqm: dimod.BinaryQuadraticModel, variables: Sequence[Hashable]
+) -> list[Bits]:
+    """Initial states as rows of 0 and 1 in the order of `variables`."""
+    samples, labels = dimod.as_samples(states)
+    place = {label: column for column, label in enumerate(labels)}
+    missing = [label for label in variables if label not in place]
+    if missing:
+        raise ValueError(f"initial_states do not say what {missing[0]!r} is")
+    rows = samples[:, [place[label] for label in variables]]
+    if not np.isin(rows, list(bqm.vartype.value)).all():
+        allowed = " and ".join(str(value) for value in sorted(bqm.vartype.value))
+        raise ValueError(f"initial_states hold other values than {allowed}")
+    return list((rows > 0).astype(np.int8))

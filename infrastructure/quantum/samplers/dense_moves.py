@@ -1,0 +1,196 @@
+"""One assignment of zeros and ones, and how it moves: by flips, or by swaps of a one and a zero.
+
+The change of energy by a flip of variable i is `sign[i] * field[i]`, and a flip adds one row of the
+matrix to the field or takes it away: one contiguous pass over 4 n bytes. A sweep looks for moves a
+block at a time with one vector comparison and does only those that are accepted, each checked
+again against what the moves before it have changed; so a cold sweep, which accepts little, costs
+next to nothing. Exactness: the field is float32 and drifts by rounding, `refresh` sums it anew.
+"""
+
+from typing import Self
+
+import numpy as np
+
+from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem, Floats, Indices
+
+BLOCK = 256  # variables that are compared at once
+REFRESH_AFTER_FLIPS = 200_000  # float32 sums are then wrong by about 1e-5 of themselves
+
+
+class DenseState:
+    """An assignment that moves by flips of single variables.
+
+    Attributes:
+        sign: +1 where the variable is zero, -1 where it is one; (n,) float32.
+        field: change of energy by a one instead of a zero, of each variable; (n,) float32.
+        energy: of the assignment.
+        num_flips: since the field was summed anew.
+    """
+
+    def __init__(self, matrix: Floats, field: Floats, sign: Floats, energy: float) -> None:
+        self.matrix, self.field, self.sign, self.energy = matrix, field, sign, energy
+        self.num_flips = 0
+
+    @classmethod
+    def of(cls, problem: DenseProblem, bits: Bits) -> Self:
+        """The state of an assignment of 0 and 1; (n,)."""
+        field = problem.field(bits)
+        state = cls(problem.matrix, field, (1 - 2 * bits).astype(np.float32), 0.0)
+        state.energy = _energy(problem, field, bits)
+        return state
+
+    @property
+    def bits(self) -> Bits:
+        """0 and 1; (n,)."""
+        ones: Bits = (self.sign < 0).astype(np.int8)
+        return ones
+
+    def refresh(self, problem: DenseProblem) -> None:
+        """Take the rounding out of field and energy, if there were enough flips to matter."""
+        if self.num_flips > REFRESH_AFTER_FLIPS:
+            self.field = problem.field(self.bits)
+            self.energy = _energy(problem, self.field, self.bits)
+            self.num_flips = 0
+
+    def copy(self) -> Self:
+        copied = type(self)(self.matrix, self.field.copy(), self.sign.copy(), self.energy)
+        copied.num_flips = self.num_flips
+        return copied
+
+    def restricted(self, indices: Indices) -> Self:
+        """The same assignment where only these variables can move; it has only them."""
+        matrix = self.matrix[np.ix_(indices, indices)]
+        return type(self)(matrix, self.field[indices], self.sign[indices], self.energy)
+
+    def take(self, indices: Indices, other: "DenseState") -> None:
+        """Make `indices` what they are in `other`, which is over them only."""
+        for i in indices[self.sign[indices] != other.sign].tolist():
+            self.flip(i)
+
+    def flip(self, i: int) -> None:
+        sign = self.sign.item(i)
+        self.energy += sign * self.field.item(i)
+        if sign > 0:
+            self.field += self.matrix[i]
+        else:
+            self.field -= self.matrix[i]
+        self.sign[i] = -sign
+        self.num_flips += 1
+
+    def sweep(self, temperature: float, random: np.random.Generator) -> int:
+        """Offer every variable one flip, as Metropolis does; the number of flips."""
+        limits = _accepted_rises(random, len(self.sign), temperature)
+        sign, field, matrix, energy = self.sign, self.field, self.matrix, self.energy
+        num_flips = 0
+        for start in range(0, len(limits), BLOCK):
+            end = start + BLOCK
+            rises = sign[start:end] * field[start:end]
+            for i in (start + (rises < limits[start:end]).nonzero()[0]).tolist():
+                side = sign.item(i)
+                rise = side * field.item(i)
+                if rise < limits.item(i):  # `flip`, without the cost of calling it
+                    energy += rise
+                    (np.add if side > 0 else np.subtract)(field, matrix[i], field)
+                    sign[i] = -side
+                    num_flips += 1
+        self.energy = energy
+        self.num_flips += num_flips
+        return num_flips
+
+    def descend(self, random: np.random.Generator) -> None:
+        """Go down until no move lowers the energy by more than rounding."""
+        least = _least_gain(self.field)
+        while self.sweep(-least, random):
+            pass
+
+    def start_randomly(self, random: np.random.Generator) -> None:
+        """Give up the assignment for another: the move to a random one."""
+        for i in (random.random(len(self.sign)) < 0.5).nonzero()[0].tolist():
+            self.flip(i)
+
+
+class SwapState(DenseState):
+    """An assignment whose number of ones stays: a one and a zero change places."""
+
+    def sweep(self, temperature: float, random: np.random.Generator) -> int:
+        """Offer every variable of the larger side one swap with some of the other side."""
+        ones, zeros = _random_pairs(self.sign, random)
+        limits = _accepted_rises(random, len(ones), temperature)
+        between = self.matrix[ones, zeros]
+        before = self.num_flips
+        for start in range(0, len(limits), BLOCK):
+            block = slice(start, start + BLOCK)
+            rises = self.field[zeros[block]] - self.field[ones[block]] - between[block]
+            for k in (start + (rises < limits[block]).nonzero()[0]).tolist():
+                self._swap_if(int(ones[k]), int(zeros[k]), between.item(k), limits.item(k))
+        return (self.num_flips - before) // 2
+
+    def descend(self, random: np.random.Generator) -> None:
+        """Go down by best swaps: the one that costs most goes, the zero that is best then comes."""
+        least = _least_gain(self.field)
+        while (self.sign < 0).any() and (self.sign > 0).any():
+            leaving = int(np.where(self.sign < 0, self.field, -np.inf).argmax())
+            without = np.where(self.sign > 0, self.field - self.matrix[leaving], np.inf)
+            coming = int(without.argmin())
+            if not without.item(coming) - self.field.item(leaving) < -least:
+                return
+            self.flip(leaving)
+            self.flip(coming)
+
+    def start_randomly(self, random: np.random.Generator) -> None:
+        """Give up the assignment for a random one with as many ones."""
+        chosen = random.permutation(len(self.sign))[: int((self.sign < 0).sum())]
+        wanted = np.ones_like(self.sign)
+        wanted[chosen] = -1
+        for i in (wanted != self.sign).nonzero()[0].tolist():
+            self.flip(i)
+
+    def _swap_if(self, one: int, zero: int, between: float, limit: float) -> None:
+        """Swap where both are still what they were and the energy rises by less than `limit`."""
+        if self.sign.item(one) > 0 or self.sign.item(zero) < 0:
+            return
+        if self.field.item(zero) - self.field.item(one) - between < limit:
+            self.flip(one)
+            self.flip(zero)
+
+
+def with_ones(problem: DenseProblem, bits: Bits, num_ones: int) -> SwapState:
+    """A state of exactly `num_ones` ones, near `bits`: the flips that cost least are done."""
+    state = DenseState.of(problem, bits)
+    missing = num_ones - int(bits.sum())
+    for _ in range(abs(missing)):
+        side = state.sign > 0 if missing > 0 else state.sign < 0
+        state.flip(int(np.where(side, state.sign * state.field, np.inf).argmin()))
+    return SwapState.of(problem, state.bits)
+
+
+def _energy(problem: DenseProblem, field: Floats, bits: Bits) -> float:
+    """Half of linear and field over the ones: each interaction is in two fields."""
+    ones = bits.astype(bool)
+    return problem.offset + 0.5 * float(
+        problem.linear[ones].sum(dtype=np.float64) + field[ones].sum(dtype=np.float64)
+    )
+
+
+def _accepted_rises(random: np.random.Generator, count: int, temperature: float) -> Floats:
+    """The rise of energy up to which each move is accepted: exponentially distributed.
+
+    A temperature of zero or below is a fall that there must be at least.
+    """
+    if temperature <= 0:
+        return np.full(count, temperature, np.float32)
+    limits = random.standard_exponential(count, np.float32)
+    limits *= np.float32(temperature)
+    return limits
+
+
+def _least_gain(field: Floats) -> float:
+    """What float32 can still tell from zero here; smaller falls could go round in a circle."""
+    return 4 * float(np.finfo(np.float32).eps) * float(np.abs(field).max(initial=0.0))
+
+
+def _random_pairs(sign: Floats, random: np.random.Generator) -> tuple[Indices, Indices]:
+    """Ones and zeros side by side: all of the larger side, the smaller one again and again."""
+    ones, zeros = (random.permutation(side.nonzero()[0]) for side in (sign < 0, sign > 0))
+    count = max(len(ones), len(zeros)) if len(ones) and len(zeros) else 0
+    return np.resize(ones, count), np.resize(zeros, count)

@@ -1,0 +1,202 @@
+"""Anneal a small population of assignments and recombine it, until no child is better.
+
+A child keeps what its parents agree on and searches the rest, which is a problem so small that it
+lies in the processor's cache. The idea is old: memetic
+search (Merz & Freisleben 1999) with variables fixed where good solutions agree (Wang, Lü, Glover,
+Hao: "Effective variable fixation and scoring strategies for binary quadratic programming", 2011).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from infrastructure.quantum.samplers.deadline import Deadline
+from infrastructure.quantum.samplers.dense_moves import DenseState, with_ones
+from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem, Indices
+
+# Temperatures are multiples of the problem's field scale; a spin glass freezes at a quarter of it.
+HOT, WARM, COLD = 0.13, 0.08, 0.02
+ANNEAL_SWEEPS, CHILD_SWEEPS, LAST_SWEEPS = 600, 100, 2
+FEWEST_SWEEPS = 30
+SWEEPS_PER_VARIABLE = 0.3  # of an anneal; small problems need no more
+POPULATION = 16
+MOST_CHAMPIONS = 8
+NUM_UNDECIDED = 100  # variables that parents agree on, and that a child decides anew all the same
+SAME_VARIABLES = 5  # assignments that differ in no more are one
+PATIENCE = 4  # children without a new best one, as a multiple of the population
+CONVERGED_READS = 3  # reads that came to the same energy, and none to a lower one
+
+
+class TimeIsUp(Exception):  # noqa: N818 - no error: the search ends where it is
+    """The deadline is there."""
+
+
+@dataclass
+class DenseSearch:
+    """One question while it is worked on.
+
+    Attributes:
+        spare_seconds: how long before the deadline the search ends.
+        num_ones: ones that every assignment has; None: any number.
+        scale: the problem's `field_scale`.
+        best: the assignment of the lowest energy.
+        champions: the best of each read, recombined with each other; best first.
+        read_energies: of the champions before that, read by read.
+        is_cut_off: the deadline came first.
+    """
+
+    problem: DenseProblem
+    random: np.random.Generator
+    deadline: Deadline
+    spare_seconds: float
+    num_ones: int | None
+    scale: float
+    best: DenseState | None = None
+    champions: list[DenseState] = field(default_factory=list)
+    read_energies: list[float] = field(default_factory=list)
+    num_children: int = 0
+    is_cut_off: bool = False
+
+    def ranked(self) -> list[DenseState]:
+        """What was found, best first."""
+        found = [*self.champions, *([] if self.best is None else [self.best])]
+        return _distinct(found)
+
+    def state_of(self, bits: Bits) -> DenseState:
+        if self.num_ones is None:
+            return DenseState.of(self.problem, bits)
+        return with_ones(self.problem, bits, self.num_ones)
+
+    def first(self) -> DenseState:
+        """Where the anneals begin: all zeros, or the first `num_ones` ones."""
+        bits = np.zeros(self.problem.num_variables, np.int8)
+        bits[: self.num_ones or 0] = 1
+        return self.state_of(bits)
+
+    def read(self, given: Sequence[Bits]) -> None:
+        """One independent search; its best is a champion.
+
+        Raises:
+            TimeIsUp: the deadline is there; what was found is kept.
+        """
+        population = [self._improved(self.state_of(bits)) for bits in given]
+        start = self.first()
+        while len(population) < POPULATION:
+            state = start.copy()
+            state.start_randomly(self.random)
+            self._anneal(state, HOT, self._num_sweeps(ANNEAL_SWEEPS))
+            population.append(self._improved(state))
+        self._evolve(population)
+        champion = min(population, key=lambda state: state.energy)
+        self.read_energies.append(champion.energy)
+        self.champions.append(champion)
+        if len(self.champions) > 1:
+            self._evolve(self.champions)
+        self.champions = _distinct(self.champions)[:MOST_CHAMPIONS]
+
+    @property
+    def is_converged(self) -> bool:
+        """Whether searches that know nothing of each other end at the same energy."""
+        if self.best is None:
+            return False
+        limit = self.best.energy + 1e-6 * max(1.0, abs(self.best.energy))
+        return sum(energy <= limit for energy in self.read_energies) >= CONVERGED_READS
+
+    def _evolve(self, population: list[DenseState]) -> None:
+        """Recombine until that has found nothing better for long; changes the list."""
+        best = min(state.energy for state in population)
+        fruitless = 0
+        while fruitless < PATIENCE * len(population):
+            first, second = self.random.choice(len(population), 2, replace=False).tolist()
+            child = self._child(population[first], population[second])
+            self.num_children += 1
+            place = _place_of(child, population, first, second)
+            if place is not None:
+                population[place] = child
+            fruitless += 1
+            if child.energy < _just_below(best):
+                best, fruitless = child.energy, 0
+
+    def _child(self, first: DenseState, second: DenseState) -> DenseState:
+        """What both agree on, and a search over the rest."""
+        open_variables = _disputed(first, second)
+        child = first.copy()
+        part = child.restricted(open_variables)
+        self._anneal(part, WARM, self._num_sweeps(CHILD_SWEEPS))
+        child.take(open_variables, part)
+        for _ in range(LAST_SWEEPS):
+            child.sweep(COLD * self.scale, self.random)
+        return self._improved(child)
+
+    def _anneal(self, state: DenseState, start: float, num_sweeps: int) -> None:
+        for temperature in np.geomspace(start * self.scale, COLD * self.scale, num_sweeps):
+            state.sweep(float(temperature), self.random)
+            if self._is_over():
+                # Half an anneal is worth something only where there is nothing else yet.
+                if self.best is None and len(state.sign) == self.problem.num_variables:
+                    state.descend(self.random)
+                    self.best = state
+                raise TimeIsUp
+
+    def _num_sweeps(self, most: int) -> int:
+        """Of an anneal: what is enough for a small problem."""
+        enough = int(SWEEPS_PER_VARIABLE * self.problem.num_variables)
+        return min(most, max(FEWEST_SWEEPS, enough))
+
+    def _improved(self, state: DenseState) -> DenseState:
+        state.descend(self.random)
+        state.refresh(self.problem)
+        if self.best is None or state.energy < self.best.energy:
+            self.best = state.copy()
+        if self._is_over():
+            raise TimeIsUp
+        return state
+
+    def _is_over(self) -> bool:
+        self.is_cut_off = self.deadline.seconds_left <= self.spare_seconds
+        return self.is_cut_off
+
+
+def _place_of(
+    child: DenseState, population: Sequence[DenseState], first: int, second: int
+) -> int | None:
+    """Whom the child replaces: its twin, or the nearer parent, or the worse one; None: nobody.
+
+    A twin beside it would take the differences away that recombining lives from.
+    """
+    distances = [_distance(child, state) for state in population]
+    twin = int(np.argmin(distances))
+    if distances[twin] <= SAME_VARIABLES:
+        places = [twin]
+    else:
+        nearer = first if distances[first] <= distances[second] else second
+        places = [nearer, first + second - nearer]
+    worse = (place for place in places if child.energy < _just_below(population[place].energy))
+    return next(worse, None)
+
+
+def _just_below(energy: float) -> float:
+    """What is lower than this is lower by more than the rounding of a running sum."""
+    return energy - 1e-9 * max(1.0, abs(energy))
+
+
+def _disputed(first: DenseState, second: DenseState) -> Indices:
+    """Where two assignments differ, and the variables that least depend on either."""
+    is_open = first.sign != second.sign
+    count = min(NUM_UNDECIDED, len(is_open))
+    is_open[np.argsort(np.abs(first.field), kind="stable")[:count]] = True
+    return np.flatnonzero(is_open)
+
+
+def _distance(one: DenseState, other: DenseState) -> int:
+    return int(np.count_nonzero(one.sign != other.sign))
+
+
+def _distinct(states: Sequence[DenseState]) -> list[DenseState]:
+    """Best first, each but once."""
+    kept: list[DenseState] = []
+    for state in sorted(states, key=lambda state: state.energy):
+        if all(_distance(state, other) > SAME_VARIABLES for other in kept):
+            kept.append(state)
+    return kept

@@ -1,0 +1,74 @@
+"""Samplers by name as plain objects, with no deadline around them: what the other process makes."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dimod
+
+from infrastructure.core.lookup import look_up
+from infrastructure.quantum.samplers.cloud_samplers import LeapHybrid, QuantumAnnealer
+from infrastructure.quantum.samplers.gate_engines import AerEngine, AzureEngine
+from infrastructure.quantum.samplers.library_samplers import (
+    PathIntegral,
+    SimulatedAnnealing,
+    SteepestDescent,
+    Tabu,
+    TreeDecomposition,
+)
+from infrastructure.quantum.samplers.qaoa_sampler import NUM_LAYERS, QAOASampler
+
+
+def _aer_qaoa(num_layers: int = NUM_LAYERS) -> dimod.Sampler:
+    return QAOASampler(AerEngine(), num_layers)
+
+
+def _azure_quantum(num_layers: int = NUM_LAYERS, **engine: Any) -> dimod.Sampler:
+    return QAOASampler(AzureEngine(**engine), num_layers)
+
+
+def _qaoa(num_layers: int = NUM_LAYERS) -> dimod.Sampler:
+    return QAOASampler(num_layers=num_layers)
+
+
+DIRECT: dict[str, Callable[..., dimod.Sampler]] = {
+    "simulated_annealing": SimulatedAnnealing,
+    "tabu": Tabu,
+    "path_integral": PathIntegral,
+    "steepest_descent": SteepestDescent,
+    "tree_decomposition": TreeDecomposition,
+    "qaoa": _qaoa,
+    "aer_qaoa": _aer_qaoa,
+    "azure_quantum": _azure_quantum,
+    "leap_hybrid": LeapHybrid,
+    "qpu": QuantumAnnealer,
+}
+
+
+def direct_sampler(name: str, options: Mapping[str, Any]) -> dimod.Sampler:
+    """The sampler of a name, or of one's own `module:Class`.
+
+    Raises:
+        ValueError: there is no such name, module or class, or it takes no such option.
+    """
+    make = _own_class(name) if ":" in name else look_up("sampler", name, DIRECT)
+    try:
+        sampler = make(**options)
+    except TypeError as error:
+        raise ValueError(f"the sampler {name} cannot be made: {error}") from None
+    if not callable(getattr(sampler, "sample", None)):
+        raise ValueError(f"{name} is no dimod sampler: it has no method sample")
+    return sampler
+
+
+def _own_class(name: str) -> Callable[..., dimod.Sampler]:
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"the sampler {name} cannot be loaded: {error}; name it module:Class, and put the"
+            " module where Python finds it"
+        ) from None
+    make: Callable[..., dimod.Sampler] = found
+    return make

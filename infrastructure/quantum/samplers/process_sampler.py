@@ -1,0 +1,215 @@
+"""Any dimod sampler in a process of its own, which is ended at the deadline.
+
+Whatever the sampler does there (hang, raise, die, answer nonsense) is a `SamplerError` here, at
+most half a second after the deadline. The process is started anew (never forked: threads and a GPU
+may be in use here), is kept for the next question, and ends with this one.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import dimod
+import numpy as np
+
+from infrastructure.core.errors import SamplerError
+from infrastructure.quantum.samplers import wire
+from infrastructure.quantum.samplers.deadline import Deadline
+from infrastructure.quantum.samplers.plain_model import as_arrays, coefficient_sum, vectors_of
+
+PACKAGE_PARENT = Path(__file__).resolve().parents[3]
+MODULE = "infrastructure.quantum.samplers.sampler_process"
+SHARE_KEPT_FREE = 0.05  # of the time that a sampler is told: its answer has a way to go
+MOST_KEPT_FREE_SECONDS = 1.0
+ENERGY_TOLERANCE = 1e-4  # of the sum of all coefficients; single precision solvers round
+
+
+class ProcessSampler(dimod.Sampler):
+    """A sampler by name, asked in another process.
+
+    Args:
+        name: a name of `direct_samplers.DIRECT`, or `module:Class` of one's own sampler.
+        options: keywords that make the sampler, as JSON values.
+    """
+
+    properties: ClassVar[dict[str, Any]] = {"keeps_time_limit": True}
+
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any] | None = None,
+        known: tuple[str, ...] = ("num_reads", "seed"),
+    ) -> None:
+        self.name, self.options = name, dict(options or {})
+        self.known = known
+        self._child: _Child | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {name: [] for name in ("time_limit", *self.known)}
+
+    def start(self) -> None:
+        """Start the process, so that it is there when something is asked; does not wait."""
+        if self._child is None or self._child.process.poll() is not None:
+            self.close()
+            self._child = _Child()
+
+    def close(self) -> None:
+        """End the process; the next question starts another one."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+    def sample(
+        self,
+        bqm: dimod.BinaryQuadraticModel,
+        *,
+        time_limit: float | None = None,
+        **parameters: Any,
+    ) -> dimod.SampleSet:
+        """Ask, and wait for the answer no longer than `time_limit` seconds.
+
+        Args:
+            parameters: for the sampler, as JSON values; it refuses what it does not know.
+
+        Raises:
+            SamplerError: it raised, died, answered nonsense, or was ended at the deadline.
+        """
+        deadline = Deadline(time_limit)
+        with self._lock:
+            values, arrays = self._ask(bqm, deadline, parameters)
+        return _checked(self.name, bqm, values, arrays)
+
+    def _ask(
+        self, bqm: dimod.BinaryQuadraticModel, deadline: Deadline, parameters: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, wire.Array]]:
+        self.start()
+        assert self._child is not None
+        model, arrays = as_arrays(bqm)
+        if deadline.seconds is not None:
+            left = deadline.seconds_left
+            free = min(SHARE_KEPT_FREE * left, MOST_KEPT_FREE_SECONDS)
+            parameters = {**parameters, "time_limit": max(0.0, left - free)}
+        question = {
+            "sampler": self.name,
+            "options": self.options,
+            "parameters": parameters,
+            "model": model,
+        }
+        try:
+            values, found = self._child.exchange(question, arrays, deadline)
+        except BaseException as error:
+            self.close()  # whatever it is doing is no longer wanted
+            if isinstance(error, TimeoutError):
+                text = f"{self.name} had no answer after {deadline.seconds:g} s and was ended"
+                raise SamplerError(text) from None
+            if isinstance(error, EOFError | OSError | ValueError):
+                raise SamplerError(f"the process of {self.name} died: {error}") from error
+            raise
+        if "error" in values:
+            raise SamplerError(f"{self.name} failed: {values['error']}")
+        return values, found
+
+
+class _Child:
+    """The other process."""
+
+    def __init__(self) -> None:
+        lifeline, self._held = os.pipe()
+        path = [str(PACKAGE_PARENT), *(entry or "." for entry in sys.path)]
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, str(lifeline)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[lifeline],
+                start_new_session=True,  # its own group, ended as one; Ctrl-C is for this process
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            )
+        except BaseException:
+            os.close(self._held)
+            raise
+        finally:
+            os.close(lifeline)
+        self.end = weakref.finalize(self, _end, self.process, self._held)
+
+    def exchange(
+        self, question: dict[str, Any], arrays: dict[str, wire.Array], deadline: Deadline
+    ) -> tuple[dict[str, Any], dict[str, wire.Array]]:
+        """Send and receive in a thread, since either may block for ever.
+
+        Raises:
+            TimeoutError: the deadline came first.
+            EOFError, OSError, ValueError: the process ended or wrote nonsense.
+        """
+        got: list[Any] = []
+
+        def talk() -> None:
+            try:
+                assert self.process.stdin is not None
+                assert self.process.stdout is not None
+                wire.send(self.process.stdin, question, arrays)  # type: ignore[arg-type]
+                got.append(wire.receive(self.process.stdout))  # type: ignore[arg-type]
+            except Exception as error:
+                got.append(error)
+
+        talking = threading.Thread(target=talk, name="quantum-sampler", daemon=True)
+        talking.start()
+        talking.join(None if deadline.seconds is None else max(0.0, deadline.seconds_left))
+        if not got:
+            raise TimeoutError
+        if isinstance(got[0], Exception):
+            raise got[0]
+        values, found = got[0]
+        return values, found
+
+
+def _end(process: subprocess.Popen[bytes], held: int) -> None:
+    """End the process and all that it has started."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    os.close(held)
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError, ValueError):  # what was not written yet, a busy reader
+            if stream is not None:
+                stream.close()
+
+
+def _checked(
+    name: str,
+    bqm: dimod.BinaryQuadraticModel,
+    values: dict[str, Any],
+    arrays: dict[str, wire.Array],
+) -> dimod.SampleSet:
+    """The answer with energies computed here.
+
+    Raises:
+        SamplerError: it is empty, no assignment of the variables, or tells wrong energies.
+    """
+    samples, claimed = arrays["samples"], arrays["energies"]
+    if not len(samples):
+        raise SamplerError(f"{name} gave an empty answer")
+    vartype = dimod.as_vartype(values["vartype"])
+    if not np.isin(samples, list(vartype.value)).all():
+        raise SamplerError(f"{name} gave values that are not of a {vartype.name} variable")
+    samples = samples.astype(np.int8)
+    if vartype is not bqm.vartype:
+        samples = 2 * samples - 1 if bqm.vartype is dimod.SPIN else (samples + 1) // 2
+    vectors = {"num_occurrences": np.maximum(1, arrays["occurrences"])}
+    if "chain_break_fraction" in arrays:
+        vectors["chain_break_fraction"] = arrays["chain_break_fraction"]
+    labelled = (samples.astype(np.int8), list(bqm.variables))
+    found = dimod.SampleSet.from_samples_bqm(labelled, bqm, info=values["info"], **vectors)
+    wrong = np.abs(found.record.energy - claimed)
+    if not (wrong <= ENERGY_TOLERANCE * coefficient_sum(vectors_of(bqm))).all():
+        raise SamplerError(f"{name} told energies that its answers do not have")
+    return found

@@ -1,0 +1,150 @@
+"""The quantum approximate optimization algorithm (Farhi, Goldstone, Gutmann 2014) as a sampler.
+
+A layer turns each assignment's phase by its energy (RZ and RZZ gates) and mixes assignments (RX).
+Two angles a layer are sought on an exact simulation so that the mean energy is least; the circuit
+with these angles is then measured by an engine: numpy, Aer, or a machine of Azure Quantum. Every
+shot is returned with the model's energy. Up to 20 variables counting through all assignments is
+exact and faster: this is for showing and for trying machines, not for training's decisions.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import dimod
+import numpy as np
+import numpy.typing as npt
+
+from infrastructure.quantum.samplers.deadline import Deadline
+from infrastructure.quantum.samplers.exact_sampler import (
+    MOST_VARIABLES,
+    all_energies,
+    as_sample_set,
+    refuse_too_many,
+)
+from infrastructure.quantum.samplers.nelder_mead import minimize
+
+NUM_LAYERS = 3
+MOST_EVALUATIONS = 60
+DEFAULT_SHOTS = 1000
+SHARE_FOR_ANGLES = 0.5  # of the time limit
+
+Energies = npt.NDArray[np.float64]
+Angles = npt.NDArray[np.float64]
+
+
+class Engine(Protocol):
+    """What measures a circuit."""
+
+    def counts(
+        self, bqm: dimod.BinaryQuadraticModel, angles: Angles, num_shots: int, seed: int | None
+    ) -> Mapping[int, int]:
+        """How often each assignment was measured; bit i of its number is variable i.
+
+        Args:
+            angles: phase and mixing angle of each layer; (layers, 2). A phase angle is turned by
+                the model's energies as they are.
+        """
+
+
+class StateVector:
+    """All amplitudes in numpy: the phases are one product, no gates are needed."""
+
+    def counts(
+        self, bqm: dimod.BinaryQuadraticModel, angles: Angles, num_shots: int, seed: int | None
+    ) -> Mapping[int, int]:
+        amplitudes = evolve(all_energies(bqm), angles)
+        chances = np.square(np.abs(amplitudes))
+        random = np.random.default_rng(seed)
+        drawn = random.choice(len(chances), num_shots, p=chances / chances.sum())
+        numbers, counts = np.unique(drawn, return_counts=True)
+        return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+
+
+class QAOASampler(dimod.Sampler):
+    """QAOA as a `dimod.Sampler`, up to 20 variables.
+
+    Args:
+        engine: measures the circuit; None: numpy.
+        num_layers: two angles each.
+    """
+
+    parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "seed": [], "time_limit": []}
+    properties: ClassVar[dict[str, Any]] = {"max_variables": MOST_VARIABLES}
+
+    def __init__(self, engine: Engine | None = None, num_layers: int = NUM_LAYERS) -> None:
+        if num_layers < 1:
+            raise ValueError(f"num_layers {num_layers}: give a whole number of at least 1")
+        self.engine = engine or StateVector()
+        self.num_layers = num_layers
+
+    def sample(
+        self,
+        bqm: dimod.BinaryQuadraticModel,
+        *,
+        num_reads: int | None = None,
+        seed: int | None = None,
+        time_limit: float | None = None,
+        **unknown: Any,
+    ) -> dimod.SampleSet:
+        """Find angles, measure `num_reads` shots.
+
+        Raises:
+            ValueError: more than 20 variables.
+        """
+        self.remove_unknown_kwargs(**unknown)
+        refuse_too_many("QAOA", bqm.num_variables)
+        if not bqm.num_variables:
+            return dimod.SampleSet.from_samples_bqm(np.empty((1, 0), np.int8), bqm)
+        seconds = None if time_limit is None else SHARE_FOR_ANGLES * time_limit
+        angles, mean = best_angles(all_energies(bqm), self.num_layers, Deadline(seconds))
+        shots = num_reads or DEFAULT_SHOTS
+        counts = self.engine.counts(bqm, angles, shots, seed)
+        numbers = np.array(list(counts), np.int64)
+        found = as_sample_set(bqm, numbers, list(counts.values()))
+        found.info.update(
+            num_reads=shots, angles=angles.tolist(), mean_energy=mean, num_layers=self.num_layers
+        )
+        return found
+
+
+def best_angles(energies: Energies, num_layers: int, deadline: Deadline) -> tuple[Angles, float]:
+    """Angles of the least mean energy that is found from a ramp on, and that mean.
+
+    A ramp is what an anneal would do: phases grow while mixing fades. Phases are sought in units of
+    the spread of the energies, so that their size does not depend on the model's.
+    """
+    spread = float(energies.std()) or 1.0
+    ramp = (np.arange(num_layers) + 0.5) / num_layers
+    start = np.stack([0.8 * ramp, 0.8 * (1 - ramp)], axis=1)
+
+    def mean_energy(flat: Angles) -> float:
+        amplitudes = evolve(energies, _scaled(flat, spread))
+        return float(np.square(np.abs(amplitudes)) @ energies)
+
+    found, mean = minimize(
+        mean_energy, start.ravel(), step=0.2, evaluations=MOST_EVALUATIONS, deadline=deadline
+    )
+    return _scaled(found, spread), mean
+
+
+def _scaled(flat: Angles, spread: float) -> Angles:
+    angles: Angles = flat.reshape(-1, 2) / np.array([spread, 1.0])
+    return angles
+
+
+def evolve(energies: Energies, angles: Angles) -> npt.NDArray[np.complex128]:
+    """The state after all layers, from equal amplitudes on; (2^n,).
+
+    A layer is exp(-i phase E) and then exp(-i mixing X) on every variable.
+    """
+    n = max(0, len(energies).bit_length() - 1)
+    state = np.full(len(energies), len(energies) ** -0.5, np.complex128)
+    for phase, mixing in angles:
+        state *= np.exp(-1j * phase * energies)
+        stay, turn = np.cos(mixing), -1j * np.sin(mixing)
+        for i in range(n):
+            pairs = state.reshape(-1, 2, 1 << i)
+            zero, one = pairs[:, 0].copy(), pairs[:, 1]
+            pairs[:, 0] = stay * zero + turn * one
+            pairs[:, 1] = stay * one + turn * zero
+    return state

@@ -1,0 +1,114 @@
+"""The process in which a sampler runs that keeps no deadline by itself.
+
+It reads questions from standard input and writes answers to what standard output was when it was
+started; whatever a sampler prints goes to standard error. It ends with its parent: the lifeline is
+a pipe that the parent holds open, and the kernel's SIGIO on its closing ends this process even
+while a sampler's compiled code runs.
+"""
+
+import fcntl
+import json
+import os
+import sys
+from typing import Any
+
+import dimod
+import numpy as np
+
+from infrastructure.core.redact import redact
+from infrastructure.quantum.samplers import wire
+from infrastructure.quantum.samplers.direct_samplers import direct_sampler
+from infrastructure.quantum.samplers.plain_model import from_arrays
+
+COMMON = ("num_reads", "seed", "time_limit")  # dropped where a sampler does not know them
+
+
+def main(lifeline: int) -> None:
+    """Answer questions until there are none."""
+    end_with_parent(lifeline)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    questions = sys.stdin.buffer
+    samplers: dict[str, dimod.Sampler] = {}
+    while True:
+        try:
+            values, arrays = wire.receive(questions)
+        except EOFError:
+            return
+        try:
+            told, found = answer(samplers, values, arrays)
+        except Exception as error:  # whatever a sampler raises is its answer
+            told, found = {"error": redact(f"{type(error).__name__}: {error}")}, {}
+        wire.send(answers, told, found)
+
+
+def end_with_parent(lifeline: int) -> None:
+    """Let the kernel end this process when the other end of the pipe is closed."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    try:
+        is_closed = os.read(lifeline, 1) == b""  # before the line above: no signal comes for it
+    except BlockingIOError:
+        is_closed = False
+    if is_closed:
+        os._exit(1)
+
+
+def answer(
+    samplers: dict[str, dimod.Sampler], values: dict[str, Any], arrays: dict[str, wire.Array]
+) -> tuple[dict[str, Any], dict[str, wire.Array]]:
+    """Ask the sampler that is named; the same one as before if it is.
+
+    Raises:
+        TypeError, ValueError: it gave no sample set, or one over other variables.
+    """
+    key = json.dumps([values["sampler"], values["options"]], sort_keys=True)
+    if key not in samplers:
+        samplers.clear()
+        samplers[key] = direct_sampler(values["sampler"], values["options"])
+    sampler = samplers[key]
+    bqm = from_arrays(values["model"], arrays)
+    known = sampler.parameters
+    parameters = {
+        name: value
+        for name, value in values["parameters"].items()
+        if name in known or name not in COMMON
+    }
+    found = sampler.sample(bqm, **parameters)
+    if not isinstance(found, dimod.SampleSet):
+        raise TypeError(f"the sampler gave a {type(found).__name__}, not a SampleSet")
+    found.resolve()
+    return _packed(found, bqm)
+
+
+def _packed(
+    found: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel
+) -> tuple[dict[str, Any], dict[str, wire.Array]]:
+    if set(found.variables) != set(bqm.variables):
+        raise ValueError("the sampler answered about other variables than were asked")
+    columns = [found.variables.index(v) for v in range(bqm.num_variables)]
+    arrays: dict[str, wire.Array] = {
+        "samples": np.asarray(found.record.sample)[:, columns],
+        "energies": np.asarray(found.record.energy, np.float64),
+        "occurrences": np.asarray(found.record.num_occurrences, np.int64),
+    }
+    if "chain_break_fraction" in found.record.dtype.names:
+        arrays["chain_break_fraction"] = np.asarray(found.record.chain_break_fraction, np.float64)
+    return {"vartype": found.vartype.name, "info": _plain(found.info)}, arrays
+
+
+def _plain(info: Any) -> dict[str, Any]:
+    """Of what a sampler tells, all that JSON can say."""
+    kept: dict[str, Any] = {}
+    for name, value in dict(info).items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        try:
+            json.dumps(plain, allow_nan=False)
+        except (TypeError, ValueError):
+            continue
+        kept[str(name)] = plain
+    return kept
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,60 @@
+"""What passes between this process and one that samples: JSON and arrays, nothing pickled."""
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+_LENGTH = struct.Struct("<Q")
+MOST_HEADER_BYTES = 1 << 26
+
+
+def send(stream: BinaryIO, values: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Write one message; raises OSError where nobody reads it."""
+    packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    shapes = {name: [array.dtype.str, list(array.shape)] for name, array in packed.items()}
+    header = json.dumps({"values": dict(values), "arrays": shapes}).encode()
+    stream.write(_LENGTH.pack(len(header)) + header)
+    for array in packed.values():
+        if array.size:
+            stream.write(array.reshape(-1).view(np.uint8).data)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Read one message.
+
+    Raises:
+        EOFError: the other side has ended, or ended in the middle.
+        ValueError: this is no message.
+    """
+    (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
+    if length > MOST_HEADER_BYTES:
+        raise ValueError("what came is no message")
+    header = json.loads(bytes(_exactly(stream, length)))
+    arrays = {}
+    for name, (dtype, shape) in header["arrays"].items():
+        array = np.empty(shape, np.dtype(dtype))
+        if array.size:
+            _fill(stream, memoryview(array.reshape(-1).view(np.uint8)))
+        arrays[name] = array
+    return header["values"], arrays
+
+
+def _exactly(stream: BinaryIO, count: int) -> bytearray:
+    data = bytearray(count)
+    _fill(stream, memoryview(data))
+    return data
+
+
+def _fill(stream: BinaryIO, view: memoryview) -> None:
+    place = 0
+    while place < len(view):
+        count = stream.readinto(view[place:])  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError("the other process has ended")
+        place += count
