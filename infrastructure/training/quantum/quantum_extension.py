@@ -3,170 +3,78 @@
 Data selection is asked where an epoch begins: before the training, and then at the first epoch that
 begins `optimization_frequency` steps or more after the last answer. Blocks are chosen in a step
 whose gradients are those of all blocks, LoRA components once.
-
-An answer is a function of the training's state and its seed, unless a clock cut it off, or another
-machine gave it. What depended on a clock is saved at once; whatever was decided travels in every
-checkpoint, so a training that goes on does what it would have done.
 """
-
-import logging
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
-from infrastructure.config.quantum_config import (
-    DATA_SELECTION,
-    RANK_ALLOCATION,
-    SAMPLER,
-    QuantumConfig,
-)
-from infrastructure.config.resource_config import QuantumResources
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.quantum_config import BLOCK_SELECTION, DATA_SELECTION, RANK_ALLOCATION
 from infrastructure.monitoring.formatting import format_duration, format_number
-from infrastructure.quantum.problems.problem import QuantumProblem
-from infrastructure.quantum.quantum_step import Solution, quantum_solve
+from infrastructure.quantum.quantum_step import close_chain
 from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.error_handlers import is_device_fault, is_out_of_memory
-from infrastructure.training.extensions.extension_hooks import Extension
-from infrastructure.training.loop import TrainingLoop
-from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.precision import Precision
-from infrastructure.training.quantum.background import BackgroundSolve
-from infrastructure.training.quantum.cost_bound import CostBound, too_dear
+from infrastructure.training.quantum.asking import Asking
+from infrastructure.training.quantum.blocks import train_only
+from infrastructure.training.quantum.components import keep_only
+from infrastructure.training.quantum.cost_bound import too_dear
 from infrastructure.training.quantum.data_question import DataQuestion
-from infrastructure.training.quantum.decisions import Decisions
-from infrastructure.training.quantum.history import (
-    ANSWERED,
-    ASKED,
-    FAILED,
-    SKIPPED,
-    History,
-    Record,
-    answer_facts,
-    in_words,
-    numbers_of,
-)
-from infrastructure.training.quantum.plain_answer import plain_solution
-from infrastructure.training.recovery.notes import clipped, note
+from infrastructure.training.quantum.step_questions import BlockQuestion, RankQuestion, check_blocks
 from infrastructure.training.state import TrainingState
-from infrastructure.training.strategies.base_strategy import TrainingStrategy
-
-log = logging.getLogger(__name__)
-
-QUANTUM_STEP = "quantum_step"  # in the notes of recoveries
 
 
-class TrainingParts(Protocol):
-    """What the quantum step needs of a trainer, whose parts are there when a training begins."""
+class QuantumExtension(Asking):
+    """See above."""
 
-    training_config: TrainingConfig
-    quantum_config: QuantumConfig
-    quantum_resources: QuantumResources
-    adapter: ModelAdapter
-    strategy: TrainingStrategy
-    precision: Precision
-    data: DataSource | None
-
-    def prepare(self) -> TrainingLoop: ...
-
-
-class AskedQuestion(Protocol):
-    """A question that was asked, when its answer is there."""
-
-    def use(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> dict[str, Any]:
-        """Let an answer hold; returns what was chosen, for people."""
-
-
-@dataclass
-class Waiting:
-    """A question that another process is at."""
-
-    background: BackgroundSolve
-    question: AskedQuestion
-    record: Record
-
-
-class QuantumExtension(Extension):
-    """See above.
-
-    Args:
-        trainer: is asked for its parts when the training has begun.
-        clock: seconds that never go back.
-
-    Attributes:
-        decisions: what holds now.
-        history: a record of each step.
-        say: shows a line to a person.
-
-    Raises:
-        ValueError: a sampler or a plain answer is not known by its name.
-    """
-
-    def __init__(self, trainer: TrainingParts, clock: Callable[[], float] = time.monotonic) -> None:
-        self.trainer, self.clock = trainer, clock
-        self.config, self.resources = trainer.quantum_config, trainer.quantum_resources
-        self.frequency = trainer.training_config.optimization_frequency
-        self.decisions, self.history = Decisions(), History()
-        self.cost = CostBound(self.config.max_overhead_percent, clock)
-        self.num_asked = 0
-        self.asked_step: int | None = None
-        self.waiting: Waiting | None = None
-        self.say: Callable[[str], None] = lambda line: log.info("%s", line)
-        self._untold: dict[str, float] = {}
-
-    @property
-    def name(self) -> str:
-        return "quantum"
-
-    @property
-    def solver_seconds(self) -> float | None:
-        """What the last answer took a sampler; None before there is one."""
-        newest = self.history.newest()
-        return None if newest is None else newest.get("solver_seconds")
-
-    # Events
+    _asks_in_step = False
 
     def epoch_start(self, state: TrainingState) -> None:
         if self.config.problem != DATA_SELECTION:
             return
         if state.position.example == 0:
-            self._take_answer(state)
+            self.take_answer(state)
             if self._is_due(state) and self._data.num_examples < self._data.num_candidates:
-                self._ask(state, lambda: self._ask_for_data(state))
+                self.ask(state, lambda: self._ask_for_data(state))
         self.apply_selection()
+
+    def train_start(self, state: TrainingState) -> None:
+        """Refuse what could never be asked.
+
+        Raises:
+            ValueError: there are no more blocks than are to be chosen.
+        """
+        if self.config.problem == BLOCK_SELECTION and self.asked_step is None:
+            check_blocks(self.config, state.model)
+
+    def phase_start(self, state: TrainingState) -> None:
+        """The phase has switched on all that trains in it."""
+        if self.decisions.blocks is not None:
+            train_only(state, self.decisions.blocks)
 
     def step_start(self, state: TrainingState) -> None:
         self.cost.step_begins()
+        if self.config.problem == DATA_SELECTION:
+            return
+        self.take_answer(state)
+        self._asks_in_step = self._is_due(state)
+        if self.config.problem == BLOCK_SELECTION:
+            train_only(state, None if self._asks_in_step else self.decisions.blocks)
+
+    def after_backward(self, state: TrainingState) -> None:
+        if self._asks_in_step:
+            self.ask(state, lambda: self._ask_in_step(state))
+            self._asks_in_step = False
+            if self.config.problem == BLOCK_SELECTION:
+                train_only(state, self.decisions.blocks)
 
     def step_end(self, state: TrainingState) -> None:
         self.cost.step_has_ended()
-        if state.metrics and self._untold:
-            state.metrics.update(self._untold)
-            self._untold = {}
+        if self.decisions.kept:  # now, because weights change in no other moment
+            keep_only(state.model, self.decisions.kept)
+        if state.metrics and self.untold:
+            state.metrics.update(self.untold)
+            self.untold = {}
 
     def train_end(self, state: TrainingState) -> None:
-        self._stop_waiting()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "decisions": self.decisions.state_dict(),
-            "history": self.history.state_dict(),
-            "num_asked": self.num_asked,
-            "asked_step": self.asked_step,
-            "is_waiting": self.waiting is not None,
-        }
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """A question that another process was at is asked again: its numbers are gone."""
-        self._stop_waiting()
-        self.decisions.load_state_dict(saved["decisions"])
-        self.history.load_state_dict(saved["history"])
-        self.num_asked = saved["num_asked"]
-        self.asked_step = None if saved["is_waiting"] else saved["asked_step"]
-        self._untold = {}
+        self.stop_waiting()
+        close_chain(self.chain)
 
     # When
 
@@ -176,6 +84,8 @@ class QuantumExtension(Extension):
         if self.asked_step is None:
             is_late = self.config.problem == RANK_ALLOCATION
             return not is_late or state.step >= (self.frequency or state.total_steps // 2)
+        if self.config.problem == BLOCK_SELECTION and self.asked_phase != state.position.phase:
+            return True  # other blocks train than those that were chosen from
         if self.frequency is None or self.config.problem == RANK_ALLOCATION:
             return False
         return state.step - self.asked_step >= self.frequency
@@ -184,28 +94,6 @@ class QuantumExtension(Extension):
         """How many steps the next answer is for."""
         left = max(1, state.total_steps - state.step)
         return left if self.frequency is None else min(left, self.frequency)
-
-    # Asking
-
-    def _ask(self, state: TrainingState, ask: Callable[[], None]) -> None:
-        """Have a question asked; whatever goes wrong, the training goes on as it was."""
-        started, before = self.clock(), self.asked_step
-        self.asked_step = state.step
-        self.num_asked += 1
-        try:
-            ask()
-        except Exception as error:
-            if is_device_fault(error) or is_out_of_memory(error):
-                self.asked_step, self.num_asked = before, self.num_asked - 1
-                raise
-            self._has_failed(state, error)
-        finally:
-            self.cost.pay(self.clock() - started)
-
-    @property
-    def seed(self) -> int:
-        """Of the question that is asked now: another one for each."""
-        return (self.trainer.training_config.seed * 1_000_003 + self.num_asked) % 2**31
 
     @property
     def _data(self) -> DataPipeline:
@@ -239,7 +127,7 @@ class QuantumExtension(Extension):
         if number == 0:
             wanted = question.num_wanted(most)
             cost = question.cost_seconds(costs, wanted)
-            self._skip(state, too_dear(cost, allowed, self.cost.percent))
+            self.skip(state, too_dear(cost, allowed, self.cost.percent))
             return
         foretold = question.cost_seconds(costs, number)
         share = 100 * foretold / (step_seconds * self._steps_ahead(state))
@@ -250,85 +138,28 @@ class QuantumExtension(Extension):
             " of the training steps that it is for"
         )
         state.must_save |= self.config.candidates == "auto" and not is_whole
-        self._solve(state, question, question.problem(number), foretold_seconds=foretold)
+        self.solve(state, question, question.problem(number), foretold_seconds=foretold)
 
-    def _solve(
-        self, state: TrainingState, question: AskedQuestion, problem: QuantumProblem, **known: Any
-    ) -> None:
-        """Have a problem answered, here or beside the training."""
-        record = {**self._record(state), **known}
-        if self.config.background and self.config.answer == SAMPLER:
-            background = BackgroundSolve(problem, self.resources, self.seed)
-            self.waiting = Waiting(background, question, record)
-            self._tell(state, {**record, "outcome": ASKED})
+    def _ask_in_step(self, state: TrainingState) -> None:
+        assert state.optimizer is not None
+        is_about_blocks = self.config.problem == BLOCK_SELECTION
+        question = (BlockQuestion if is_about_blocks else RankQuestion)(
+            self.config,
+            state.model,
+            self.trainer.adapter,
+            self.trainer.precision,
+            self.trainer.data,
+            state.optimizer,
+            state.batch,
+            state.micro_batch_size,
+            self.trainer.training_config.seed,
+            self.num_asked - 1,
+        )
+        taken = self.cost.seconds_so_far
+        foretold = question.cost_seconds(taken)
+        step_seconds = self.cost.step_seconds or taken
+        allowed = self.cost.allowed_seconds(self._steps_ahead(state), step_seconds)
+        if foretold > allowed:
+            self.skip(state, too_dear(foretold, allowed, self.cost.percent))
             return
-        self._use(state, question, problem, self._solution_of(problem), record)
-
-    def _solution_of(self, problem: QuantumProblem) -> Solution:
-        if self.config.answer == SAMPLER:
-            return quantum_solve(problem, self.resources, seed=self.seed)
-        return plain_solution(problem, self.config.answer)
-
-    def _take_answer(self, state: TrainingState) -> None:
-        """Use what another process has found, if it has: from this moment on."""
-        waiting = self.waiting
-        if waiting is None or not waiting.background.is_done:
-            return
-        self.waiting = None
-        state.must_save = True
-        try:
-            solution = waiting.background.result()
-            record = {**waiting.record, "used_at_step": state.step}
-            self._use(state, waiting.question, waiting.background.problem, solution, record)
-        except Exception as error:
-            self._has_failed(state, error)
-
-    def _use(
-        self,
-        state: TrainingState,
-        question: AskedQuestion,
-        problem: QuantumProblem,
-        solution: Solution,
-        record: Record,
-    ) -> None:
-        """Let the training do what was answered, and tell it."""
-        chosen = question.use(problem, solution.decision, self.decisions)
-        began = record.pop("began")
-        found = {
-            **record,
-            **chosen,
-            **answer_facts(problem, solution, self.seed),
-            "outcome": ANSWERED,
-            "seconds": round(self.clock() - began, 3),
-        }
-        if solution.failures:
-            message = "; ".join(solution.failures)
-            note(state, QUANTUM_STEP, f"took the answer of {solution.answered_by}", message)
-            state.must_save = True
-        state.must_save |= bool(solution.info.get("bound_hit"))
-        self._tell(state, found)
-
-    def _record(self, state: TrainingState) -> Record:
-        position = {"step": state.step, "epoch": state.position.epoch}
-        return {**position, "problem": self.config.problem, "began": self.clock()}
-
-    def _skip(self, state: TrainingState, why: str) -> None:
-        state.must_save = True  # a clock has decided
-        self._tell(state, {**self._record(state), "outcome": SKIPPED, "why": why})
-
-    def _has_failed(self, state: TrainingState, error: Exception) -> None:
-        why = clipped(f"{type(error).__name__}: {error}")
-        note(state, QUANTUM_STEP, "the training goes on as it was", why)
-        state.must_save = True
-        self._tell(state, {**self._record(state), "outcome": FAILED, "why": why})
-
-    def _tell(self, state: TrainingState, record: Record) -> None:
-        record.pop("began", None)
-        kept = self.history.add(record)
-        self._untold |= numbers_of(kept)
-        self.say(in_words(kept))
-
-    def _stop_waiting(self) -> None:
-        if self.waiting is not None:
-            self.waiting.background.close()
-            self.waiting = None
+        self.solve(state, question, question.problem(), foretold_seconds=foretold)

@@ -11,9 +11,10 @@ from infrastructure.config.quantum_config import QuantumConfig
 from infrastructure.config.resource_config import CacheConfig, QuantumResources
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.quantum.history import Record
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
+from infrastructure.training.state import TrainingState
 from tests.training.small_runs import write_rows
 
 NUM_ROWS = 60
@@ -74,3 +75,18 @@ def same_weights(left: EnhancedTrainer, right: EnhancedTrainer) -> bool:
     return all(
         torch.equal(one, other) for one, other in zip(weights(left), weights(right), strict=True)
     )
+
+
+class StopAt(Observer):
+    """Stops after a step, as a signal would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step >= self.step:
+            state.stop("enough")
+
+
+def without_times(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.items() if "seconds" not in k and k != "info"} for r in found]

@@ -11,10 +11,12 @@ import pytest
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.state import TrainingState
 from tests.training.quantum.quantum_runs import (
+    StopAt,
     extension_of,
     quantum_trainer,
     records,
     same_weights,
+    without_times,
 )
 
 
@@ -129,19 +131,6 @@ def test_a_training_that_goes_on_trains_on_the_same(saved_llama: Path, tmp_path:
         again.train()
         assert same_weights(whole, again)
         assert without_times(records(again)) == without_times(records(whole))
-
-
-class StopAt(Observer):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def step_end(self, state: TrainingState) -> None:
-        if state.step >= self.step:
-            state.stop("enough")
-
-
-def without_times(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in r.items() if "seconds" not in k and k != "info"} for r in found]
 
 
 def test_a_question_that_costs_too_much_is_not_asked(
