@@ -86,17 +86,19 @@ class BlockSelection(Choice):
         return {name: self.sample_of(indices) for name, indices in chosen.items()}
 
 
-def sampled_fisher(dots: Array, tokens_per_batch: float) -> Array:
-    """d_i' C d_j of the loss per token, (N, N), from B micro-batches.
+def sampled_fisher(dots: Array, num_tokens: float) -> Array:
+    """d_i' C d_j of the loss per token, (N, N), from gradients with labels drawn from the model.
+
+    Such gradients of different tokens are uncorrelated, so that the square of a sum over tokens is
+    the sum of their squares, however the tokens lie in micro-batches.
 
     Args:
-        dots: g_b.d_i (B, N), g_b the gradient of the mean loss of micro-batch b with labels drawn
-            from the model.
-        tokens_per_batch: supervised tokens in a micro-batch: the mean over m of them has a variance
-            of 1/m of a token's.
+        dots: (B, N), the summed gradient of each micro-batch (or example) times each d_i; for gates
+            the gradient itself.
+        num_tokens: supervised, in all B.
     """
     dots = np.asarray(dots, dtype=np.float64)
-    return tokens_per_batch * dots.T @ dots / len(dots)
+    return dots.T @ dots / num_tokens
 
 
 def symmetric(matrix: Array) -> Array:

@@ -122,11 +122,10 @@ def test_plain_blocks() -> None:
     assert all(abs(sum(i in one for one in drawn) - 60) < 30 for i in range(10))
 
 
-def test_the_fisher_of_a_mean_is_scaled_back_to_a_token() -> None:
-    """Gradients of means over m independent tokens have 1 / m of a token's second moment."""
+def test_the_fisher_of_sums_is_that_of_a_token() -> None:
     random = np.random.default_rng(0)
     tokens = random.standard_normal((4000, 25, 3)) @ np.diag([1.0, 2.0, 0.5])
-    found = sampled_fisher(tokens.mean(axis=1), 25)
+    found = sampled_fisher(tokens.sum(axis=1), 4000 * 25)
     np.testing.assert_allclose(found, np.diag([1.0, 4.0, 0.25]), atol=0.25)
 
 

@@ -12,9 +12,9 @@ from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.precision import choose_precision
 from infrastructure.training.quantum.example_gradients import (
     example_gradients,
-    products_by_example,
     watched_layers,
 )
+from infrastructure.training.quantum.example_pass import Split
 from infrastructure.training.quantum.sketch import CountSketch
 from tests.training.quantum.small_adapters import FP32, LORA, adapter_for, examples
 from tests.training.toy import ToyAdapter
@@ -231,10 +231,12 @@ def test_no_examples_no_gradients(saved_llama: Path) -> None:
     assert example_gradients(adapter.model, adapter, [], precision=FP32).shape == (0, 4096)
 
 
-def test_products_of_padded_and_packed_rows_are_the_same() -> None:
+def test_padded_and_packed_rows_come_to_the_same() -> None:
     left, right = torch.randn(2, 5, 3), torch.randn(2, 5, 4)
     left[0, 3:] = 0
     packed = torch.cat([left[0, :3], left[1]])[None], torch.cat([right[0, :3], right[1]])[None]
-    one = products_by_example(left, right, 2, None)
-    assert torch.allclose(one, products_by_example(*packed, 2, [3, 8]), atol=1e-6)
-    assert torch.allclose(one[0], left[0].T @ right[0], atol=1e-6)
+    one, other = Split(2, None), Split(2, [3, 8])
+    assert torch.allclose(one.products(left, right), other.products(*packed), atol=1e-6)
+    assert torch.allclose(one.products(left, right)[0], left[0].T @ right[0], atol=1e-6)
+    assert torch.allclose(one.sums(left), other.sums(packed[0]), atol=1e-6)
+    assert torch.allclose(one.sums(left)[1], left[1].sum(dim=0), atol=1e-6)

@@ -1,0 +1,165 @@
+"""What a choice of blocks is made from: how far each would move, and what that does to the loss."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
+from infrastructure.training.models.lora import HEAD_LAYER, layer_of
+from infrastructure.training.precision import Precision
+from infrastructure.training.quantum.sampled_labels import SampledLabels
+from infrastructure.training.quantum.taps import measuring
+
+Array = npt.NDArray[np.float64]
+Parameters = dict[str, torch.nn.Parameter]
+
+
+@dataclass(frozen=True)
+class BlockMoments:
+    """Of N blocks, for the mean loss per supervised token.
+
+    Attributes:
+        blocks: names, from the input up.
+        linear: gradient times move, (N,).
+        gradient_norms: (N,).
+        sampled_dots: (B, N), of each micro-batch's summed gradient with labels drawn from the
+            model; `sampled_fisher(sampled_dots, num_tokens)` is the curvature.
+        num_tokens: supervised, in all micro-batches.
+    """
+
+    blocks: list[str]
+    linear: Array
+    gradient_norms: Array
+    sampled_dots: Array
+    num_tokens: int
+
+
+def trainable_blocks(model: torch.nn.Module) -> dict[str, Parameters]:
+    """The parameters that train, by the block they lie in ("block 0" is the first), from the input
+    up. Embeddings, final norm and head belong to none.
+
+    Raises:
+        ValueError: the model does not number its blocks, or none of them trains.
+    """
+    found: dict[int, Parameters] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and 0 < (layer := layer_of(name)) < HEAD_LAYER:
+            found.setdefault(layer - 1, {})[name] = parameter
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no numbered blocks that train")
+    return {f"block {number}": found[number] for number in sorted(found)}
+
+
+def next_moves(
+    optimizer: torch.optim.Optimizer, gradients: Mapping[torch.nn.Parameter, torch.Tensor]
+) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """How an Adam-like optimizer would move each parameter that has a gradient, weight decay aside.
+
+    From its moments where it keeps them as tensors; else as at a first step, minus the learning
+    rate times the gradient's sign. Without betas (SGD): minus the learning rate times the gradient.
+    """
+    moves = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter in gradients:
+                state = optimizer.state.get(parameter, {})
+                moves[parameter] = _move(group, state, gradients[parameter].float())
+    return moves
+
+
+def _move(group: Mapping[str, Any], state: Any, gradient: torch.Tensor) -> torch.Tensor:
+    if "betas" not in group:
+        return -group["lr"] * gradient
+    (beta1, beta2), step = group["betas"], 1
+    mean, square = torch.zeros_like(gradient), torch.zeros_like(gradient)
+    if "exp_avg" in state and "exp_avg_sq" in state:
+        step = int(state["step"]) + 1
+        mean, square = state["exp_avg"].float(), state["exp_avg_sq"].float()
+    mean = (beta1 * mean + (1 - beta1) * gradient) / (1 - beta1**step)
+    square = (beta2 * square + (1 - beta2) * gradient**2) / (1 - beta2**step)
+    return -group["lr"] * mean / (square.sqrt() + group.get("eps", 1e-8))
+
+
+def block_moments(
+    model: torch.nn.Module,
+    adapter: ModelAdapter,
+    batches: Sequence[Sequence[Any]],
+    optimizer: torch.optim.Optimizer,
+    *,
+    precision: Precision,
+    seed: int = 0,
+) -> BlockMoments:
+    """Two forward and backward passes over `batches`: the data's labels, then the model's own.
+
+    The model is afterwards what it was, bit for bit, gradients too; so is the random state.
+    Memory: a gradient and a move for each parameter of a block.
+
+    Raises:
+        ValueError: no numbered block trains, there is nothing supervised, or no language model.
+    """
+    blocks = trainable_blocks(model)
+    relabel = SampledLabels(model, adapter, precision, seed)
+    with measuring(model, adapter.device, parameters_have_gradients=True):
+        num_tokens = sum(
+            _add_gradients(model, adapter, precision, adapter.prepare_batch(b)) for b in batches
+        )
+        if num_tokens == 0:
+            raise ValueError("the batches have no supervised token: nothing to choose blocks by")
+        gradients = _taken_gradients(blocks, 1 / num_tokens)
+        moves = next_moves(optimizer, gradients)
+        dots = []
+        for examples in batches:
+            model.zero_grad(set_to_none=True)
+            _add_gradients(model, adapter, precision, relabel(adapter.prepare_batch(examples)))
+            dots.append(_dots(blocks, _taken_gradients(blocks, 1.0), moves))
+    norms = [
+        sum(float(gradients[p].double().square().sum()) for p in block.values() if p in gradients)
+        for block in blocks.values()
+    ]
+    return BlockMoments(
+        list(blocks),
+        _dots(blocks, gradients, moves),
+        np.sqrt(np.array(norms)),
+        np.array(dots),
+        num_tokens,
+    )
+
+
+def _add_gradients(
+    model: torch.nn.Module, adapter: ModelAdapter, precision: Precision, batch: Batch
+) -> int:
+    """Backward of the batch's summed loss; its supervised tokens."""
+    with precision.autocast():
+        output = adapter.compute_loss(model, batch)
+    if output.num_items:
+        output.loss_sum.backward()  # type: ignore[no-untyped-call]
+    return output.num_items
+
+
+def _taken_gradients(
+    blocks: Mapping[str, Parameters], scale: float
+) -> dict[torch.nn.Parameter, torch.Tensor]:
+    parameters = [p for block in blocks.values() for p in block.values() if p.grad is not None]
+    return {p: p.grad.float() * scale for p in parameters if p.grad is not None}
+
+
+def _dots(
+    blocks: Mapping[str, Parameters],
+    gradients: Mapping[torch.nn.Parameter, torch.Tensor],
+    moves: Mapping[torch.nn.Parameter, torch.Tensor],
+) -> Array:
+    """Gradient times move of each block."""
+    return np.array(
+        [
+            sum(
+                float((gradients[p].double() * moves[p]).sum())
+                for p in block.values()
+                if p in gradients and p in moves
+            )
+            for block in blocks.values()
+        ]
+    )

@@ -1,0 +1,141 @@
+"""One forward and backward pass over examples, in which each example is told apart.
+
+Rows may be padded or packed. A batch that does not fit into memory is done in halves.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infrastructure.training.error_handlers import can_be_halved, free_memory, let_go
+from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
+from infrastructure.training.precision import Precision
+from infrastructure.training.quantum.taps import check_heard, measuring, tapped
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the tokens of each example lie: row by row, or one after the other in a packed row."""
+
+    num_examples: int
+    ends: list[int] | None
+
+    def products(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Sum over each example's tokens of left times right: (B, L, p), (B, L, q) to (B, p, q).
+
+        Raises:
+            ValueError: tokens are not in the order of the examples.
+        """
+        if self._is_padded(left):
+            return left.transpose(1, 2) @ right
+        return torch.stack([left[0, s:e].T @ right[0, s:e] for s, e in self._pieces()])
+
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over each example's tokens: (B, L, p) to (B, p).
+
+        Raises:
+            ValueError: tokens are not in the order of the examples.
+        """
+        if self._is_padded(values):
+            return values.sum(dim=1)
+        return torch.stack([values[0, s:e].sum(dim=0) for s, e in self._pieces()])
+
+    def _pieces(self) -> Iterator[tuple[int, int]]:
+        assert self.ends is not None
+        return zip([0, *self.ends[:-1]], self.ends, strict=True)
+
+    def _is_padded(self, values: torch.Tensor) -> bool:
+        if values.dim() == 3:
+            if self.ends is None and len(values) == self.num_examples:
+                return True
+            if self.ends is not None and len(values) == 1 and values.shape[1] >= self.ends[-1]:
+                return False
+        raise ValueError(
+            f"a layer sees {tuple(values.shape)}, not {self.num_examples} examples of tokens: their"
+            " gradients cannot be told apart (as with experts, or with what plays episodes)"
+        )
+
+
+# Adds to the examples' rows (B, columns): rows, the module's name, what was kept of the forward
+# pass and the gradient of the module's output, and where each example lies in them.
+Add = Callable[[torch.Tensor, str, torch.Tensor, torch.Tensor, Split], None]
+
+
+@dataclass
+class ExamplePass:
+    """What is summed up of each example while gradients flow through `modules`.
+
+    The model is afterwards what it was, bit for bit; so is the random state.
+
+    Attributes:
+        num_columns: numbers per example.
+        add: adds what one module tells.
+        keep_output: whether a module's output is kept for `add`, and not its input.
+        relabel: gives a batch other labels.
+    """
+
+    model: torch.nn.Module
+    adapter: ModelAdapter
+    precision: Precision
+    modules: Mapping[str, torch.nn.Module]
+    num_columns: int
+    add: Add
+    keep_output: bool = False
+    relabel: Callable[[Batch], Batch] | None = None
+
+    def rows(self, batches: Iterable[Sequence[Any]]) -> npt.NDArray[np.float32]:
+        """(n, num_columns), of the sums of the examples' losses, in the order of `batches`.
+
+        Raises:
+            ValueError: the adapter does not keep examples apart.
+            TemperError: the model passes a module by.
+        """
+        with (
+            measuring(self.model, self.adapter.device),
+            tapped(self.modules, self._told, keep_output=self.keep_output) as heard,
+        ):
+            rows = [piece for examples in batches for piece in self._in_pieces(examples)]
+            if rows:
+                check_heard(heard, self.modules)
+        return np.concatenate(rows) if rows else np.zeros((0, self.num_columns), np.float32)
+
+    def _told(self, name: str, kept: torch.Tensor, gradient: torch.Tensor) -> None:
+        self.add(self._total, name, kept.float(), gradient.float(), self._split)
+
+    def _in_pieces(self, examples: Sequence[Any]) -> Iterator[npt.NDArray[np.float32]]:
+        waiting = [examples]
+        while waiting:
+            piece = waiting.pop()
+            rows = self._tried(piece)
+            if rows is not None:
+                yield rows
+                continue
+            free_memory(self.adapter.device)
+            waiting += [piece[len(piece) // 2 :], piece[: len(piece) // 2]]
+
+    def _tried(self, examples: Sequence[Any]) -> npt.NDArray[np.float32] | None:
+        try:
+            return self._of_piece(examples)
+        except Exception as error:
+            if not can_be_halved(error, len(examples), len(examples)):
+                raise
+            let_go(error)
+            return None
+
+    def _of_piece(self, examples: Sequence[Any]) -> npt.NDArray[np.float32]:
+        batch = self.adapter.prepare_batch(examples)
+        boundaries = batch.get("cu_seq_lens")
+        self._split = Split(len(examples), None if boundaries is None else boundaries[1:].tolist())
+        shape = (len(examples), self.num_columns)
+        self._total = torch.zeros(shape, device=self.adapter.device)
+        if self.relabel is not None:
+            batch = self.relabel(batch)
+        with self.precision.autocast():
+            output = self.adapter.compute_loss(self.model, batch)
+        if output.num_items:
+            output.loss_sum.backward()  # type: ignore[no-untyped-call]
+        return self._total.cpu().numpy()

@@ -1,0 +1,86 @@
+"""How the loss depends on each rank-1 component of LoRA, as if it had a gate that stands at 1.
+
+The component's share of a layer's output is B[:, i] (A x)_i; the gate's gradient is therefore the
+sum over tokens of (A x)_i times the gradient that arrives there. A few numbers an example.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.precision import Precision
+from infrastructure.training.quantum.example_pass import ExamplePass, Split
+from infrastructure.training.quantum.sampled_labels import SampledLabels
+
+
+def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The A matrices of the LoRA in use, by the names of the modules that they belong to.
+
+    Raises:
+        ValueError: the model has no LoRA, or more than one in use.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        matrices = getattr(module, "lora_A", None)
+        if matrices is None:
+            continue
+        used = [key for key in getattr(module, "active_adapters", matrices) if key in matrices]
+        if len(used) > 1:
+            raise ValueError(f"{name} uses {len(used)} LoRAs at once ({', '.join(used)}), not one")
+        if used:
+            found[name] = matrices[used[0]]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no LoRA whose components could be chosen")
+    return found
+
+
+def num_components(model: torch.nn.Module) -> dict[str, int]:
+    """The rank of each LoRA module, in the order of the columns of `gate_gradients`."""
+    return {name: int(a.weight.shape[0]) for name, a in gated_layers(model).items()}  # type: ignore[union-attr,operator]
+
+
+def gate_gradients(
+    model: torch.nn.Module,
+    adapter: ModelAdapter,
+    batches: Iterable[Sequence[Any]],
+    *,
+    precision: Precision,
+    labels_seed: int | None = None,
+) -> npt.NDArray[np.float32]:
+    """Of the sum of each example's losses by the gates, (n, number of gates).
+
+    The model is afterwards what it was, bit for bit; so is the random state.
+
+    Args:
+        labels_seed: None: the labels of the data; a number: labels drawn from the model.
+
+    Raises:
+        ValueError: no LoRA, or the adapter does not keep examples apart.
+        TemperError: the model computes LoRA in a kernel of its own.
+    """
+    ranks, ends = num_components(model), {}
+    for name, rank in ranks.items():
+        ends[name] = sum(ranks[other] for other in ends) + rank
+
+    def add(
+        total: torch.Tensor, name: str, output: torch.Tensor, gradient: torch.Tensor, split: Split
+    ) -> None:
+        total[:, ends[name] - ranks[name] : ends[name]] += split.sums(output * gradient)
+
+    relabel = None
+    if labels_seed is not None:
+        relabel = SampledLabels(model, adapter, precision, labels_seed)
+    return ExamplePass(
+        model,
+        adapter,
+        precision,
+        gated_layers(model),
+        sum(ranks.values()),
+        add,
+        keep_output=True,
+        relabel=relabel,
+    ).rows(batches)
