@@ -170,7 +170,7 @@ def _ask(
     except SamplerError as error:
         return _Answer("", failures=[redact(str(error))], info={"bound_hit": bool(chain.failures)})
     info = _plain(found.info)
-    info["bound_hit"] = bool(info.pop("is_cut_off", False) or chain.failures)
+    info["bound_hit"] = bool(info.pop("is_cut_off", True) or chain.failures)
     if bqm.num_variables < question.num_variables:
         info["left_out"] = question.num_variables - bqm.num_variables
     name = chain.answered_by[chain.num_asked - 1]

@@ -43,11 +43,12 @@ class DenseProblem:
     def field_scale(self) -> float:
         """Size of what the others do to a variable: the root of the mean sum of squared entries.
 
-        Temperatures are multiples of it. A model without interactions has its linear terms' size.
+        Temperatures are multiples of it. A model without interactions has the size of its linear
+        terms, and one of zeros has 1.
         """
         squares = np.einsum("ij,ij->i", self.matrix, self.matrix, dtype=np.float64)
         squares = squares if squares.any() else np.square(self.linear, dtype=np.float64)
-        return float(np.sqrt(squares.mean())) if len(squares) else 0.0
+        return float(np.sqrt(squares.mean())) or 1.0
 
     @classmethod
     def of(cls, bqm: dimod.BinaryQuadraticModel, num_ones: int | None = None) -> "DenseProblem":

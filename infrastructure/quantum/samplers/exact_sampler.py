@@ -52,7 +52,9 @@ class ExactSampler(dimod.Sampler):
         count = min(max(1, num_reads), int(np.isfinite(energies).sum()))
         numbers = np.argpartition(energies, count - 1)[:count]
         numbers = numbers[np.argsort(energies[numbers], kind="stable")]
-        return as_sample_set(bqm, numbers)
+        found = as_sample_set(bqm, numbers)
+        found.info["is_cut_off"] = False
+        return found
 
 
 def refuse_too_many(name: str, num_variables: int) -> None:

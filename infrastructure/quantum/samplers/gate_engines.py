@@ -48,6 +48,8 @@ class AerEngine:
         MissingPackageError: qiskit-aer is not installed.
     """
 
+    repeats_itself = True
+
     def __init__(self) -> None:
         self.backend = require("qiskit_aer", "the sampler aer_qaoa").AerSimulator()
 
@@ -71,6 +73,8 @@ class AzureEngine:
         MissingSecretError: the environment names no workspace.
         MissingPackageError: azure-quantum is not installed.
     """
+
+    repeats_itself = False
 
     def __init__(self, target: str = DEFAULT_TARGET, provider: Any = None) -> None:
         self.backend = (provider or _provider()).get_backend(target)

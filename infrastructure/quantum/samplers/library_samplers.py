@@ -22,7 +22,6 @@ FIRST_SWEEPS, MOST_SWEEPS = 100, 1000
 KEPT_ROWS = 20
 LARGEST_SEED = (1 << 31) - 1
 TABU_MILLISECONDS_PER_VARIABLE = 2
-TABU_RESTARTS = 20  # the work of a read, where its time is not up before
 HOT_FIELDS, COLD_FIELDS = 2.0, 0.05  # temperatures, as multiples of what moves a spin
 
 
@@ -31,6 +30,7 @@ class LibrarySampler(dimod.Sampler):
 
     parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "seed": [], "time_limit": []}
     properties: ClassVar[dict[str, Any]] = {}
+    ends_by_clock: ClassVar[bool] = False  # a read does; so a seed does not repeat it
 
     def sample(
         self,
@@ -60,7 +60,7 @@ class LibrarySampler(dimod.Sampler):
             sets, done = [_best_of(sets)], done + 1
         found = sets[0]
         found.info.clear()
-        found.info.update({"num_reads": done, "is_cut_off": done < wanted})
+        found.info.update({"num_reads": done, "is_cut_off": done < wanted or self.ends_by_clock})
         return found
 
     def caution(self, done: int) -> float:
@@ -115,6 +115,8 @@ class PathIntegral(SimulatedAnnealing):
 class Tabu(LibrarySampler):
     """Multistart tabu search (MST2) of `dwave.samplers`; a read has a share of the time."""
 
+    ends_by_clock = True
+
     def __init__(self) -> None:
         self.library = require("dwave.samplers", "the sampler tabu").TabuSampler()
 
@@ -122,10 +124,8 @@ class Tabu(LibrarySampler):
         self, bqm: dimod.BinaryQuadraticModel, number: int, seed: int, seconds_left: float
     ) -> dimod.SampleSet:
         usual = TABU_MILLISECONDS_PER_VARIABLE * bqm.num_variables
-        timeout = max(1, int(min(1000 * seconds_left / 3, max(100, usual))))
-        return self.library.sample(
-            bqm, num_reads=1, seed=seed, timeout=timeout, num_restarts=TABU_RESTARTS
-        )
+        timeout = max(1, int(min(1000 * seconds_left / 3, max(20, usual))))
+        return self.library.sample(bqm, num_reads=1, seed=seed, timeout=timeout)
 
 
 class SteepestDescent(LibrarySampler):
@@ -161,7 +161,7 @@ class TreeDecomposition(dimod.Sampler):
         self.remove_unknown_kwargs(**unknown)
         found = self.library.sample(bqm, num_reads=num_reads)
         # The library computes in sums of its own; the energies are to be the model's.
-        return dimod.SampleSet.from_samples_bqm(found, bqm)
+        return dimod.SampleSet.from_samples_bqm(found, bqm, info={"is_cut_off": False})
 
 
 def beta_range_of(bqm: dimod.BinaryQuadraticModel) -> tuple[float, float]:

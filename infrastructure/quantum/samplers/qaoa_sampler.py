@@ -33,7 +33,13 @@ Angles = npt.NDArray[np.float64]
 
 
 class Engine(Protocol):
-    """What measures a circuit."""
+    """What measures a circuit.
+
+    Attributes:
+        repeats_itself: the same seed gives the same counts.
+    """
+
+    repeats_itself: bool
 
     def counts(
         self, bqm: dimod.BinaryQuadraticModel, angles: Angles, num_shots: int, seed: int | None
@@ -48,6 +54,8 @@ class Engine(Protocol):
 
 class StateVector:
     """All amplitudes in numpy: the phases are one product, no gates are needed."""
+
+    repeats_itself = True
 
     def counts(
         self, bqm: dimod.BinaryQuadraticModel, angles: Angles, num_shots: int, seed: int | None
@@ -96,13 +104,18 @@ class QAOASampler(dimod.Sampler):
         if not bqm.num_variables:
             return dimod.SampleSet.from_samples_bqm(np.empty((1, 0), np.int8), bqm)
         seconds = None if time_limit is None else SHARE_FOR_ANGLES * time_limit
-        angles, mean = best_angles(all_energies(bqm), self.num_layers, Deadline(seconds))
+        deadline = Deadline(seconds)
+        angles, mean = best_angles(all_energies(bqm), self.num_layers, deadline)
         shots = num_reads or DEFAULT_SHOTS
         counts = self.engine.counts(bqm, angles, shots, seed)
         numbers = np.array(list(counts), np.int64)
         found = as_sample_set(bqm, numbers, list(counts.values()))
         found.info.update(
-            num_reads=shots, angles=angles.tolist(), mean_energy=mean, num_layers=self.num_layers
+            num_reads=shots,
+            num_layers=self.num_layers,
+            angles=angles.tolist(),
+            mean_energy=mean,
+            is_cut_off=deadline.is_over or not self.engine.repeats_itself,
         )
         return found
 
@@ -110,12 +123,13 @@ class QAOASampler(dimod.Sampler):
 def best_angles(energies: Energies, num_layers: int, deadline: Deadline) -> tuple[Angles, float]:
     """Angles of the least mean energy that is found from a ramp on, and that mean.
 
-    A ramp is what an anneal would do: phases grow while mixing fades. Phases are sought in units of
-    the spread of the energies, so that their size does not depend on the model's.
+    A ramp is what an anneal would do: phases grow while mixing fades. Mixing is negative, since
+    equal amplitudes are the lowest state of -X. Phases are sought in units of the spread of the
+    energies, so that their size does not depend on the model's.
     """
     spread = float(energies.std()) or 1.0
     ramp = (np.arange(num_layers) + 0.5) / num_layers
-    start = np.stack([0.8 * ramp, 0.8 * (1 - ramp)], axis=1)
+    start = np.stack([0.8 * ramp, -0.8 * (1 - ramp)], axis=1)
 
     def mean_energy(flat: Angles) -> float:
         amplitudes = evolve(energies, _scaled(flat, spread))

@@ -1,0 +1,162 @@
+"""Whatever a sampler does in its process, here is an answer or a sentence, in time."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import dimod
+import psutil
+import pytest
+
+from infrastructure.core.errors import SamplerError
+from infrastructure.quantum.samplers.process_sampler import ProcessSampler
+from tests.quantum.samplers.questions import least_energy, random_model
+
+MODULE = "tests.quantum.samplers.misbehaving"
+ROOT = Path(__file__).resolve().parents[3]
+MOST_LATE_SECONDS = 0.5
+
+
+@pytest.fixture
+def bqm() -> dimod.BinaryQuadraticModel:
+    return random_model(6, 0, "SPIN")
+
+
+@pytest.fixture(scope="module")
+def answering() -> Iterator[ProcessSampler]:
+    sampler = ProcessSampler(f"{MODULE}:Answering", {"bonus": 5})
+    yield sampler
+    sampler.close()
+
+
+def misbehaving(how: str) -> ProcessSampler:
+    return ProcessSampler(f"{MODULE}:Misbehaving", {"how": how})
+
+
+def test_it_is_a_sampler_as_dimod_wants_it(answering: ProcessSampler) -> None:
+    dimod.testing.assert_sampler_api(answering)
+
+
+def test_answers_come_with_labels_energies_and_what_was_told(
+    answering: ProcessSampler, bqm: dimod.BinaryQuadraticModel
+) -> None:
+    found = answering.sample(bqm, seed=3, flavour="sweet")
+    dimod.testing.assert_response_energies(found, bqm)
+    assert found.first.energy == pytest.approx(least_energy(bqm))
+    assert found.info["bonus"] == 5
+    assert found.info["given"] == {"seed": 3, "flavour": "sweet"}
+    assert "raw" not in found.info  # what JSON cannot say stays there
+
+
+def test_the_process_is_kept_for_the_next_question(
+    answering: ProcessSampler, bqm: dimod.BinaryQuadraticModel
+) -> None:
+    first, second = (answering.sample(bqm).info["process"] for _ in range(2))
+    assert first == second != os.getpid()
+    began = time.monotonic()
+    answering.sample(bqm, time_limit=10)
+    assert time.monotonic() - began < 1
+
+
+def test_common_keywords_that_a_sampler_does_not_know_are_not_given_to_it(
+    answering: ProcessSampler, bqm: dimod.BinaryQuadraticModel
+) -> None:
+    assert answering.sample(bqm, num_reads=4, seed=1, time_limit=30).info["given"] == {"seed": 1}
+
+
+@pytest.mark.parametrize("how", ["hang", "busy", "hang_with_a_child"])
+def test_one_that_hangs_is_ended_at_the_deadline(how: str, bqm: dimod.BinaryQuadraticModel) -> None:
+    sampler = misbehaving(how)
+    sampler.start()
+    child = psutil.Process(sampler._child.process.pid)  # type: ignore[union-attr]
+    began = time.monotonic()
+    with pytest.raises(SamplerError, match="had no answer after 2 s and was ended"):
+        sampler.sample(bqm, time_limit=2)
+    assert time.monotonic() - began < 2 + MOST_LATE_SECONDS
+    assert not child.is_running()
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("fail", r"failed: RuntimeError: solver offline for token=\*\*\*"),
+        ("die", "the process of .* died"),
+        ("give_text", "gave a str, not a SampleSet"),
+        ("give_nothing", "gave an empty answer"),
+        ("give_other_variables", "other variables than were asked"),
+        ("give_other_values", "values that are not of a SPIN variable"),
+        ("give_wrong_energies", "told energies that its answers do not have"),
+        ("give_no_energies", "told energies that its answers do not have"),
+        ("fail_when_looked_at", "failed: ConnectionError: the network is away"),
+    ],
+)
+def test_nonsense_is_a_sentence(how: str, sentence: str, bqm: dimod.BinaryQuadraticModel) -> None:
+    sampler = misbehaving(how)
+    with contextlib.closing(sampler), pytest.raises(SamplerError, match=sentence):
+        sampler.sample(bqm, time_limit=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("no_such_module_anywhere:Sampler", "cannot be loaded: No module named"),
+        (f"{MODULE}:Lacking", "cannot be loaded: module .* has no attribute 'Lacking'"),
+        (f"{MODULE}:NoSampler", "has no method sample"),
+        (f"{MODULE}:Misbehaving", "cannot be made: .*'how'"),
+        ("tabbu", "did you mean 'tabu'"),
+    ],
+)
+def test_wrong_names_are_a_sentence(
+    name: str, sentence: str, bqm: dimod.BinaryQuadraticModel
+) -> None:
+    sampler = ProcessSampler(name)
+    with contextlib.closing(sampler), pytest.raises(SamplerError, match=sentence):
+        sampler.sample(bqm, time_limit=60)
+
+
+def test_it_answers_again_after_its_process_was_killed(
+    answering: ProcessSampler, bqm: dimod.BinaryQuadraticModel
+) -> None:
+    os.kill(answering.sample(bqm).info["process"], signal.SIGKILL)
+    with contextlib.suppress(SamplerError):  # where the signal comes after the question
+        answering.sample(bqm)
+    assert answering.sample(bqm).first.energy == pytest.approx(least_energy(bqm))
+
+
+def test_labels_may_be_anything_hashable(answering: ProcessSampler) -> None:
+    bqm = dimod.BinaryQuadraticModel({("a", 1): 1.0, frozenset("b"): -1.0}, {}, "BINARY")
+    found = answering.sample(bqm)
+    assert dict(found.first.sample) == {("a", 1): 0, frozenset("b"): 1}
+
+
+PARENT = f"""
+import sys, threading, time
+from infrastructure.quantum.samplers.process_sampler import ProcessSampler
+from tests.quantum.samplers.questions import random_model
+sampler = ProcessSampler("{MODULE}:Misbehaving", {{"how": "busy"}})
+sampler.start()
+print(sampler._child.process.pid, flush=True)
+sampler.sample(random_model(5, 0))
+"""
+
+
+def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
+    """Even where the sampler holds the interpreter in a loop, and nobody closes anything."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    while child.cpu_times().user + child.cpu_times().system < 1.5:  # it is busy with the question
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    gone, alive = psutil.wait_procs([child], timeout=5)
+    assert gone
+    assert not alive

@@ -1,0 +1,94 @@
+"""Each name is a sampler that finds the optimum of a small problem within its time."""
+
+import time
+from typing import Any
+
+import dimod
+import pytest
+
+from infrastructure.core.errors import SamplerError
+from infrastructure.core.optional import is_installed
+from infrastructure.quantum.samplers.sampler_factory import (
+    SAMPLERS,
+    close_sampler,
+    create_sampler,
+)
+from tests.quantum.samplers.questions import least_energy, random_model
+
+OF_PACKAGES = {"aer_qaoa": "qiskit_aer"}
+REMOTE = {
+    "leap_hybrid": "DWAVE_API_TOKEN",
+    "qpu": "DWAVE_API_TOKEN",
+    "azure_quantum": "AZURE_QUANTUM_CONNECTION_STRING",
+}
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLERS.keys() - REMOTE.keys()))
+def test_small_problems_are_solved_by_every_sampler_here(name: str) -> None:
+    if not is_installed(OF_PACKAGES.get(name, "dimod")):
+        pytest.skip(f"{OF_PACKAGES[name]} is not installed")
+    sampler = create_sampler(name)
+    dimod.testing.assert_sampler_api(sampler)
+    given = {"seed": 0, "time_limit": 60}
+    known: dict[str, Any] = {k: v for k, v in given.items() if k in sampler.parameters}
+    try:
+        for number in range(4):
+            bqm = random_model(9, number, ("BINARY", "SPIN")[number % 2])
+            found = sampler.sample(bqm, **known)
+            assert found.first.energy == pytest.approx(least_energy(bqm))
+            dimod.testing.assert_response_energies(found, bqm)
+    finally:
+        close_sampler(sampler)
+
+
+@pytest.mark.parametrize("name", sorted(REMOTE))
+def test_what_is_elsewhere_says_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [*REMOTE.values(), "DWAVE_CONFIG_FILE"]:
+        monkeypatch.delenv(variable, raising=False)
+    sampler = create_sampler(name)
+    try:
+        with pytest.raises(SamplerError, match=f"{REMOTE[name]}|requirements-quantum.txt"):
+            sampler.sample(random_model(3, 0), time_limit=60)
+    finally:
+        close_sampler(sampler)
+
+
+def test_the_name_of_the_seed_is_known() -> None:
+    assert create_sampler("azure-quantum").name == "azure_quantum"
+
+
+def test_options_reach_the_sampler() -> None:
+    sampler = create_sampler("simulated_annealing", num_sweeps="many")
+    try:
+        with pytest.raises(SamplerError, match="simulated_annealing failed: TypeError"):
+            sampler.sample(random_model(3, 0), time_limit=60)
+    finally:
+        close_sampler(sampler)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("simulated_anealing", {}, "did you mean 'simulated_annealing'"),
+        ("exact", {"num_sweeps": 3}, "exact cannot be made: .*takes no arguments"),
+    ],
+)
+def test_wrong_names_and_options_are_named(
+    name: str, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        create_sampler(name, **options)
+
+
+def test_auto_ends_the_processes_that_it_started() -> None:
+    sampler = create_sampler("auto")
+    path = dimod.BinaryQuadraticModel({}, {(i, i + 1): (-1.0) ** i for i in range(40)}, "SPIN")
+    began = time.monotonic()
+    found = sampler.sample(path, time_limit=60)
+    assert found.info["sampler"] == "tree_decomposition"
+    assert found.first.energy == -40
+    assert time.monotonic() - began < 60
+    (inner,) = sampler.asked.values()  # type: ignore[attr-defined]
+    process = inner._child.process
+    close_sampler(sampler)
+    assert process.poll() is not None

@@ -1,0 +1,279 @@
+"""A question is answered whatever the samplers do, in time, and the answer says how."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import dimod
+import numpy as np
+import pytest
+
+from infrastructure.config.resource_config import QuantumResources
+from infrastructure.core.errors import SamplerError
+from infrastructure.quantum.problems.problem import QuantumProblem, Sample, Training
+from infrastructure.quantum.quantum_step import (
+    Solution,
+    close_chain,
+    create_chain,
+    quantum_solve,
+)
+from infrastructure.quantum.samplers.dense_annealer import DenseAnnealer
+from infrastructure.quantum.samplers.fallback import FallbackSampler
+from tests.quantum.samplers.questions import least_energy, random_model
+
+MISBEHAVING = "tests.quantum.samplers.misbehaving"
+
+
+class Chosen(QuantumProblem):
+    """Which variables of a model are one."""
+
+    name: ClassVar[str] = "chosen"
+
+    def __init__(self, model: Any, plain: Mapping[str, Sample] | None = None) -> None:
+        self.model, self.plain = model, dict(plain or {})
+        self.formulating_seconds = 0.0
+
+    def formulate(self) -> Any:
+        time.sleep(self.formulating_seconds)
+        return self.model
+
+    def decode(self, sample: Sample) -> Any:
+        return sorted(str(label) for label, value in sample.items() if value > 0)
+
+    def apply(self, decision: Any, training: Training) -> None:
+        training.train_only(decision)
+
+    def alternatives(self) -> dict[str, Sample]:
+        return self.plain
+
+
+def plain_answers(bqm: dimod.BinaryQuadraticModel) -> dict[str, Sample]:
+    low = min(bqm.vartype.value)
+    return {"none": dict.fromkeys(bqm.variables, low), "all": dict.fromkeys(bqm.variables, 1)}
+
+
+def resources(solver: str = "auto", **given: Any) -> QuantumResources:
+    return QuantumResources(solver=solver, **{"timeout": 60, **given})
+
+
+@pytest.fixture(scope="module")
+def bqm() -> dimod.BinaryQuadraticModel:
+    return random_model(10, 0)
+
+
+def test_the_default_answers_with_the_optimum(bqm: dimod.BinaryQuadraticModel) -> None:
+    problem = Chosen(bqm, plain_answers(bqm))
+    solution = quantum_solve(problem, seed=1)
+    assert solution.energy == pytest.approx(least_energy(bqm))
+    assert solution.energy == pytest.approx(bqm.energy(solution.sample))
+    assert solution.decision == problem.decode(solution.sample)
+    assert solution.answered_by == "auto"
+    assert not solution.is_fallback
+    assert solution.num_variables == 10
+    assert solution.failures == []
+    assert solution.alternatives["all"] == pytest.approx(bqm.energy(plain_answers(bqm)["all"]))
+    assert solution.info["sampler"] == "exact"
+    assert not solution.info["bound_hit"]
+    assert 0 <= solution.solver_seconds <= solution.seconds
+
+
+@pytest.mark.parametrize("label", ["text", 7, ("a", 1)])
+def test_a_solution_is_json_and_back(label: Any) -> None:
+    model = dimod.BinaryQuadraticModel({label: -1.0, "other": 1.0}, {}, "BINARY")
+    solution = quantum_solve(Chosen(model))
+    again = Solution.from_json(json.loads(json.dumps(solution.to_json(), allow_nan=False)))
+    assert again == solution
+    assert again.sample == {label: 1, "other": 0}
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    problem = Chosen(random_model(60, 2))
+    answers = [quantum_solve(problem, resources("dense_annealer"), seed=5) for _ in range(2)]
+    assert answers[0].sample == answers[1].sample
+    assert not answers[0].info["bound_hit"]
+
+
+HANGING = (f"{MISBEHAVING}:Hanging", "had no answer after")
+RAISING = (f"{MISBEHAVING}:Raising", "solver offline")
+EMPTY = (f"{MISBEHAVING}:Empty", "gave an empty answer")
+GARBAGE = (f"{MISBEHAVING}:Garbage", "not a SampleSet")
+
+
+@pytest.mark.parametrize(("solver", "sentence"), [HANGING, RAISING, EMPTY, GARBAGE])
+def test_a_sampler_that_misbehaves_costs_no_more_than_the_timeout(
+    solver: str, sentence: str, bqm: dimod.BinaryQuadraticModel
+) -> None:
+    began = time.monotonic()
+    solution = quantum_solve(Chosen(bqm, plain_answers(bqm)), resources(solver, timeout=2))
+    assert time.monotonic() - began < 2.5
+    assert solution.is_fallback
+    assert solution.answered_by == "none"
+    assert solution.energy == pytest.approx(solution.alternatives["none"])
+    assert sentence in solution.failures[0]
+    assert solution.info["bound_hit"]
+
+
+def test_a_sampler_that_hangs_leaves_the_next_one_its_time(
+    bqm: dimod.BinaryQuadraticModel,
+) -> None:
+    began = time.monotonic()
+    asked = resources(HANGING[0], timeout=3, fallback=["exact"])
+    solution = quantum_solve(Chosen(bqm, plain_answers(bqm)), asked)
+    assert time.monotonic() - began < 3.5
+    assert solution.answered_by == "exact"
+    assert solution.energy == pytest.approx(least_energy(bqm))
+    assert not solution.is_fallback
+    assert "had no answer after" in solution.failures[0]
+    assert solution.info["bound_hit"]
+
+
+def test_without_an_alternative_nobody_answers(bqm: dimod.BinaryQuadraticModel) -> None:
+    with pytest.raises(SamplerError, match="solver offline"):
+        quantum_solve(Chosen(bqm), resources(RAISING[0]))
+
+
+def test_the_deadline_begins_with_formulating(bqm: dimod.BinaryQuadraticModel) -> None:
+    problem = Chosen(bqm, plain_answers(bqm))
+    problem.formulating_seconds = 0.3
+    solution = quantum_solve(problem, resources(timeout=0.2))
+    assert solution.is_fallback
+    assert "formulating took all of the 0.2 s" in solution.failures[0]
+    assert solution.seconds > 0.3
+
+
+class Bad(dimod.Sampler):
+    """Answers with the worst."""
+
+    parameters: ClassVar[dict[str, Any]] = {}
+    properties: ClassVar[dict[str, Any]] = {}
+
+    def sample(self, bqm: dimod.BinaryQuadraticModel, **unknown: Any) -> dimod.SampleSet:
+        found = dimod.ExactSolver().sample(bqm)
+        worst = found.record.sample[found.record.energy.argmax()]
+        return dimod.SampleSet.from_samples_bqm((worst, found.variables), bqm)
+
+
+def test_a_better_plain_answer_is_taken_and_flagged(bqm: dimod.BinaryQuadraticModel) -> None:
+    chain = FallbackSampler({"bad": Bad()})
+    solution = quantum_solve(Chosen(bqm, plain_answers(bqm)), chain=chain)
+    assert solution.is_fallback
+    assert solution.energy == min(solution.alternatives.values())
+    assert solution.failures[0].startswith("bad found")
+    again = quantum_solve(Chosen(bqm), chain=chain)
+    assert again.answered_by == "bad"
+
+
+def test_a_problem_that_is_too_large_is_asked_in_part() -> None:
+    model = random_model(30, 4)
+    solution = quantum_solve(Chosen(model), resources(max_qubits=12))
+    assert solution.info["left_out"] == 18
+    order = sorted(model.variables, key=lambda label: model.linear[label])
+    assert all(solution.sample[label] == 0 for label in order[12:])
+    part = model.copy()
+    part.fix_variables(dict.fromkeys(order[12:], 0))
+    assert solution.energy == pytest.approx(least_energy(part))
+    assert solution.num_variables == 30
+
+
+def test_a_spin_problem_that_is_too_large_is_refused_with_the_reason() -> None:
+    model = random_model(30, 4, "SPIN")
+    solution = quantum_solve(Chosen(model, plain_answers(model)), resources(max_qubits=12))
+    assert solution.is_fallback
+    assert "30 variables are more than resources.quantum.max_qubits = 12" in solution.failures[0]
+
+
+class Counted(Chosen):
+    """Of which a number is to be chosen, and the model does not say so."""
+
+    def __init__(self, model: dimod.BinaryQuadraticModel, num_chosen: int) -> None:
+        self.num_chosen = num_chosen
+        first = list(model.variables)[:num_chosen]
+        super().__init__(model, {"first": {v: int(v in first) for v in model.variables}})
+
+
+@pytest.mark.parametrize("solver", ["auto", "dense_annealer"])
+def test_the_number_that_a_problem_asks_for_is_kept(
+    solver: str, bqm: dimod.BinaryQuadraticModel
+) -> None:
+    solution = quantum_solve(Counted(bqm, 7), resources(solver))
+    assert sum(solution.sample.values()) == 7
+    assert solution.energy == pytest.approx(least_energy(bqm, 7))
+
+
+def test_where_more_are_to_be_chosen_than_may_be_asked_about_nothing_is_asked(
+    bqm: dimod.BinaryQuadraticModel,
+) -> None:
+    solution = quantum_solve(Counted(bqm, 7), resources(max_qubits=6))
+    assert "7 of 10 are to be chosen" in solution.failures[0]
+    assert solution.answered_by == "first"
+
+
+def test_a_constrained_model_is_asked_and_its_constraints_hold() -> None:
+    a, b, c = (dimod.Binary(label) for label in "abc")
+    model = dimod.ConstrainedQuadraticModel()
+    model.set_objective(-3 * a - 2 * b - c)
+    model.add_constraint(a + b + c <= 2, label="at most two")
+    solution = quantum_solve(Chosen(model, {"nothing": {"a": 0, "b": 0, "c": 0}}))
+    assert solution.decision == ["a", "b"]
+    assert solution.energy == -5
+    assert set(solution.sample) == {"a", "b", "c"}
+
+
+def test_an_answer_that_breaks_a_constraint_is_none() -> None:
+    a, b = dimod.Binary("a"), dimod.Binary("b")
+    model = dimod.ConstrainedQuadraticModel()
+    model.set_objective(-3 * a - 2 * b)
+    model.add_constraint(a + b <= 1, label="one")
+    chain = FallbackSampler({"bad": Bad()})
+    solution = quantum_solve(Chosen(model, {"a": {"a": 1, "b": 0}}), chain=chain)
+    assert solution.is_fallback
+    assert "breaks a constraint" in solution.failures[0]
+
+
+def test_a_beginning_is_given_to_who_can_use_it() -> None:
+    model = random_model(40, 6)
+    best = DenseAnnealer().sample(model, seed=0).first
+    solution = quantum_solve(
+        Chosen(model), resources("dense_annealer", timeout=0.01), initial=dict(best.sample)
+    )
+    assert solution.energy <= best.energy + 1e-9
+
+
+@pytest.fixture
+def chain() -> Iterator[FallbackSampler]:
+    kept = create_chain(resources("steepest_descent", fallback=["exact"]))
+    yield kept
+    close_chain(kept)
+
+
+def test_a_kept_chain_keeps_its_process_and_remembers_who_answered(
+    chain: FallbackSampler, bqm: dimod.BinaryQuadraticModel
+) -> None:
+    for number in range(2):
+        solution = quantum_solve(Chosen(bqm), resources(), chain=chain, seed=number)
+        assert solution.answered_by == "steepest_descent"
+    assert chain.answered_by == ["steepest_descent"] * 2
+    process = chain.samplers["steepest_descent"]._child.process  # type: ignore[attr-defined]
+    close_chain(chain)
+    assert process.poll() is not None
+
+
+def test_unknown_samplers_are_refused_before_anything_is_formulated() -> None:
+    with pytest.raises(ValueError, match="did you mean 'tabu'"):
+        quantum_solve(Chosen(None), resources("tabbu"))
+
+
+def test_numbers_of_numpy_in_what_a_sampler_tells_are_no_obstacle(
+    bqm: dimod.BinaryQuadraticModel,
+) -> None:
+    class Telling(dimod.ExactSolver):
+        def sample(self, bqm: dimod.BinaryQuadraticModel, **unknown: Any) -> dimod.SampleSet:
+            found = super().sample(bqm)
+            found.info.update(array=np.ones(3), number=2, nan=float("nan"))
+            return found
+
+    solution = quantum_solve(Chosen(bqm), chain=FallbackSampler({"telling": Telling()}))
+    assert solution.info["number"] == 2
+    assert "array" not in solution.info
+    json.dumps(solution.to_json(), allow_nan=False)
