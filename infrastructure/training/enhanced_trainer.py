@@ -53,6 +53,7 @@ from infrastructure.training.model_adapters.base_adapter import DataSource, Mode
 from infrastructure.training.parallel.team import Team
 from infrastructure.training.precision import Precision, choose_device, choose_precision
 from infrastructure.training.quantum.data_question import limit_data
+from infrastructure.training.quantum.own_loop import LastGradients
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.recovery.notes import note
 from infrastructure.training.resume_contract import Difference, Verdict, agree
@@ -62,7 +63,7 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.training_facts import base_facts, machine_facts, settings_of
 
 
-class EnhancedTrainer:
+class EnhancedTrainer(LastGradients):
     """The coordinator of one training.
 
     `prepare()` builds everything and may be called on its own; `train()` prepares if needed.

@@ -174,7 +174,7 @@ class Asking(Extension):
         if self.config.background and self.config.answer == SAMPLER:
             background = BackgroundSolve(problem, self.resources, self.seed)
             self.waiting = Waiting(background, question, record)
-            self._tell(state, {**record, "outcome": ASKED})
+            self._tell({**record, "outcome": ASKED})
             return
         self._use(state, question, problem, self._solution_of(problem), record)
 
@@ -220,23 +220,35 @@ class Asking(Extension):
             note(state, QUANTUM_STEP, f"took the answer of {solution.answered_by}", message)
             state.must_save = True
         state.must_save |= bool(solution.info.get("bound_hit"))
-        self._tell(state, found)
+        self._tell(found)
 
     def _record(self, state: TrainingState) -> Record:
         position = {"step": state.step, "epoch": state.position.epoch}
         return {**position, "problem": self.config.problem, "began": self._began}
 
+    def note_answer(self, state: TrainingState, problem: str, solution: Solution) -> None:
+        """Remember an answer that was asked for, and applied, in somebody's own loop."""
+        self.num_asked += 1
+        self.asked_step, self.asked_phase = state.step, state.position.phase
+        told = solution.to_json()
+        known = ("energy", "answered_by", "is_fallback", "num_variables", "seconds")
+        more = ("solver_seconds", "alternatives", "failures", "info")
+        record = {name: told[name] for name in (*known, *more)}
+        position = {"step": state.step, "epoch": state.position.epoch}
+        what = {"problem": problem, "outcome": ANSWERED}
+        self._tell({**position, **what, "chosen": f"{len(solution.decision)} chosen", **record})
+
     def skip(self, state: TrainingState, why: str) -> None:
         state.must_save = True  # a clock has decided
-        self._tell(state, {**self._record(state), "outcome": SKIPPED, "why": why})
+        self._tell({**self._record(state), "outcome": SKIPPED, "why": why})
 
     def _has_failed(self, state: TrainingState, error: Exception) -> None:
         why = clipped(f"{type(error).__name__}: {error}")
         note(state, QUANTUM_STEP, "the training goes on as it was", why)
         state.must_save = True
-        self._tell(state, {**self._record(state), "outcome": FAILED, "why": why})
+        self._tell({**self._record(state), "outcome": FAILED, "why": why})
 
-    def _tell(self, state: TrainingState, record: Record) -> None:
+    def _tell(self, record: Record) -> None:
         record.pop("began", None)
         kept = self.history.add(record)
         self.untold |= numbers_of(kept)

@@ -23,7 +23,7 @@ from infrastructure.training.state import TrainingState
 class QuantumExtension(Asking):
     """See above."""
 
-    _asks_in_step = False
+    _is_in_loop = _asks_in_step = False
 
     def epoch_start(self, state: TrainingState) -> None:
         if self.config.problem != DATA_SELECTION:
@@ -40,6 +40,7 @@ class QuantumExtension(Asking):
         Raises:
             ValueError: there are no more blocks than are to be chosen.
         """
+        self._is_in_loop = True
         if self.config.problem == BLOCK_SELECTION and self.asked_step is None:
             check_blocks(self.config, state.model)
 
@@ -50,12 +51,12 @@ class QuantumExtension(Asking):
 
     def step_start(self, state: TrainingState) -> None:
         self.cost.step_begins()
-        if self.config.problem == DATA_SELECTION:
-            return
-        self.take_answer(state)
-        self._asks_in_step = self._is_due(state)
-        if self.config.problem == BLOCK_SELECTION:
-            train_only(state, None if self._asks_in_step else self.decisions.blocks)
+        if self._is_in_loop and self.config.problem != DATA_SELECTION:
+            self.take_answer(state)
+            self._asks_in_step = self._is_due(state)
+        if self.decisions.blocks is not None:
+            all_of_them = self._asks_in_step and self.config.problem == BLOCK_SELECTION
+            train_only(state, None if all_of_them else self.decisions.blocks)
 
     def after_backward(self, state: TrainingState) -> None:
         if self._asks_in_step:
@@ -72,7 +73,15 @@ class QuantumExtension(Asking):
             state.metrics.update(self.untold)
             self.untold = {}
 
+    def carry_out(self, state: TrainingState) -> None:
+        """What was decided between two steps, in somebody's own loop."""
+        train_only(state, self.decisions.blocks)
+        keep_only(state.model, self.decisions.kept)
+        if state.position.example == 0:
+            self.apply_selection()
+
     def train_end(self, state: TrainingState) -> None:
+        self._is_in_loop = False
         self.stop_waiting()
         close_chain(self.chain)
 
