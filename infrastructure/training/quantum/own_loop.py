@@ -95,12 +95,11 @@ class LastGradients:
                 if loss.num_items:
                     loss.loss_sum.backward()  # type: ignore[no-untyped-call]
             items = max(1, adapter.count_items(state.batch))
-            found = {
+            return {
                 name: parameter.grad.detach() / items
                 for name, parameter in self.parameters.items()
                 if parameter.grad is not None
             }
-        return found
 
 
 def formulate_quantum_problem(
