@@ -133,12 +133,6 @@ def _tune(options: argparse.Namespace) -> int:
     return int(commands.tune(config, options.learning_rate_test, options.json))
 
 
-def _quantum(options: argparse.Namespace) -> int:
-    settings = {} if options.data is None else {"data.path": options.data}
-    config = _configure(options, **settings)
-    return int(_deployment("quantum_compare").compare(config, options.json))
-
-
 def _accepted(options: argparse.Namespace) -> list[str]:
     return [name.strip() for name in options.accept.split(",") if name.strip()]
 
@@ -219,6 +213,31 @@ def _dashboard(options: argparse.Namespace) -> int:
     commands = _deployment("view_commands")
     wish = commands.DashboardWish(options.run, output_dir, options.host, options.port, options.json)
     return int(commands.dashboard(wish))
+
+
+def _quantum(options: argparse.Namespace) -> int:
+    return {"compare": _quantum_compare, "solve": _quantum_solve}[options.action](options)
+
+
+def _quantum_compare(options: argparse.Namespace) -> int:
+    settings = {} if options.data is None else {"data.path": options.data}
+    config = _configure(options, **settings)
+    return int(_deployment("quantum_compare").compare(config, options.json))
+
+
+def _quantum_solve(options: argparse.Namespace) -> int:
+    _configure(options)
+    commands = _deployment("quantum_commands")
+    wish = commands.SolveWish(
+        file=options.file,
+        sampler=options.sampler,
+        seconds=options.time_limit,
+        seed=options.seed,
+        num_ones=options.num_ones,
+        num_reads=options.reads,
+        as_json=options.json,
+    )
+    return int(commands.solve(wish))
 
 
 def _show_config(options: argparse.Namespace) -> int:

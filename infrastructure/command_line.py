@@ -209,6 +209,23 @@ def _add_quantum(commands: Any) -> None:
     compare.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     add_preset_flag(compare)
     add_config_flags(compare)
+    _add_solve(actions)
+
+
+def _add_solve(actions: Any) -> None:
+    solve = actions.add_parser("solve", help="find the lowest energy of a problem in a file")
+    solve.add_argument("file", type=Path, metavar="PROBLEM", help="a .bqm, .npz or .json file")
+    solve.add_argument(
+        "--sampler", default="auto", help="its name, or module:Class (default: auto)"
+    )
+    solve.add_argument(
+        "--time-limit", type=float, default=60.0, metavar="SECONDS", help="at most (default: 60)"
+    )
+    solve.add_argument("--seed", type=int, help="the same one gives the same answer")
+    solve.add_argument("--num-ones", type=int, metavar="K", help="the answer has exactly K ones")
+    solve.add_argument("--reads", type=int, metavar="N", help="searches, or shots of a machine")
+    solve.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_config_flags(solve, ["log_level"])
 
 
 def parse(parser: OneSentenceParser, arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -6,6 +6,7 @@ and fit sparse models, so they are set here. Where a single read overruns, only 
 this runs in can be ended (`process_sampler`).
 """
 
+import time
 from abc import abstractmethod
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ import dimod
 import numpy as np
 
 from infrastructure.core.optional import require
-from infrastructure.quantum.samplers.deadline import Deadline
+from infrastructure.quantum.samplers.deadline import Clock, Deadline
 from infrastructure.quantum.samplers.plain_model import vectors_of
 
 DEFAULT_READS = 10
@@ -31,6 +32,7 @@ class LibrarySampler(dimod.Sampler):
     parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "seed": [], "time_limit": []}
     properties: ClassVar[dict[str, Any]] = {}
     ends_by_clock: ClassVar[bool] = False  # a read does; so a seed does not repeat it
+    clock: Clock = staticmethod(time.monotonic)
 
     def sample(
         self,
@@ -47,7 +49,7 @@ class LibrarySampler(dimod.Sampler):
         first one always is.
         """
         self.remove_unknown_kwargs(**unknown)
-        deadline = Deadline(time_limit)
+        deadline = Deadline(time_limit, self.clock)
         random = np.random.default_rng(seed)
         wanted = num_reads or DEFAULT_READS
         sets: list[dimod.SampleSet] = []

@@ -87,10 +87,11 @@ def test_a_machine_is_embedded_into_and_tells_its_chain_breaks(token: str) -> No
 
     sampler = QuantumAnnealer(make=make)
     dimod.testing.assert_sampler_api(sampler)
-    bqm = random_model(8, 1, "SPIN")
-    found = sampler.sample(bqm, num_reads=20)
-    assert found.info["num_reads"] == 20
-    assert 0 <= found.info["chain_break_fraction"] <= 1
+    for bqm in (random_model(8, 1, "SPIN"), random_model(2, 1)):
+        found = sampler.sample(bqm, num_reads=20)
+        assert found.info["num_reads"] == 20
+        assert 0 <= found.info["chain_break_fraction"] <= 1
+        dimod.testing.assert_response_energies(found, bqm)
     assert found.first.energy == pytest.approx(least_energy(bqm))
     with pytest.raises(ValueError, match="no embedding"):
         sampler.sample(random_model(60, 1), num_reads=1)

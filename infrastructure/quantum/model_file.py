@@ -1,0 +1,153 @@
+"""Binary quadratic models in files. Nothing in them is ever executed or unpickled.
+
+=======  =========================================================================================
+ending   holds
+=======  =========================================================================================
+`.bqm`   dimod's own format: `BinaryQuadraticModel.to_file`
+`.npz`   numpy arrays for the energy x·Q·x + linear·x + offset: `quadratic` (Q, shape (n, n), both
+         halves counted) or `rows`, `columns`, `quadratic` (of shape (m,), numbers of variables
+         from 0), and `linear` (n,), which may be missing; `offset`, `vartype` ("BINARY" or "SPIN",
+         default BINARY), `variables` (n labels, default 0 to n-1)
+`.json`  dimod's `to_serializable`, or the plain form `{"vartype": "BINARY", "linear": {"a": 1.5},
+         "quadratic": [["a", "b", -2.0]], "offset": 0}`
+=======  =========================================================================================
+"""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dimod
+import numpy as np
+
+VARTYPES = ("BINARY", "SPIN")
+
+
+def read_model(path: Path) -> dimod.BinaryQuadraticModel:
+    """The model in a file.
+
+    Raises:
+        ValueError: the ending is unknown, or the file does not hold what the ending says; one
+            sentence that names the file.
+        OSError: it cannot be read.
+    """
+    read = READERS.get(path.suffix.lower())
+    if read is None:
+        raise ValueError(f"{path}: name a file with one of the endings {', '.join(READERS)}")
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file")
+    try:
+        bqm = read(path)
+    except (ValueError, TypeError, KeyError, IndexError, zipfile.BadZipFile, EOFError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} holds no model as {path.suffix} files do: {text}") from error
+    if not np.isfinite(bqm.to_numpy_vectors(variable_order=list(bqm.variables))[0]).all():
+        raise ValueError(f"{path}: a linear coefficient is no finite number")
+    return bqm
+
+
+def _read_bqm(path: Path) -> dimod.BinaryQuadraticModel:
+    with path.open("rb") as file:
+        if file.read(8) != b"DIMODBQM":
+            raise ValueError("it does not begin as dimod's format does")
+        file.seek(0)
+        return dimod.BinaryQuadraticModel.from_file(file)
+
+
+def _read_npz(path: Path) -> dimod.BinaryQuadraticModel:
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    known = {"linear", "quadratic", "rows", "columns", "offset", "vartype", "variables"}
+    if unknown := sorted(arrays.keys() - known):
+        raise ValueError(f"unknown array {unknown[0]!r} (known: {', '.join(sorted(known))})")
+    quadratic = np.asarray(arrays["quadratic"], float)
+    if quadratic.ndim == 2 and quadratic.shape[0] == quadratic.shape[1]:
+        rows, columns = np.nonzero(quadratic)
+        biases, least = quadratic[rows, columns], len(quadratic)
+    elif quadratic.ndim == 1:
+        rows, columns = (np.asarray(arrays[name]) for name in ("rows", "columns"))
+        biases, least = quadratic, int(max(rows.max(initial=-1), columns.max(initial=-1))) + 1
+        _check_places(rows, columns, biases)
+    else:
+        raise ValueError(f"quadratic has the shape {quadratic.shape}, not (n, n) or (m,)")
+    linear = np.zeros(least) if "linear" not in arrays else np.asarray(arrays["linear"], float)
+    if linear.ndim != 1 or len(linear) < least or (quadratic.ndim == 2 and len(linear) > least):
+        raise ValueError(f"linear has the shape {linear.shape}, and quadratic {least} variables")
+    labels = arrays.get("variables", np.arange(len(linear))).tolist()
+    if len(set(labels)) != len(linear):
+        raise ValueError(f"variables are {len(set(labels))} labels for {len(linear)} variables")
+    vartype = _vartype(str(arrays.get("vartype", np.array("BINARY"))))
+    return _assembled(
+        linear, (rows, columns, biases), float(arrays.get("offset", 0.0)), vartype, labels
+    )
+
+
+def _check_places(rows: Any, columns: Any, biases: Any) -> None:
+    if not (rows.shape == columns.shape == biases.shape):
+        raise ValueError("rows, columns and quadratic have different lengths")
+    if rows.dtype.kind not in "iu" or columns.dtype.kind not in "iu":
+        raise ValueError("rows and columns are to be whole numbers")
+    if len(rows) and min(rows.min(), columns.min()) < 0:
+        raise ValueError("rows and columns are numbers of variables from 0")
+
+
+def _assembled(
+    linear: Any, quadratic: tuple[Any, Any, Any], offset: float, vartype: str, labels: list[Any]
+) -> dimod.BinaryQuadraticModel:
+    """The model; what stands on the diagonal is linear for bits, and constant for spins."""
+    rows, columns, biases = quadratic
+    if not (np.isfinite(biases).all() and np.isfinite(offset)):
+        raise ValueError("a coefficient is no finite number")
+    diagonal = rows == columns
+    if vartype == "BINARY":
+        linear = linear + np.bincount(rows[diagonal], biases[diagonal], len(linear))
+    else:
+        offset += float(biases[diagonal].sum())
+    kept = (rows[~diagonal], columns[~diagonal], biases[~diagonal])
+    return dimod.BinaryQuadraticModel.from_numpy_vectors(
+        linear, kept, offset, vartype, variable_order=labels
+    )
+
+
+def _read_json(path: Path) -> dimod.BinaryQuadraticModel:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    if "type" in values:
+        return dimod.BinaryQuadraticModel.from_serializable(values)
+    known = {"vartype", "linear", "quadratic", "offset"}
+    if unknown := sorted(values.keys() - known):
+        raise ValueError(f"unknown key {unknown[0]!r} (known: {', '.join(sorted(known))})")
+    linear = values.get("linear", {})
+    linear = dict(enumerate(linear)) if isinstance(linear, list) else dict(linear)
+    bqm = dimod.BinaryQuadraticModel(_vartype(values.get("vartype", "BINARY")))
+    for label, bias in linear.items():
+        bqm.add_variable(label, _number(bias))
+    for entry in values.get("quadratic", []):
+        if not isinstance(entry, list) or len(entry) != 3:
+            raise ValueError(f"{json.dumps(entry)} is no [variable, variable, number]")
+        one, other, bias = entry
+        bqm.add_quadratic(one, other, _number(bias))
+    bqm.offset += _number(values.get("offset", 0.0))
+    return bqm
+
+
+def _vartype(name: Any) -> str:
+    if name not in VARTYPES:
+        raise ValueError(f"vartype {name!r}: give one of {', '.join(VARTYPES)}")
+    return str(name)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        raise ValueError(f"{json.dumps(value)} is no finite number")
+    return float(value)
+
+
+READERS: dict[str, Callable[[Path], dimod.BinaryQuadraticModel]] = {
+    ".bqm": _read_bqm,
+    ".npz": _read_npz,
+    ".json": _read_json,
+}

@@ -1,0 +1,97 @@
+"""`temper quantum solve`: a problem from a file, an answer, and sentences where there is none."""
+
+import json
+from pathlib import Path
+
+import dimod
+import pytest
+
+from infrastructure.cli import main
+
+MISBEHAVING = "tests.quantum.samplers.misbehaving"
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> str:
+    values = {"linear": {"a": -1, "b": 2, "c": -3}, "quadratic": [["a", "c", 2.5]], "offset": 1}
+    path = tmp_path / "problem.json"
+    path.write_text(json.dumps(values))
+    return str(path)
+
+
+def test_the_answer_is_told_to_people(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantum", "solve", problem]) == 0
+    out = capsys.readouterr().out
+    assert "3 variables, 1 interactions" in out
+    assert "energy   -2" in out
+    assert "sampler  exact: 3 variables: all assignments are counted through" in out
+    assert "the limit of 60 s is kept" in out
+    assert "ones     1: c" in out
+
+
+def test_the_answer_is_told_to_programs(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ["--sampler", "dense_annealer", "--seed", "3", "--num-ones", "2", "--json"]
+    assert main(["quantum", "solve", problem, *told]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    sample = dict(zip(facts["variables"], facts["values"], strict=True))
+    assert sample == {"a": 1, "b": 0, "c": 1}
+    assert facts["energy"] == -0.5
+    assert facts["num_ones"] == 2
+    assert facts["is_limit_kept"]
+    assert facts["sampler"] == "dense_annealer"
+
+
+def test_a_sampler_in_another_process(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ["--sampler", "simulated_annealing", "--reads", "3", "--json"]
+    assert main(["quantum", "solve", problem, *told]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["energy"] == -2
+    assert facts["num_reads"] == 3
+
+
+def test_the_limit_is_kept_by_a_search_that_would_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bqm = dimod.generators.gnp_random_bqm(300, 1.0, "BINARY", random_state=0)
+    path = tmp_path / "large.bqm"
+    with bqm.to_file() as written:
+        path.write_bytes(written.read())
+    told = ["--reads", "10000", "--time-limit", "0.5", "--seed", "0"]
+    assert main(["quantum", "solve", str(path), *told]) == 0
+    out = capsys.readouterr().out
+    assert "the limit of 0.5 s is kept; the search was cut off by it" in out
+    assert ", and " in out
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        (["--sampler", "anneal"], "unknown sampler 'anneal'"),
+        (["--sampler", f"{MISBEHAVING}:Raising"], "failed: RuntimeError: solver offline"),
+        (["--sampler", f"{MISBEHAVING}:Empty"], "gave an empty answer"),
+        (["--sampler", "tabu", "--num-ones", "2"], "tabu takes no num_ones; these do: auto, exact"),
+        (["--num-ones", "4"], "num_ones 4: the model has 3 variables"),
+        (["--time-limit", "0"], "--time-limit 0: give seconds"),
+        (["--time-limit", "soon"], "invalid float value: 'soon'"),
+        (["--reads", "0"], "--reads 0: give a whole number of at least 1"),
+        (["--sampelr", "tabu"], "did you mean --sampler?"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    told: list[str], sentence: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantum", "solve", problem, *told]) == 2
+    error = capsys.readouterr().err.strip()
+    assert sentence in error
+    assert error.splitlines()[-1].startswith("temper: ")
+
+
+def test_a_wrong_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.npz"
+    path.write_text("no archive")
+    assert main(["quantum", "solve", str(path)]) == 2
+    assert "x.npz holds no model as .npz files do" in capsys.readouterr().err
+    assert main(["quantum", "solve", str(tmp_path / "none.bqm")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+    assert main(["quantum"]) == 2
+    assert "ACTION" in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""Models come from files as they were written; wrong files are one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dimod
+import numpy as np
+import pytest
+
+from infrastructure.quantum.model_file import read_model
+from tests.quantum.samplers.questions import random_model
+
+
+def assert_same(one: dimod.BinaryQuadraticModel, other: dimod.BinaryQuadraticModel) -> None:
+    assert one.vartype is other.vartype
+    assert one.is_almost_equal(other)
+
+
+@pytest.mark.parametrize("vartype", ["BINARY", "SPIN"])
+def test_dimods_own_forms(vartype: str, tmp_path: Path) -> None:
+    bqm = random_model(6, 0, vartype)
+    with (tmp_path / "a.bqm").open("wb") as file, bqm.to_file() as written:
+        file.write(written.read())
+    assert_same(read_model(tmp_path / "a.bqm"), bqm)
+    (tmp_path / "a.json").write_text(json.dumps(bqm.to_serializable()))
+    assert_same(read_model(tmp_path / "a.json"), bqm)
+
+
+@pytest.mark.parametrize("vartype", ["BINARY", "SPIN"])
+def test_a_square_of_numpy_is_its_quadratic_form(vartype: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    matrix, linear = random.standard_normal((5, 5)), random.standard_normal(5)
+    np.savez(tmp_path / "a.npz", quadratic=matrix, linear=linear, offset=2.5, vartype=vartype)
+    bqm = read_model(tmp_path / "a.npz")
+    low = min(bqm.vartype.value)
+    for number in range(32):
+        x = np.array([1 if number >> i & 1 else low for i in range(5)])
+        energy = bqm.energy(dict(enumerate(x)))
+        assert energy == pytest.approx(x @ matrix @ x + linear @ x + 2.5)
+
+
+def test_coordinates_and_labels_of_numpy(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "a.npz",
+        rows=[0, 1, 1],
+        columns=[1, 2, 1],
+        quadratic=[1.0, -2.0, 0.5],
+        linear=[0.0, 0.0, 3.0, 4.0],
+        variables=["a", "b", "c", "d"],
+    )
+    wanted = dimod.BinaryQuadraticModel(
+        {"a": 0, "b": 0.5, "c": 3, "d": 4}, {"ab": 1.0, "bc": -2.0}, "BINARY"
+    )
+    assert_same(read_model(tmp_path / "a.npz"), wanted)
+
+
+def test_the_plain_form_of_json(tmp_path: Path) -> None:
+    values = {"vartype": "SPIN", "linear": {"a": 1}, "quadratic": [["a", "b", -2.5]], "offset": 3}
+    (tmp_path / "a.json").write_text(json.dumps(values))
+    wanted = dimod.BinaryQuadraticModel({"a": 1, "b": 0}, {"ab": -2.5}, 3, "SPIN")
+    assert_same(read_model(tmp_path / "a.json"), wanted)
+    (tmp_path / "b.json").write_text('{"linear": [1, 2], "quadratic": [[0, 1, 4]]}')
+    wanted = dimod.BinaryQuadraticModel({0: 1, 1: 2}, {(0, 1): 4}, "BINARY")
+    assert_same(read_model(tmp_path / "b.json"), wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "holds no model as .json files do: Expecting property name"),
+        ("[1]", "it is no JSON object"),
+        ('{"lineer": {}}', "unknown key 'lineer'"),
+        ('{"quadratic": [[0, 1]]}', r"\[0, 1\] is no \[variable, variable, number\]"),
+        ('{"linear": {"a": "1"}}', '"1" is no finite number'),
+        ('{"linear": {"a": NaN}}', "NaN is no finite number"),
+        ('{"quadratic": [["a", "a", 1]]}', "'a'"),
+        ('{"vartype": "TERNARY"}', "vartype 'TERNARY': give one of BINARY, SPIN"),
+        ('{"type": "BinaryQuadraticModel"}', "holds no model"),
+        ('{"linear": 3}', "holds no model"),
+    ],
+)
+def test_wrong_json_is_a_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        read_model(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"linear": [1.0]}, "quadratic"),
+        ({"quadratic": np.zeros((2, 3))}, r"shape \(2, 3\), not \(n, n\) or \(m,\)"),
+        ({"quadratic": [1.0]}, "rows"),
+        ({"quadratic": [1.0], "rows": [0, 1], "columns": [1]}, "different lengths"),
+        ({"quadratic": [1.0], "rows": [0.5], "columns": [1]}, "whole numbers"),
+        ({"quadratic": [1.0], "rows": [-1], "columns": [1]}, "from 0"),
+        ({"quadratic": np.zeros((2, 2)), "linear": [1.0, 2.0, 3.0]}, r"shape \(3,\)"),
+        ({"quadratic": np.zeros((2, 2)), "variables": ["a", "a"]}, "1 labels for 2"),
+        ({"quadratic": np.full((2, 2), np.inf)}, "no finite number"),
+        ({"quadratic": np.zeros((2, 2)), "lineer": [1.0]}, "unknown array 'lineer'"),
+        ({"quadratic": np.array([[object()]])}, "allow_pickle=False"),
+    ],
+)
+def test_wrong_arrays_are_a_sentence(arrays: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(ValueError, match=sentence):
+        read_model(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("name", ["a.bqm", "a.npz"])
+@pytest.mark.parametrize("content", [b"", b"DIMODBQM", b"no such thing", b"DIMODBQM\x02\x00" * 9])
+def test_damaged_files_are_a_sentence(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} holds no model"):
+        read_model(tmp_path / name)
+
+
+def test_a_file_that_was_cut_is_a_sentence(tmp_path: Path) -> None:
+    with random_model(20, 0).to_file() as written:
+        whole = written.read()
+    for end in range(10, len(whole), 97):
+        (tmp_path / "a.bqm").write_bytes(whole[:end])
+        with pytest.raises(ValueError, match="holds no model"):
+            read_model(tmp_path / "a.bqm")
+
+
+def test_other_endings_and_no_file_are_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"endings \.bqm, \.npz, \.json"):
+        read_model(tmp_path / "a.pickle")
+    with pytest.raises(ValueError, match="there is no such file"):
+        read_model(tmp_path / "a.bqm")
