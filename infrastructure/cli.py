@@ -216,6 +216,16 @@ def _dashboard(options: argparse.Namespace) -> int:
 
 
 def _quantum(options: argparse.Namespace) -> int:
+    return {"compare": _quantum_compare, "solve": _quantum_solve}[options.action](options)
+
+
+def _quantum_compare(options: argparse.Namespace) -> int:
+    settings = {} if options.data is None else {"data.path": options.data}
+    config = _configure(options, **settings)
+    return int(_deployment("quantum_compare").compare(config, options.json))
+
+
+def _quantum_solve(options: argparse.Namespace) -> int:
     _configure(options)
     commands = _deployment("quantum_commands")
     wish = commands.SolveWish(

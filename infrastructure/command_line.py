@@ -198,8 +198,22 @@ def _add_tune(commands: Any) -> None:
 
 
 def _add_quantum(commands: Any) -> None:
-    quantum = commands.add_parser("quantum", help="binary optimisation problems by themselves")
-    solve = _actions(quantum).add_parser("solve", help="find the lowest energy of a problem")
+    quantum = commands.add_parser(
+        "quantum", help="the quantum step by itself, and what it is worth"
+    )
+    actions = _actions(quantum)
+    compare = actions.add_parser(
+        "compare", help="train with the quantum step, with plain answers and without, and compare"
+    )
+    compare.add_argument("data", nargs="?", metavar="DATA", help=DATA_HELP)
+    compare.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_preset_flag(compare)
+    add_config_flags(compare)
+    _add_solve(actions)
+
+
+def _add_solve(actions: Any) -> None:
+    solve = actions.add_parser("solve", help="find the lowest energy of a problem in a file")
     solve.add_argument("file", type=Path, metavar="PROBLEM", help="a .bqm, .npz or .json file")
     solve.add_argument(
         "--sampler", default="auto", help="its name, or module:Class (default: auto)"

@@ -17,6 +17,7 @@ from infrastructure.config.model_config import EmbeddedModelConfig, ModelConfig
 from infrastructure.config.quantum_config import (
     ASKED_BY,
     DATA_SELECTION,
+    PLAIN_ANSWERS,
     RANK_ALLOCATION,
     SAMPLER,
     QuantumConfig,
@@ -26,6 +27,7 @@ from infrastructure.config.resource_config import MemoryConfig, QuantumResources
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import QUANTUM, TrainingConfig
 from infrastructure.config.words import show
+from infrastructure.core.lookup import unknown_name
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
@@ -298,6 +300,14 @@ def _nothing_to_decide(config: HasSections) -> Iterator[str]:
         yield (
             "quantum.problem data_selection looks at examples before the training, and"
             " data.streaming reads them while it goes on: switch one of them off"
+        )
+    answers = (SAMPLER, *PLAIN_ANSWERS[config.quantum.problem])
+    if config.quantum.answer not in answers:
+        yield f"quantum.answer: {unknown_name('answer', config.quantum.answer, answers)}"
+    if config.quantum.problem == DATA_SELECTION and config.quantum.data_budget == 1:
+        yield (
+            "quantum.data_budget 1 keeps every example, and there is nothing to choose: give a"
+            " smaller share, or leave the quantum step out"
         )
     if config.quantum.target == "validation" and _holds_nothing_out(config):
         yield (

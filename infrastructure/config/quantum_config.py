@@ -15,6 +15,14 @@ DATA_SELECTION, BLOCK_SELECTION, RANK_ALLOCATION = (
     "rank_allocation",
 )
 SAMPLER = "sampler"  # who answers, where no plain answer was chosen
+# The plain answers to each question.
+PLAIN_ANSWERS = {
+    DATA_SELECTION: (
+        *("greedy_and_exchange", "greedy", "deduplicate_then_top", "top_relevance", "random"),
+    ),
+    BLOCK_SELECTION: ("gradient_norm", "first_order", "random", "cyclic", "top"),
+    RANK_ALLOCATION: ("diagonal_fisher", "sensitivity", "random"),
+}
 # What a setting of this section is about; one that is not named is about all of them.
 ASKED_BY = {
     "data_budget": DATA_SELECTION,

@@ -36,6 +36,7 @@ from infrastructure.deployment.run_record import describe_model, record_run, unu
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.deployment.stages import Stages
 from infrastructure.evaluation.held_out import HeldOut, measure
+from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -55,6 +56,7 @@ from infrastructure.training.observers import (
     ProgressObserver,
     ReportObserver,
 )
+from infrastructure.training.quantum.quantum_records import quantum_observers, quantum_probes
 from infrastructure.training.resume_contract import canonical_name
 from infrastructure.training.run_lock import only_trainer_of
 from infrastructure.training.state import TrainingState
@@ -265,10 +267,14 @@ class TrainingDeployment:
         run, trainer, copies, forecast = ending.run, ending.trainer, ending.copies, ending.forecast
         trainer.save_checkpoints_to(run.checkpoints, lambda: read_run_files(run.path))
         trainer.schedule.reserve = copies.seconds_to_confirm
-        probes = {"backup_age_seconds": copies.age_seconds} if copies.has_place else {}
+        probes: dict[str, Probe] = dict(quantum_probes(trainer.hooks.hooks))
+        if copies.has_place:
+            probes["backup_age_seconds"] = copies.age_seconds
         watched = trainer.adapter, trainer.precision
         watching = watching_hooks(self.config, run.path, *watched, self.say, probes)
-        trainer.add_hooks([*watching, *self._observers(run, copies), *copies.observers()])
+        recorded = quantum_observers(run.path, trainer.hooks.hooks, self.say)
+        trainer.add_hooks([*recorded, *watching, *self._observers(run, copies)])
+        trainer.add_hooks(copies.observers())
         trainer.add_hooks([*checking_hooks(self.config, trainer, run.path), forecast.peak])
         if checkpoint is not None:
             self._restore(run, trainer, checkpoint)

@@ -10,6 +10,7 @@ from pathlib import Path
 from infrastructure.core.files import write_text
 from infrastructure.monitoring.check_section import checks
 from infrastructure.monitoring.page import page
+from infrastructure.monitoring.quantum_section import quantum_steps
 from infrastructure.monitoring.report_curves import holes, points_by_key
 from infrastructure.monitoring.report_forecast import forecast
 from infrastructure.monitoring.report_machine import machine_use
@@ -37,8 +38,8 @@ REPORT_FILE = "report.html"
 def write_report(run_directory: Path) -> Path:
     """Write `report.html` into the run directory, atomically, and return its path.
 
-    Reads run.json, metrics.jsonl, summary.json, data_report.json and the logs of errors, machine
-    and speed; each may be missing.
+    Reads run.json, metrics.jsonl, summary.json, quantum.json, comparison.json, data_report.json and
+    the logs of errors, machine and speed; each may be missing.
 
     Raises:
         ValueError: there is no such directory.
@@ -60,6 +61,7 @@ def render_report(run: RunFacts) -> str:
         before_after(run),
         example(run),
         curve_section(run),
+        quantum_steps(run.directory),
         machine_use(run.directory),
         checks(run.directory),
         data(run),

@@ -44,6 +44,7 @@ SHOWN = (
     "model_flops_utilization",
     "data_wait_percent",
     "inference_latency_seconds",
+    "quantum_solver_seconds",
 )
 GPU_SHOWN = ("utilization_percent", "memory_used_bytes", "temperature_celsius", "power_watts")
 DRAWN = {

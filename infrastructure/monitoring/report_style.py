@@ -95,6 +95,9 @@ figcaption { font-size: 13px; color: var(--soft); }
 .chart .mark { fill: var(--mark); stroke: var(--card); stroke-width: 1.2; }
 .chart .alone { fill: var(--main); }
 .chart .gap { fill: var(--bad-soft); stroke: var(--bad); stroke-opacity: .5; stroke-width: .8; }
+.chart .bar { fill: var(--mark); } .chart .cell { fill: var(--main); }
+.chart .answer { stroke: var(--main); stroke-width: 2.4; }
+.chart .other { stroke: var(--soft); stroke-width: 1; }
 .narrow { display: none; }
 @media (max-width: 640px) {
   main { padding: 24px 14px 40px; } section { padding: 16px; }

@@ -21,9 +21,14 @@ _PLACES = {
     "TrainingContext": "infrastructure.training.context",
     "TrainingLoop": "infrastructure.training.loop",
     "UnslothTrainer": "infrastructure.training.unsloth_trainer",
+    "apply_quantum_solution": "infrastructure.training.quantum.own_loop",
+    "formulate_quantum_problem": "infrastructure.training.quantum.own_loop",
     "get_model_adapter": "infrastructure.training.model_adapters",
     "get_training_strategy": "infrastructure.training.strategies",
     "initialize_training": "infrastructure.training.context",
+    "quantum_optimize": "infrastructure.training.quantum.own_loop",
+    "quantum_solve": "infrastructure.quantum.quantum_step",
+    "should_optimize": "infrastructure.training.quantum.own_loop",
 }
 _LATER = {"UnifiedTrainer": "stackwise"}
 

@@ -26,6 +26,7 @@ from infrastructure.config.loading import load_config
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.loop import TrainingLoop, phase_ends, select_trainable
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.quantum.quantum_records import quantum_extension_of
 from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
 
@@ -76,6 +77,9 @@ class TrainingContext:
         if state.position.phase < len(loop.phases):
             state.phase = loop.phases[state.position.phase]
             select_trainable(state.model, state.phase, loop.optimizer)
+        quantum_step = quantum_extension_of(loop.hooks.hooks)
+        if quantum_step is not None:
+            quantum_step.carry_out(state)
 
     def end_epoch(self) -> None:
         """Go to the beginning of the next epoch, and of the next phase where one is over."""

@@ -14,9 +14,10 @@ from infrastructure.backup.retention import retention_of
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import check_sections
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.quantum_config import QuantumConfig
 from infrastructure.config.resolve import learning_rate_for, num_epochs_for
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.resource_config import CacheConfig, QuantumResources
+from infrastructure.config.training_config import QUANTUM, TrainingConfig
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.accepted_changes import (
     MICRO_BATCH,
@@ -51,6 +52,9 @@ from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.parallel.team import Team
 from infrastructure.training.precision import Precision, choose_device, choose_precision
+from infrastructure.training.quantum.data_question import limit_data
+from infrastructure.training.quantum.own_loop import LastGradients
+from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.recovery.notes import note
 from infrastructure.training.resume_contract import Difference, Verdict, agree
 from infrastructure.training.state import TrainingState
@@ -59,7 +63,7 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.training_facts import base_facts, machine_facts, settings_of
 
 
-class EnhancedTrainer:
+class EnhancedTrainer(LastGradients):
     """The coordinator of one training.
 
     `prepare()` builds everything and may be called on its own; `train()` prepares if needed.
@@ -70,6 +74,7 @@ class EnhancedTrainer:
         device: "auto", "cpu", "cuda" or "cuda:n".
         cache_config: where prepared data is kept, and how much of it.
         memory_budget: what `batch_size: auto` may take.
+        quantum_config, quantum_resources: what a quantum step decides, and who answers.
         checkpoint_directory: where checkpoints go; None saves none.
         hooks: observers and extensions besides `training_config.enabled_extensions`.
     """
@@ -85,6 +90,8 @@ class EnhancedTrainer:
         device: str = "auto",
         cache_config: CacheConfig | None = None,
         memory_budget: MemoryBudget | None = None,
+        quantum_config: QuantumConfig | None = None,
+        quantum_resources: QuantumResources | None = None,
         checkpoint_directory: Path | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
@@ -93,6 +100,8 @@ class EnhancedTrainer:
         self.training_config = training_config
         self.data_config = data_config
         self.cache_config = cache_config or CacheConfig()
+        self.quantum_config = quantum_config or QuantumConfig()
+        self.quantum_resources = quantum_resources or QuantumResources()
         self.device = choose_device(device)
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
         self.adapter = model_adapter or get_model_adapter(
@@ -101,7 +110,8 @@ class EnhancedTrainer:
         self.strategy = training_strategy or get_training_strategy(
             training_config.strategy_for(model_config), training_config
         )
-        extensions = create_extensions(training_config.enabled_extensions)
+        own = {QUANTUM: QuantumExtension}
+        extensions = create_extensions(training_config.extensions, self, own)
         self.hooks = HookRunner([*extensions, *hooks, *early_stopping(training_config)])
         self.team: Team | None = None
         self.schedule = SaveSchedule(training_config.checkpoint_seconds, training_config.deadline)
@@ -170,6 +180,8 @@ class EnhancedTrainer:
             )
             if self.data.num_examples == 0:
                 raise ValueError(f"{self.data_config.path}: no example is left to train on")
+            if QUANTUM in self.training_config.extensions:
+                limit_data(self.data, self.quantum_config)
         return self.data
 
     def machine_fit(self) -> MachineFit:
@@ -316,10 +328,10 @@ class EnhancedTrainer:
     def identity(self) -> dict[str, Any]:
         """What decides the result, to be compared when a checkpoint goes on: see
         `resume_contract`."""
-        loop, config = self.prepare(), self.training_config
+        loop = self.prepare()
         if self._identity is None:
             self._identity = {
-                "settings": settings_of(self.model_config, config, self.data_config),
+                "settings": settings_of(self),
                 "resolved": {
                     "training.learning_rate": self._learning_rate(),
                     "training.num_epochs": sum(phase.num_epochs for phase in loop.phases),

@@ -113,6 +113,8 @@ class TrainingLoop(Recovering):
     def _run_epoch(self, state: TrainingState) -> None:
         epoch, phase = state.position.epoch, state.position.phase
         self.fire(Event.EPOCH_START, state)
+        if state.must_save:
+            self._save_choice(state)
         batches = self.data.train_batches(epoch, state.position.example, self.batch_size)
         with closing(batches):  # a source may prepare batches in a thread
             started = time.perf_counter()
@@ -165,7 +167,7 @@ class TrainingLoop(Recovering):
         state.step_is_ending = False
         self._mark(state)
         kind = self.schedule.kind_due(state.step)
-        if will_save or state.stop_reason is not None:
+        if will_save or state.must_save or state.stop_reason is not None:
             kind = "stopped" if state.is_interrupted else kind or "scheduled"
         if self.save is not None and kind is not None:
             self._save(state, kind)

@@ -119,6 +119,7 @@ class Recovering(Stepping):
     def _save_choice(self, state: TrainingState) -> None:
         """Whoever goes on after a kill must choose the same."""
         self._mark(state)
+        state.must_save = False
         if self.save is not None:
             self._save(state, "scheduled")
 
@@ -187,6 +188,7 @@ class Recovering(Stepping):
         """
         assert self.save is not None
         self._refuse_bad_loss(state)
+        state.must_save = False
         started, self.is_saving = time.perf_counter(), True
         try:
             with self.failures.borne(state):

@@ -89,6 +89,8 @@ class TrainingState:
         skipped: batches that are passed over.
         recoveries: one JSON object for each error that the training got over: time, step, kind,
             action, message, rows.
+        must_save: a hook has decided something that depends on a clock: the next moment at which
+            the training can be saved is saved, so that whoever goes on repeats it.
         stop_reason: why training shall end at the next step boundary, or None.
         is_interrupted: whether that reason came from outside, so that there is more to train.
     """
@@ -116,6 +118,7 @@ class TrainingState:
     evaluated_step: int = -1
     skipped: list[SkippedBatch] = field(default_factory=list)
     recoveries: list[dict[str, Any]] = field(default_factory=list)
+    must_save: bool = False
     stop_reason: str | None = None
     is_interrupted: bool = False
 

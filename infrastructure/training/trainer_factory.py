@@ -53,6 +53,8 @@ class TrainerFactory:
             device=config.device,
             cache_config=config.cache,
             memory_budget=MemoryBudget.of(config),
+            quantum_config=config.quantum,
+            quantum_resources=config.resources.quantum,
             **options,
         )
         fit_to_machine(trainer, config)

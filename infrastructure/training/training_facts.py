@@ -2,7 +2,7 @@
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -10,6 +10,8 @@ from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.purpose import purpose_of
+from infrastructure.config.quantum_config import QuantumConfig
+from infrastructure.config.resource_config import QuantumResources, ResourcesConfig
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.hardware import processor
 from infrastructure.training.models.registry import MODELS
@@ -38,9 +40,25 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
-def settings_of(model: ModelConfig, training: TrainingConfig, data: DataConfig) -> dict[str, Any]:
-    """The settings of three sections that decide the result, by key."""
-    config = DeploymentConfig(model=model, training=training, data=data)
+class HasSettings(Protocol):
+    """Sections of a configuration, as a trainer has them."""
+
+    model_config: ModelConfig
+    training_config: TrainingConfig
+    data_config: DataConfig
+    quantum_config: QuantumConfig
+    quantum_resources: QuantumResources
+
+
+def settings_of(trainer: HasSettings) -> dict[str, Any]:
+    """The settings of a trainer that decide the result, by key."""
+    config = DeploymentConfig(
+        model=trainer.model_config,
+        training=trainer.training_config,
+        data=trainer.data_config,
+        quantum=trainer.quantum_config,
+        resources=ResourcesConfig(quantum=trainer.quantum_resources),
+    )
     config.know_models(MODELS)
     return purpose_of(config)
 

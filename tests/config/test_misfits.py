@@ -48,6 +48,14 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             {**QUANTUM, "quantum.problem": "rank_allocation"},
             "rank_allocation chooses among the components of LoRA, and there is no model.lora_con",
         ),
+        (
+            {"training.optimization_frequency": 9, "quantum.answer": "gredy"},
+            "quantum.answer: unknown answer 'gredy'; did you mean 'greedy'?",
+        ),
+        (
+            {"training.optimization_frequency": 9, "quantum.data_budget": 1.0},
+            "quantum.data_budget 1 keeps every example",
+        ),
         ({"data.max_length": 1024}, "raise model.embedded.max_positions (512)"),
         ({"data.path": "https://example.org/rows.jsonl"}, "is a web address: download it"),
         ({"data.eval_path": Path("https://me:letmein@x.org/r")}, '"https:/***@x.org/r" is a web'),

@@ -2,7 +2,10 @@ import torch
 
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.quantum_config import QuantumConfig
+from infrastructure.config.resource_config import QuantumResources
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.training_facts import (
     base_facts,
     installed_versions,
@@ -25,10 +28,26 @@ def test_a_cpu_is_a_cpu_whatever_its_model() -> None:
 
 def test_only_what_decides_the_result_is_kept() -> None:
     training = TrainingConfig(seed=3, keep_checkpoints=9)
-    settings = settings_of(ModelConfig(name="tactical_mappo"), training, DataConfig())
+    trainer = EnhancedTrainer(ModelConfig(name="tactical_mappo"), training, DataConfig())
+    settings = settings_of(trainer)
     assert settings["training.seed"] == 3
     assert settings["model.name"] == "tactical_mappo"
     assert "training.keep_checkpoints" not in settings
+    assert not [key for key in settings if "quantum." in key]
+
+
+def test_what_the_quantum_step_decides_is_kept_where_there_is_one() -> None:
+    trainer = EnhancedTrainer(
+        ModelConfig(),
+        TrainingConfig(enabled_extensions=["quantum"]),
+        DataConfig(),
+        quantum_config=QuantumConfig(data_budget=0.5, max_overhead_percent=7),
+        quantum_resources=QuantumResources(max_qubits=40, timeout=2),
+    )
+    settings = settings_of(trainer)
+    assert settings["quantum.data_budget"] == 0.5
+    assert settings["resources.quantum.max_qubits"] == 40
+    assert not {"quantum.max_overhead_percent", "resources.quantum.timeout"} & settings.keys()
 
 
 def test_a_base_is_known_by_its_hash_or_by_its_commit() -> None:

@@ -1,20 +1,22 @@
 """Extensions by name: the configuration lists them, this makes them.
 
-To add one, either put a line in `EXTENSIONS` or, from outside, call `register_extension`.
+To add one from outside, call `register_extension`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from infrastructure.core.lookup import look_up
 from infrastructure.training.extensions.extension_hooks import Extension
 
-ExtensionFactory = Callable[[], Extension]
+# Is given the trainer, whose model, data and loop are made later: it keeps what it needs of it.
+ExtensionFactory = Callable[[Any], Extension]
 
 EXTENSIONS: dict[str, ExtensionFactory] = {}
 
 
 def register_extension(name: str, factory: ExtensionFactory) -> None:
-    """Make `training.enabled_extensions: [name]` use what `factory()` returns.
+    """Make `training.enabled_extensions: [name]` use what `factory(trainer)` returns.
 
     Raises:
         ValueError: the name is taken.
@@ -24,10 +26,17 @@ def register_extension(name: str, factory: ExtensionFactory) -> None:
     EXTENSIONS[name] = factory
 
 
-def create_extensions(names: Iterable[str]) -> list[Extension]:
+def create_extensions(
+    names: Iterable[str], trainer: Any, own: Mapping[str, ExtensionFactory]
+) -> list[Extension]:
     """One new extension for each name, in order.
+
+    Args:
+        trainer: what they extend.
+        own: those that this trainer brings itself.
 
     Raises:
         ValueError: a name is unknown; suggests the nearest one.
     """
-    return [look_up("extension", name, EXTENSIONS)() for name in names]
+    known = {**EXTENSIONS, **own}
+    return [look_up("extension", name, known)(trainer) for name in names]

@@ -1,7 +1,9 @@
 """What watches a Trainer's training: the observers of every training, as far as they apply."""
 
 from collections.abc import Iterable
+from typing import NoReturn
 
+from infrastructure.config.training_config import QUANTUM
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import create_extensions
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun, precision_name
@@ -22,6 +24,13 @@ from infrastructure.training.watching import check_watching, watching_hooks
 CONSOLE = "console"  # a Trainer prints its numbers itself
 
 
+def _refuse_quantum(parts: TrainerParts) -> NoReturn:
+    raise ValueError(
+        "training.enabled_extensions quantum decides what Temper's own loop does, and this is a"
+        " Trainer's: train with `temper train`, or leave it out"
+    )
+
+
 def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> HookRunner:
     """The hooks of a training, in order.
 
@@ -37,7 +46,7 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     probes = {"backup_age_seconds": run.copies_age_seconds} if run.has_place else {}
     sinks = [name for name in config.training.metrics_sinks if name != CONSOLE]
     hooks: list[Hook] = [
-        *create_extensions(config.training.enabled_extensions),
+        *create_extensions(config.training.enabled_extensions, parts, {QUANTUM: _refuse_quantum}),
         *others,
         *watching_hooks(config, directory, None, precision, run.say, probes),
         MetricsObserver(MetricsLogger(make_sinks(sinks, directory))),

@@ -1,0 +1,165 @@
+"""Data selection in a real training: what is trained on, when it is asked, what is repeated."""
+
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.state import TrainingState
+from tests.training.quantum.quantum_runs import (
+    StopAt,
+    extension_of,
+    quantum_trainer,
+    records,
+    same_weights,
+    without_times,
+)
+
+
+class Seen(Observer):
+    """Which examples each epoch has trained on."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, Counter[tuple[int, ...]]] = {}
+
+    def step_start(self, state: TrainingState) -> None:
+        epoch = self.epochs.setdefault(state.position.epoch, Counter())
+        epoch.update(tuple(map(int, example.input_ids)) for example in state.batch)
+
+
+def ids_of(trainer: Any, ids: Any) -> Counter[tuple[int, ...]]:
+    return Counter(tuple(map(int, e.input_ids)) for e in trainer.data.examples(ids))
+
+
+def test_a_training_holds_what_was_chosen(
+    saved_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    seen = Seen()
+    trainer = quantum_trainer(saved_llama, tmp_path, asked={"data_budget": 0.5}, hooks=(seen,))
+    loop = trainer.prepare()
+    half = round(trainer.data.num_candidates / 2)
+    assert loop.total_steps == 2 * -(-half // 4)
+    trainer.train()
+    selection = extension_of(trainer).decisions.selection
+    assert selection is not None
+    assert len(selection) == half
+    assert seen.epochs == {0: ids_of(trainer, selection), 1: ids_of(trainer, selection)}
+    (record,) = records(trainer)
+    assert (record["outcome"], record["step"]) == ("answered", 0)
+    assert record["num_variables"] == record["num_examples"] == trainer.data.num_candidates
+    assert record["energy"] < np.median(record["random_energies"])
+    assert f"looking at {2 * half} of {2 * half} training examples" in caplog.text
+    assert f"Quantum step (data selection): {half} of {2 * half} training examples" in caplog.text
+
+
+def test_it_is_asked_again_at_the_first_epoch_that_is_late_enough(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    settings = {"num_epochs": 5, "optimization_frequency": 8}
+    trainer = quantum_trainer(saved_llama, tmp_path, asked={"data_budget": 0.5}, **settings)
+    trainer.train()  # 6 steps an epoch
+    assert [(r["epoch"], r["step"]) for r in records(trainer)] == [(0, 0), (2, 12), (4, 24)]
+
+
+def test_some_are_looked_at_and_the_others_drawn(saved_llama: Path, tmp_path: Path) -> None:
+    asked = {"data_budget": 0.5, "candidates": 20}
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=1)
+    trainer.train()
+    (record,) = records(trainer)
+    assert record["num_variables"] == 20
+    assert record["facts"]["num_chosen"] == 10
+    selection = extension_of(trainer).decisions.selection
+    assert selection is not None
+    assert len(selection) == trainer.data.num_examples
+
+
+def test_no_more_variables_than_allowed(saved_llama: Path, tmp_path: Path) -> None:
+    resources = {"max_qubits": 17}
+    trainer = quantum_trainer(saved_llama, tmp_path, resources=resources, max_steps=1)
+    trainer.train()
+    assert records(trainer)[0]["num_variables"] == 17
+
+
+def test_the_held_out_rows_as_target(saved_llama: Path, tmp_path: Path) -> None:
+    runs = [
+        quantum_trainer(saved_llama, tmp_path, asked={"target": t, "data_budget": 0.5}, max_steps=1)
+        for t in ("pool", "validation")
+    ]
+    for trainer in runs:
+        trainer.train()
+    found = [extension_of(trainer).decisions.selection_hash for trainer in runs]
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("answer", ["random", "greedy"])
+def test_a_plain_answer_can_be_taken(saved_llama: Path, tmp_path: Path, answer: str) -> None:
+    asked = {"data_budget": 0.5, "answer": answer}
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=1)
+    trainer.train()
+    (record,) = records(trainer)
+    assert record["answered_by"] == answer
+    assert record["energy"] == record["alternatives"][answer]
+
+
+def test_a_training_that_goes_on_trains_on_the_same(saved_llama: Path, tmp_path: Path) -> None:
+    settings = {"num_epochs": 4, "optimization_frequency": 8, "checkpoint_frequency": 1}
+    whole = quantum_trainer(saved_llama, tmp_path, asked={"data_budget": 0.5}, **settings)
+    whole.train()
+    for stop in (3, 11, 12):
+        folder = tmp_path / f"checkpoints{stop}"
+        first = quantum_trainer(
+            saved_llama,
+            tmp_path,
+            asked={"data_budget": 0.5},
+            checkpoints=folder,
+            hooks=(StopAt(stop),),
+            **settings,
+        )
+        first.train()
+        assert first.state is not None
+        assert first.state.step == stop
+        assert first.checkpoints is not None
+        again = quantum_trainer(
+            saved_llama, tmp_path, asked={"data_budget": 0.5}, checkpoints=folder, **settings
+        )
+        again.restore(first.checkpoints.newest())
+        again.train()
+        assert same_weights(whole, again)
+        assert without_times(records(again)) == without_times(records(whole))
+
+
+def test_a_question_that_costs_too_much_is_not_asked(
+    saved_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    asked = {"data_budget": 0.5, "candidates": 40, "max_overhead_percent": 1e-6}
+    trainer = quantum_trainer(
+        saved_llama, tmp_path, asked=asked, checkpoints=tmp_path / "c", max_steps=2
+    )
+    trainer.train()
+    (record,) = records(trainer)
+    assert record["outcome"] == "skipped"
+    assert "quantum.max_overhead_percent 1e-06 allows" in record["why"]
+    assert "would be needed" in caplog.text
+    assert len(set(trainer.data.selected)) == 22  # a random half
+
+
+def test_a_model_with_data_of_its_own_is_refused(tmp_path: Path) -> None:
+    from infrastructure.config.data_config import DataConfig
+    from infrastructure.config.model_config import ModelConfig
+    from infrastructure.config.training_config import TrainingConfig
+    from infrastructure.training.enhanced_trainer import EnhancedTrainer
+
+    trainer = EnhancedTrainer(
+        ModelConfig(name="tactical_mappo"),
+        TrainingConfig(optimization_frequency=1),
+        DataConfig(),
+        device="cpu",
+    )
+    with pytest.raises(ValueError, match="this model brings data of its own"):
+        trainer.prepare()

@@ -1,0 +1,207 @@
+"""Whatever a sampler does, the training goes on, and says so; answers of another process count from
+the step that they are used in; a kill changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.quantum_config import PLAIN_ANSWERS
+from infrastructure.quantum.problems.block_selection import BlockSelection
+from infrastructure.quantum.problems.data_selection import DataSelection
+from infrastructure.quantum.problems.rank_allocation import RankAllocation
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.state import TrainingState
+from tests.deployment.runs import ROOT, deploy, losses, runs_of, small_settings
+from tests.training.quantum.quantum_runs import (
+    extension_of,
+    quantum_trainer,
+    records,
+    same_weights,
+)
+
+BAD = "tests.training.quantum.bad_samplers"
+
+
+class FirstStep(Observer):
+    """When the first step began."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def step_start(self, state: TrainingState) -> None:
+        self.time = self.time or time.monotonic()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "told"),
+    [
+        ("Hanging", "Hanging"),
+        ("Raising", "the solver is offline"),
+        ("Garbage", "Garbage"),
+        ("Empty", "Empty"),
+    ],
+)
+def test_a_sampler_that_does_not_answer(
+    saved_llama: Path, tmp_path: Path, sampler: str, told: str
+) -> None:
+    first = FirstStep()
+    trainer = quantum_trainer(
+        saved_llama,
+        tmp_path,
+        asked={"data_budget": 0.5},
+        resources={"solver": f"{BAD}:{sampler}", "timeout": 2},
+        hooks=(first,),
+        checkpoints=tmp_path / "c",
+        max_steps=2,
+    )
+    trainer.prepare()
+    trainer.train()
+    (record,) = records(trainer)
+    assert record["outcome"] == "answered"
+    assert record["is_fallback"]
+    assert record["answered_by"] == next(iter(record["alternatives"]))
+    assert record["solver_seconds"] < 2.5
+    assert trainer.state is not None
+    (noted,) = trainer.state.recoveries
+    assert noted["kind"] == "quantum_step"
+    assert noted["message"] == "; ".join(record["failures"])
+    assert told in noted["message"]
+    assert trainer.state.step == 2
+
+
+def test_the_next_of_the_chain_answers(saved_llama: Path, tmp_path: Path) -> None:
+    trainer = quantum_trainer(
+        saved_llama,
+        tmp_path,
+        asked={"data_budget": 0.5},
+        resources={"solver": f"{BAD}:Raising", "fallback": ["dense_annealer"], "timeout": 30},
+        max_steps=1,
+    )
+    trainer.train()
+    (record,) = records(trainer)
+    assert "the solver is offline" in record["failures"][0]
+    assert record["answered_by"] == "dense_annealer" or record["is_fallback"]
+
+
+@pytest.mark.parametrize("resources", [{"solver": "tabuu"}, {"fallback": ["tabuu"]}], ids=str)
+def test_an_unknown_sampler_is_refused_before_anything(
+    saved_llama: Path, tmp_path: Path, resources: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="did you mean 'tabu'"):
+        quantum_trainer(saved_llama, tmp_path, resources=resources)
+
+
+class Patience(Observer):
+    """Waits, at the end of a step, until another process has answered."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.extension = step, None
+
+    def step_end(self, state: TrainingState) -> None:
+        waiting = self.extension.waiting if self.extension is not None else None
+        deadline = time.monotonic() + 60
+        while state.step >= self.step and waiting is not None and not waiting.background.is_done:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_an_answer_in_the_background_is_used_where_it_is_recorded(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    asked = {"problem": "block_selection", "num_blocks": 1, "background": True}
+    patience = Patience(3)
+    trainer = quantum_trainer(
+        saved_llama,
+        tmp_path,
+        asked=asked,
+        hooks=(patience,),
+        checkpoints=tmp_path / "c",
+        optimization_frequency=50,
+        max_steps=7,
+        checkpoint_interval=None,
+    )
+    patience.extension = extension_of(trainer)
+    trainer.train()
+    asked_at, answered = records(trainer)
+    assert (asked_at["outcome"], asked_at["step"]) == ("asked", 0)
+    assert (answered["outcome"], answered["step"]) == ("answered", 0)
+    used = answered["used_at_step"]
+    assert 1 <= used <= 4
+    assert trainer.checkpoints is not None
+    steps = trainer.checkpoints.at_step()
+    assert used + 1 in steps  # saved at once, so a resume uses it there too
+    again = quantum_trainer(
+        saved_llama, tmp_path, asked=asked, optimization_frequency=50, max_steps=7
+    )
+    again.restore(steps[used + 1])
+    again.train()
+    assert same_weights(trainer, again)
+    assert records(again) == records(trainer)
+
+
+KILLED = """
+import os, signal, sys
+from infrastructure.cli import main
+from infrastructure.training.quantum import asking
+solve, number = asking.quantum_solve, [0]
+def killed(*arguments, **options):
+    number[0] += 1
+    if number[0] == {kill_at}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return solve(*arguments, **options)
+asking.quantum_solve = killed
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def run(folder: Path, kill_at: int) -> int:
+    """The real command, which dies in its question number `kill_at`."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-c", KILLED.format(kill_at=kill_at)]
+    command = [*program, "train", "--config", "c.yaml"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True).returncode
+
+
+def test_killed_in_a_quantum_step_and_gone_on_with(tmp_path: Path) -> None:
+    """The second question is killed; the run that goes on is, bit for bit, the undisturbed one."""
+    settings = small_settings(
+        tmp_path, enabled_extensions=["quantum"], optimization_frequency=2, num_epochs=3
+    )
+    settings |= {"quantum": {"data_budget": 0.5, "max_overhead_percent": 1e6}}
+    settings |= {"enable_monitoring": False, "enable_testing": False}
+    found = []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        settings["output_dir"] = str(folder / "runs")
+        if name == "killed":
+            (folder / "c.yaml").write_text(json.dumps(settings))
+            assert run(folder, kill_at=2) == -signal.SIGKILL
+        directory, _ = deploy(DeploymentConfig(**settings))
+        assert runs_of(folder) == [directory]
+        asked = json.loads((directory / "quantum.json").read_text())["records"]
+        weights = (directory / "final" / "model.safetensors").read_bytes()
+        selections = [record["selection"] for record in asked]
+        found.append((losses(directory), weights, selections))
+    assert len(found[0][2]) >= 2
+    assert found[0] == found[1]
+
+
+def test_the_plain_answers_that_a_configuration_may_name_are_there() -> None:
+    pairs = np.eye(4, dtype=np.float32)
+    problems = [
+        DataSelection(range(4), pairs, 2),
+        BlockSelection("abcd", -np.ones(4), pairs, 2, gradient_norms=np.ones(4)),
+        RankAllocation({"a": 4}, np.ones(4), pairs, 2),
+    ]
+    found = {problem.name: tuple(problem.alternatives()) for problem in problems}
+    assert found == PLAIN_ANSWERS

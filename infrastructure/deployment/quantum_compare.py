@@ -1,0 +1,149 @@
+"""`temper quantum compare`: the same training with the sampler's answers, with plain ones, and
+without a quantum step, at equal steps.
+
+Each is a run of its own, so a comparison that was interrupted goes on where it stood.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.layers import Layer, Setting, Source
+from infrastructure.config.quantum_config import (
+    BLOCK_SELECTION,
+    DATA_SELECTION,
+    RANK_ALLOCATION,
+    SAMPLER,
+    QuantumConfig,
+)
+from infrastructure.config.resource_config import QuantumResources
+from infrastructure.config.training_config import QUANTUM
+from infrastructure.core.files import write_json
+from infrastructure.deployment.commands import DONE, ended
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.deployment.signals import interrupt_on_sigterm
+from infrastructure.monitoring.formatting import format_duration, format_number
+from infrastructure.monitoring.quantum_section import COMPARISON_FILE, QUANTUM_FILE, read_json
+from infrastructure.monitoring.report import write_report
+from infrastructure.training.data.samples import use_sample_data
+from infrastructure.training.parallel.membership import followers_dismissed
+
+COMPARED = Source(Layer.KEYWORD, "temper quantum compare")
+NONE = "none"  # without a quantum step
+# Who answers, beside a sampler: the usual plain answer, and chance.
+PLAIN = {
+    DATA_SELECTION: ("greedy", "random"),
+    BLOCK_SELECTION: ("gradient_norm", "random"),
+    RANK_ALLOCATION: ("diagonal_fisher", "random"),
+}
+SCATTER = "One run each: a difference that another training.seed would turn around says nothing."
+
+Row = dict[str, Any]
+
+
+def compare(config: DeploymentConfig, as_json: bool) -> int:
+    """Train, tell a line for each training, and print the table; see `ended` for the exit code.
+
+    Raises:
+        ValueError: the training cannot be started as it is configured.
+    """
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    with interrupt_on_sigterm(), followers_dismissed():
+        rows, stopped = compared(config, say)
+    if stopped is not None:
+        say("Stopped: the same command goes on with the comparison")
+        return ended(stopped)
+    print(json.dumps({"rows": rows}) if as_json else "\n".join(table_of(rows)))
+    return DONE
+
+
+def compared(
+    config: DeploymentConfig, say: Callable[[str], None] = print
+) -> tuple[list[Row], Mapping[str, Any] | None]:
+    """A row for each answer; and the summary of a training that was stopped, None if none was.
+
+    The rows are written into each run, whose report then shows them.
+    """
+    config = with_quantum_step(config)
+    rows: list[Row] = []
+    steps: int | None = None
+    for answer in (SAMPLER, *PLAIN[config.quantum.problem], NONE):
+        say(f"Quantum compare: training with {answer}")
+        summary = TrainingDeployment(answered_by(config, answer, steps), say=say).run()
+        if summary["status"] != "finished":
+            return rows, summary
+        steps = steps or summary["steps"]
+        rows.append(row_of(answer, summary))
+    for row in rows:
+        run = Path(row["run"])
+        write_json(run / COMPARISON_FILE, {"rows": rows})
+        write_report(run)
+    return rows, None
+
+
+def with_quantum_step(config: DeploymentConfig) -> DeploymentConfig:
+    """The configuration with the quantum step on, and the data that it would take by itself."""
+    use_sample_data(config)
+    if QUANTUM in config.training.extensions:
+        return config
+    enabled = [*config.training.enabled_extensions, QUANTUM]
+    return config.changed([Setting("training.enabled_extensions", enabled, COMPARED)])
+
+
+def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> DeploymentConfig:
+    """The same training with another answer, for so many steps."""
+    changes: dict[str, Any] = {} if steps is None else {"training.max_steps": steps}
+    if answer == NONE:
+        others = [name for name in config.training.enabled_extensions if name != QUANTUM]
+        changes |= {"training.enabled_extensions": others, "training.optimization_frequency": None}
+        changes |= _defaults()
+    elif answer != SAMPLER:
+        changes |= {
+            "quantum.answer": answer,
+            **_defaults("resources.quantum.", ("solver", "fallback")),
+        }
+    return config.changed([Setting(key, value, COMPARED) for key, value in changes.items()])
+
+
+def row_of(answer: str, summary: Mapping[str, Any]) -> Row:
+    """What became of one training."""
+    run = Path(summary["paths"]["run"])
+    records = read_json(run / QUANTUM_FILE).get("records", [])
+    after = summary.get("after") or {}
+    return {
+        "answer": QUANTUM if answer == SAMPLER else answer,
+        "run": str(run),
+        "steps": summary["steps"],
+        "eval_loss": after.get("eval_loss"),
+        "seconds": summary.get("seconds"),
+        "quantum_seconds": sum(record.get("seconds", 0.0) for record in records),
+        "energy": records[-1].get("energy") if records else None,
+    }
+
+
+def table_of(rows: list[Row]) -> list[str]:
+    """The rows for people, and what they do not say."""
+    lines = [f"{'trained on':<16}{'held-out loss':>14}{'steps':>8}{'quantum steps':>15}{'all':>12}"]
+    for row in rows:
+        loss = "–" if row["eval_loss"] is None else format_number(row["eval_loss"])
+        took, whole = (format_duration(row[name] or 0.0) for name in ("quantum_seconds", "seconds"))
+        lines.append(f"{row['answer']:<16}{loss:>14}{row['steps']:>8,}{took:>15}{whole:>12}")
+    return [*lines, SCATTER]
+
+
+def _defaults(only: str = "", names: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """Settings of the quantum step as nobody gave them: they would have no effect."""
+    sections = (QuantumConfig, QuantumResources)
+    found = {
+        f"{section.prefix}.{name}": section.model_fields[name].get_default()
+        for section in sections
+        for name in section.model_fields
+        if names is None or name in names
+    }
+    return {key: value for key, value in found.items() if key.startswith(only)}

@@ -1,0 +1,39 @@
+"""The rank-1 components of LoRA matrices, and taking some of them out.
+
+A component of which row of A and column of B are zero adds nothing, and its gradient is zero. So a
+model without it is a plain PEFT model of the same shape, which any PEFT loads.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from infrastructure.training.models.lora import adapted_paths
+
+
+def ranks_of(model: torch.nn.Module) -> dict[str, int]:
+    """Number of components of each LoRA module, by its name, in the order of the names."""
+    return {
+        path: sum(a.weight.shape[0] for a, _ in matrices(model, path))
+        for path in sorted(adapted_paths(model))
+    }
+
+
+def matrices(
+    model: torch.nn.Module, path: str
+) -> Iterator[tuple[torch.nn.Linear, torch.nn.Linear]]:
+    """A (r, inputs) and B (outputs, r) of each adapter in a module."""
+    module = model.get_submodule(path)
+    for name in module.lora_A:  # type: ignore[union-attr]
+        yield module.lora_A[name], module.lora_B[name]  # type: ignore[index]
+
+
+@torch.no_grad()
+def keep_only(model: torch.nn.Module, kept: Mapping[str, Sequence[int]]) -> None:
+    """Set to zero what is not kept of the modules that are named; a second call changes nothing."""
+    for path, components in kept.items():
+        for a, b in matrices(model, path):
+            dropped = torch.ones(a.weight.shape[0], dtype=torch.bool, device=a.weight.device)
+            dropped[list(components)] = False
+            a.weight[dropped] = 0.0
+            b.weight[:, dropped] = 0.0

@@ -1,0 +1,74 @@
+"""What a quantum step may cost: a share of the time of the steps that its answer is for."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from infrastructure.monitoring.formatting import format_duration
+
+NUM_STEPS = 20  # that a step's time is the mean of
+# What a sampler takes for n variables, measured with the project's own on one core.
+SOLVER_SECONDS, SOLVER_SECONDS_PER_VARIABLE = 0.3, 0.004
+
+
+@dataclass
+class CostBound:
+    """Takes the time of training steps and of quantum steps, and says what the next may cost.
+
+    Attributes:
+        percent: of the training's time; `quantum.max_overhead_percent`.
+        spent_seconds: of all quantum steps of this process.
+        cost_seconds: of the last one that was not skipped; None before.
+    """
+
+    percent: float
+    clock: Callable[[], float] = time.monotonic
+    spent_seconds: float = 0.0
+    cost_seconds: float | None = None
+    _steps: list[float] = field(default_factory=list)
+    _began: float = 0.0
+    _spent_before: float = 0.0
+
+    def step_begins(self) -> None:
+        """A training step begins."""
+        self._began, self._spent_before = self.clock(), self.spent_seconds
+
+    def step_has_ended(self) -> None:
+        """It has ended; what a quantum step took inside is not counted."""
+        seconds = self.clock() - self._began - (self.spent_seconds - self._spent_before)
+        self._steps = [*self._steps[1 - NUM_STEPS :], max(0.0, seconds)]
+
+    @property
+    def seconds_so_far(self) -> float:
+        """Since the present step began, without a quantum step in it."""
+        return self.clock() - self._began - (self.spent_seconds - self._spent_before)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of a training step, on average; None where none has ended in this process. The first one
+        warms up, and counts only as long as there is no other."""
+        warm = self._steps[1:] or self._steps
+        return sum(warm) / len(warm) if warm else None
+
+    def allowed_seconds(self, num_steps: int, step_seconds: float) -> float:
+        """What a question may cost whose answer is for `num_steps` steps."""
+        return self.percent / 100 * num_steps * step_seconds
+
+    def pay(self, seconds: float) -> None:
+        """A quantum step took so long."""
+        self.spent_seconds += seconds
+        self.cost_seconds = seconds
+
+
+def solver_seconds(num_variables: int) -> float:
+    """About what a sampler takes for so many variables, before any was asked here."""
+    return SOLVER_SECONDS + SOLVER_SECONDS_PER_VARIABLE * num_variables
+
+
+def too_dear(cost_seconds: float, allowed_seconds: float, percent: float) -> str:
+    """Why a question is not asked, with the bound at which it would be."""
+    needed = percent * cost_seconds / max(allowed_seconds, 1e-9)
+    return (
+        f"it would take about {format_duration(cost_seconds)}, and quantum.max_overhead_percent"
+        f" {percent:g} allows {format_duration(allowed_seconds)}: {needed:,.0f} would be needed"
+    )

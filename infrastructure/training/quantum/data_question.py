@@ -1,0 +1,213 @@
+"""Asks which training examples are trained on: how many are looked at, what that costs, and what
+becomes of those that nobody looked at."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infrastructure.config.quantum_config import DATA_SELECTION, QuantumConfig
+from infrastructure.quantum.problems.data_selection import DataSelection
+from infrastructure.quantum.problems.problem import QuantumProblem
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.data.order import random_selection
+from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.precision import Precision
+from infrastructure.training.quantum.cost_bound import solver_seconds
+from infrastructure.training.quantum.decisions import Decisions
+from infrastructure.training.quantum.example_gradients import example_gradients
+from infrastructure.training.quantum.history import histogram
+from infrastructure.training.step_probe import StepProbe, without_a_trace
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+NUM_TARGET = 256  # held-out rows whose mean gradient is the target, from everywhere
+NUM_PROBED = 16  # examples that the cost is foretold from
+NUM_NAMED = 20  # tasks, and examples that were not chosen
+LEAST_CANDIDATES = 16  # fewer say nothing about the rest
+
+Ids = npt.NDArray[np.int64]
+
+
+def num_selected(num_examples: int, budget: float) -> int:
+    """How many of the examples a budget is."""
+    return max(1, round(num_examples * budget))
+
+
+def limit_data(data: DataSource, config: QuantumConfig) -> None:
+    """Give a data source its budget before anything is counted by its size.
+
+    Raises:
+        ValueError: none of its examples can be selected.
+    """
+    if config.problem != DATA_SELECTION:
+        return
+    if not isinstance(data, DataPipeline):
+        raise ValueError(
+            "quantum.problem data_selection selects rows of data files, and this model brings data"
+            " of its own: choose block_selection, or leave the quantum step out"
+        )
+    data.limit_to(num_selected(data.num_candidates, config.data_budget))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds on this machine: of training on one example, and of its gradient by itself."""
+
+    training: float
+    gradient: float
+
+    def of_candidates(self, num_candidates: int, num_target: int) -> float:
+        """What a question about so many examples takes, its answer included."""
+        return self.gradient * (num_candidates + num_target) + solver_seconds(num_candidates)
+
+
+@dataclass
+class DataQuestion:
+    """Which examples a training that is put together shall train on.
+
+    Attributes:
+        batch_size: examples in a forward pass.
+        seed: of this question.
+    """
+
+    config: QuantumConfig
+    model: torch.nn.Module
+    adapter: ModelAdapter
+    strategy: TrainingStrategy
+    precision: Precision
+    data: DataPipeline
+    optimizer: torch.optim.Optimizer
+    batch_size: int
+    seed: int
+
+    def costs(self) -> Costs:
+        """Measured with a few examples; leaves no trace in the training."""
+        probed = self._spread(NUM_PROBED, self.data.num_candidates)
+        examples = self.data.examples(probed)
+        self._gradients(examples)  # warms up, and draws the signs of the sketch
+        started = time.perf_counter()
+        self._gradients(examples)
+        gradient = time.perf_counter() - started
+        with without_a_trace(self.model, self.adapter.device):
+            probe = StepProbe(self.model, self.adapter, self.strategy, self.optimizer)
+            training = min(probe.micro_batch(examples).seconds for _ in range(2))
+        return Costs(training / len(examples), gradient / len(examples))
+
+    def num_candidates(self, costs: Costs, allowed_seconds: float, most: int) -> int:
+        """How many examples are looked at: those asked for, or as many as may be paid for; 0 where
+        that is too few to say anything.
+
+        Args:
+            most: variables that a problem may have.
+        """
+        wanted = self.num_wanted(most)
+        if self.cost_seconds(costs, wanted) <= allowed_seconds:
+            return wanted
+        if self.config.candidates != "auto":
+            return 0
+        for_rows = allowed_seconds - self.cost_seconds(costs, 0)
+        each = self.cost_seconds(costs, 1) - self.cost_seconds(costs, 0)
+        number = int(max(0.0, for_rows) / each)
+        return number if number >= LEAST_CANDIDATES else 0
+
+    def num_wanted(self, most: int) -> int:
+        """How many examples are looked at where that costs nothing."""
+        asked = self.config.candidates
+        return min(most, self.data.num_candidates, most if asked == "auto" else asked)
+
+    def cost_seconds(self, costs: Costs, num_candidates: int) -> float:
+        """What looking at so many is to cost."""
+        return costs.of_candidates(num_candidates, NUM_TARGET * (self.config.target != "pool"))
+
+    def problem(self, num_candidates: int) -> DataSelection:
+        """The question about so many examples, drawn at random; of them the same share is chosen as
+        of all. Those without a supervised token are left to chance.
+
+        Raises:
+            ValueError, TemperError: their gradients cannot be told apart, or say nothing.
+        """
+        ids = random_selection(self.data.num_candidates, num_candidates, self.seed)
+        gradients = self._gradients(self.data.examples(ids))
+        is_usable = np.isfinite(gradients).all(axis=1) & (gradients != 0).any(axis=1)
+        ids, gradients = ids[is_usable], gradients[is_usable]
+        if len(ids) < 2:
+            raise ValueError(f"{len(ids)} of {num_candidates} examples have a gradient")
+        target = None
+        if self.config.target == "validation":
+            target = self._gradients(list(self._held_out()))
+            target = target[np.isfinite(target).all(axis=1) & (target != 0).any(axis=1)]
+        return DataSelection(
+            ids.tolist(), gradients, self._share(len(ids)), target=target, seed=self.seed
+        )
+
+    def use(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> dict[str, Any]:
+        """Let an answer hold; returns what was chosen, for people."""
+        assert isinstance(problem, DataSelection)
+        problem.apply(decision, decisions)
+        chosen = decisions.selection
+        assert chosen is not None
+        selection = self.completed(problem.labels, chosen)
+        decisions.select_examples(selection)
+        dropped = np.setdiff1d(np.asarray(problem.labels), chosen)
+        n, looked_at = self.data.num_candidates, len(problem.labels)
+        told = f", {looked_at:,} looked at" if looked_at < n else ""
+        return {
+            "chosen": f"{len(selection):,} of {n:,} training examples{told}",
+            "num_examples": n,
+            "num_selected": len(selection),
+            "selection": decisions.selection_hash,
+            "density": histogram(selection, n),
+            "by_task": self._by_task(problem.labels, chosen),
+            "dropped": self.data.places_of(dropped[:NUM_NAMED]),
+        }
+
+    def _by_task(self, candidates: Sequence[int], chosen: Ids) -> dict[str, list[int]]:
+        """Of each task: how many were chosen, and how many looked at; those with most of them."""
+        is_chosen = np.isin(candidates, chosen)
+        tasks = [example.task for example in self.data.examples(candidates)]
+        looked_at = Counter(tasks)
+        taken = Counter(task for task, is_one in zip(tasks, is_chosen, strict=True) if is_one)
+        return {
+            task: [taken[task], number] for task, number in looked_at.most_common(NUM_NAMED) if task
+        }
+
+    def completed(self, candidates: Sequence[int], chosen: Sequence[int]) -> Ids:
+        """A whole selection: what was chosen of the candidates, and of the others as many as are
+        lacking, by chance."""
+        others = np.setdiff1d(np.arange(self.data.num_candidates), np.asarray(candidates))
+        missing = self.data.num_examples - len(chosen)
+        drawn = others[random_selection(len(others), missing, self.seed + 1)]
+        return np.sort(np.concatenate([np.asarray(chosen, dtype=np.int64), drawn]))
+
+    def _share(self, num_candidates: int) -> int:
+        """Of how many candidates how many are chosen, so that the others can give the rest."""
+        n, k = self.data.num_candidates, self.data.num_examples
+        least = max(1, k - (n - num_candidates))
+        return min(num_candidates, k, max(least, round(k * num_candidates / n)))
+
+    def _held_out(self) -> Iterator[Any]:
+        with closing(self.data.evaluation_batches(self.batch_size)) as batches:
+            rows = list(chain.from_iterable(batches))
+        return (rows[i] for i in self._spread(NUM_TARGET, len(rows)))
+
+    @staticmethod
+    def _spread(count: int, num_rows: int) -> list[int]:
+        return [int(i) for i in np.linspace(0, num_rows - 1, min(count, num_rows))]
+
+    def _gradients(self, examples: Sequence[Any]) -> npt.NDArray[np.float32]:
+        """In the order of `examples`; computed by length, so that little is padded."""
+        order = sorted(range(len(examples)), key=lambda i: self.adapter.count_tokens([examples[i]]))
+        ordered = iter([examples[i] for i in order])
+        batches = iter(lambda: list(islice(ordered, self.batch_size)), [])
+        found = example_gradients(self.model, self.adapter, batches, precision=self.precision)
+        back = np.empty(len(order), dtype=np.int64)
+        back[order] = np.arange(len(order))
+        rows: npt.NDArray[np.float32] = found[back]
+        return rows

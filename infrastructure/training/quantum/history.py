@@ -1,0 +1,138 @@
+"""One record for each quantum step: what was asked, who answered, how good the answer is.
+
+Records are JSON values. They travel in checkpoints, are what `quantum.json` in a run directory
+holds, and what the report, the metrics and the log tell.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from infrastructure.monitoring.formatting import format_duration, format_number
+from infrastructure.quantum.problems.choice import Choice
+from infrastructure.quantum.problems.problem import QuantumProblem
+from infrastructure.quantum.quantum_step import Solution
+
+ANSWERED, SKIPPED, FAILED, ASKED = "answered", "skipped", "failed", "asked"
+NUM_RANDOM = 100  # answers by chance that an answer is shown among
+NUM_BINS = 50  # of the training data in its order, for a picture of what was chosen
+MAX_RECORDS = 1000
+# What of a sampler's own words is a number that people know from annealers.
+READS, CHAIN_BREAKS = "num_reads", "chain_break_fraction"
+
+Record = dict[str, Any]
+
+
+class History:
+    """The records of a training, oldest first; of very many, the newest ones."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []  # copied at every step: texts are not copied deeply
+
+    def add(self, record: Mapping[str, Any]) -> Record:
+        """Keep a record; returns it as JSON would give it back."""
+        text = json.dumps(record)
+        self._texts = [*self._texts, text][-MAX_RECORDS:]
+        return dict(json.loads(text))
+
+    def records(self) -> list[Record]:
+        """All that are kept."""
+        return [json.loads(text) for text in self._texts]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def newest(self) -> Record | None:
+        return json.loads(self._texts[-1]) if self._texts else None
+
+    def state_dict(self) -> list[str]:
+        return list(self._texts)
+
+    def load_state_dict(self, saved: Sequence[str]) -> None:
+        self._texts = list(saved)
+
+
+def answer_facts(problem: QuantumProblem, solution: Solution, seed: int) -> Record:
+    """What is known of an answer, without the answer itself, which may be long."""
+    told = solution.to_json()
+    return {
+        **{
+            name: told[name]
+            for name in (
+                "energy",
+                "answered_by",
+                "is_fallback",
+                "num_variables",
+                "solver_seconds",
+                "alternatives",
+                "failures",
+                "info",
+            )
+        },
+        "facts": problem.facts(),
+        "lower_bound": getattr(problem, "lower_bound", None),
+        "random_energies": random_energies(problem, seed),
+    }
+
+
+def random_energies(problem: QuantumProblem, seed: int) -> list[float]:
+    """What answers by chance come to, ascending; empty where nobody knows how to draw one."""
+    if not isinstance(problem, Choice):
+        return []
+    rng = np.random.RandomState(seed % 2**32)
+    n, k = len(problem.labels), problem.num_chosen
+    chosen = np.zeros((NUM_RANDOM, n), dtype=np.float32)
+    for row in chosen:
+        row[rng.permutation(n)[:k]] = 1.0
+    pairs = problem.pairs.astype(np.float32, copy=False)
+    joint = ((chosen @ pairs) * chosen).sum(axis=1, dtype=np.float64) - chosen @ pairs.diagonal()
+    energies = problem.offset + chosen @ problem.linear + problem.pair_scale * joint / 2
+    return [float(f"{energy:.6g}") for energy in np.sort(energies)]
+
+
+def histogram(ids: Sequence[int], num_examples: int) -> list[float]:
+    """The chosen share of each of NUM_BINS parts of the training data in its order."""
+    edges = np.linspace(0, num_examples, min(NUM_BINS, num_examples) + 1)
+    counts = np.histogram(np.asarray(ids), edges)[0]
+    return [round(float(share), 4) for share in counts / np.maximum(np.diff(edges), 1e-9)]
+
+
+def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a quantum step."""
+    info = record.get("info", {})
+    found = {
+        "quantum_problem_size": record.get("num_variables"),
+        "quantum_energy": record.get("energy"),
+        "quantum_gap": gap(record),
+        "quantum_seconds": record.get("seconds"),
+        "quantum_solver_seconds": record.get("solver_seconds"),
+        "quantum_reads": info.get(READS),
+        "quantum_chain_breaks": info.get(CHAIN_BREAKS),
+    }
+    return {name: float(v) for name, v in found.items() if isinstance(v, int | float)}
+
+
+def gap(record: Mapping[str, Any]) -> float | None:
+    """How far an energy lies above what none can be below."""
+    bound, energy = record.get("lower_bound"), record.get("energy")
+    return None if bound is None or energy is None else energy - bound
+
+
+def in_words(record: Mapping[str, Any]) -> str:
+    """A line for people."""
+    asked = f"Quantum step ({str(record['problem']).replace('_', ' ')})"
+    if record["outcome"] == ASKED:
+        return f"{asked}: asked another process; the training goes on meanwhile"
+    if record["outcome"] != ANSWERED:
+        return f"{asked} {record['outcome']}: {record['why']}"
+    others = ", ".join(
+        f"{name} {format_number(energy)}" for name, energy in record["alternatives"].items()
+    )
+    compared = f" ({others})" if others else ""
+    return (
+        f"{asked}: {record['chosen']}; {record['answered_by']} found energy"
+        f" {format_number(record['energy'])}{compared} for {record['num_variables']:,} variables"
+        f" in {format_duration(record['seconds'])}"
+    )

@@ -1,0 +1,203 @@
+"""The quantum step as plain functions, for people who write their own loop.
+
+    for batch in context.pipeline:
+        loss = context.trainer.train_step(batch)
+        if should_optimize(context):
+            quantum_optimize(context)
+
+In one's own loop nothing is asked but by these functions; what they decide holds, is saved and goes
+on as in the real one.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from infrastructure.config.quantum_config import (
+    BLOCK_SELECTION,
+    DATA_SELECTION,
+    RANK_ALLOCATION,
+    QuantumConfig,
+)
+from infrastructure.config.resource_config import QuantumResources
+from infrastructure.quantum.problems.block_selection import BlockSelection
+from infrastructure.quantum.quantum_step import Solution, quantum_solve
+from infrastructure.training.loop import TrainingLoop
+from infrastructure.training.quantum.blocks import block_name, train_only
+from infrastructure.training.quantum.quantum_extension import QuantumExtension
+from infrastructure.training.quantum.quantum_records import quantum_extension_of
+from infrastructure.training.quantum.step_questions import num_chosen_blocks
+from infrastructure.training.quantum.taps import measuring
+from infrastructure.training.state import TrainingState
+
+
+class OwnLoopTrainer(Protocol):
+    """What these functions need of a trainer."""
+
+    quantum_config: QuantumConfig
+    quantum_resources: QuantumResources
+
+    @property
+    def gradients(self) -> dict[str, torch.Tensor]: ...
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]: ...
+
+    def prepare(self) -> TrainingLoop: ...
+
+
+class OwnLoop(Protocol):
+    """A `TrainingContext`, as far as it matters here."""
+
+    @property
+    def trainer(self) -> Any: ...
+
+    @property
+    def state(self) -> TrainingState: ...
+
+
+class LastGradients:
+    """Gradients and parameters of a trainer, for those who look at them between two steps."""
+
+    def prepare(self) -> TrainingLoop:
+        raise NotImplementedError
+
+    state: TrainingState | None
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """What trains, by name."""
+        self.prepare()
+        assert self.state is not None
+        named = self.state.model.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+    @property
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Of the mean loss of the last batch at the weights as they are now, by parameter. Computed
+        when asked for, and without a trace: a step forgets its own.
+
+        Raises:
+            ValueError: no batch was trained on yet.
+        """
+        loop, state = self.prepare(), self.state
+        if state is None or not state.batch:
+            raise ValueError("there are no gradients before the first train_step")
+        adapter, strategy = loop.adapter, loop.strategy
+        with measuring(state.model, adapter.device, parameters_have_gradients=True):
+            size = state.micro_batch_size
+            for start in range(0, len(state.batch), size):
+                batch = adapter.prepare_batch(state.batch[start : start + size])
+                with strategy.precision.autocast():
+                    loss = adapter.compute_loss(state.model, batch)
+                if loss.num_items:
+                    loss.loss_sum.backward()  # type: ignore[no-untyped-call]
+            items = max(1, adapter.count_items(state.batch))
+            return {
+                name: parameter.grad.detach() / items
+                for name, parameter in self.parameters.items()
+                if parameter.grad is not None
+            }
+
+
+def formulate_quantum_problem(
+    gradients: Mapping[str, torch.Tensor],
+    parameters: Mapping[str, torch.nn.Parameter],
+    num_blocks: int | None = None,
+) -> BlockSelection:
+    """Which blocks train from now on: those whose step down the gradient lowers the loss most.
+
+    To first order, a step along -g lowers it by |g|^2, so the answer is that of the gradient norms,
+    which was measured to be as good as any. The extension's question has second-order terms too.
+
+    Args:
+        gradients, parameters: by the same names, which say the blocks.
+        num_blocks: that train at a time; None: half of them.
+
+    Raises:
+        ValueError: fewer than two blocks have a gradient, or a gradient is of no parameter.
+    """
+    strange = sorted(gradients.keys() - parameters.keys())
+    if strange:
+        raise ValueError(f"{strange[0]} has a gradient and is not among the parameters")
+    squares: dict[str, float] = {}
+    for name, gradient in gradients.items():
+        block = block_name(name)
+        if block is not None:
+            squares[block] = squares.get(block, 0.0) + float(gradient.double().square().sum())
+    names = sorted(squares, key=lambda block: int(block.split()[1]))
+    if len(names) < 2:
+        raise ValueError(f"{len(names)} blocks have a gradient: there is nothing to choose")
+    decrease = np.array([squares[name] for name in names])
+    chosen = num_chosen_blocks(QuantumConfig(num_blocks=num_blocks), len(names))
+    nothing = np.zeros((len(names), len(names)))
+    return BlockSelection(names, -decrease, nothing, chosen, gradient_norms=np.sqrt(decrease))
+
+
+def should_optimize(context: OwnLoop) -> bool:
+    """Whether a quantum step is due: `training.optimization_frequency` steps after the last."""
+    return context.state.every(context.trainer.training_config.optimization_frequency)
+
+
+def quantum_optimize(context: OwnLoop) -> Solution:
+    """Formulate, solve, apply: choose the blocks that train from now on by the last batch.
+
+    Raises:
+        ValueError: there is no quantum step in the configuration, or nothing to choose from.
+    """
+    trainer: OwnLoopTrainer = context.trainer
+    extension = _extension_of(context)
+    train_only(context.state, None)  # the question is about all blocks, and needs their gradients
+    problem = formulate_quantum_problem(
+        trainer.gradients, trainer.parameters, trainer.quantum_config.num_blocks
+    )
+    seed = extension.seed
+    solution = quantum_solve(problem, trainer.quantum_resources, seed=seed, chain=extension.chain)
+    apply_quantum_solution(context, solution)
+    return solution
+
+
+def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:
+    """Let an answer hold from now on: blocks and components at once, examples from the next epoch.
+
+    Raises:
+        ValueError: the decision is none that a training knows, or there is no quantum step in the
+            configuration to remember it.
+    """
+    extension, decision = _extension_of(context), solution.decision
+    problem = _problem_of(decision)
+    if problem == DATA_SELECTION:
+        extension.decisions.select_examples(decision)
+    elif problem == BLOCK_SELECTION:
+        extension.decisions.train_only(decision)
+    else:
+        extension.decisions.keep_components(decision)
+    extension.note_answer(context.state, problem, solution)
+    extension.carry_out(context.state)
+
+
+def _problem_of(decision: Any) -> str:
+    """What a decision is about, which its shape tells."""
+    if isinstance(decision, Mapping):
+        return RANK_ALLOCATION
+    if isinstance(decision, list | tuple) and decision:
+        kinds = {type(one) for one in decision}
+        if kinds == {int}:
+            return DATA_SELECTION
+        if kinds == {str}:
+            return BLOCK_SELECTION
+    raise ValueError(
+        f"{str(decision)[:80]} is no decision: neither examples, blocks nor components"
+    )
+
+
+def _extension_of(context: OwnLoop) -> QuantumExtension:
+    extension = quantum_extension_of(context.trainer.hooks.hooks)
+    if extension is None:
+        raise ValueError(
+            "there is no quantum step in this training: add quantum to"
+            " training.enabled_extensions, or give training.optimization_frequency"
+        )
+    return extension

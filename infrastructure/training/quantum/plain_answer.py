@@ -1,0 +1,41 @@
+"""A plain answer in a sampler's place: greedy, random, gradient norm."""
+
+import time
+
+import dimod
+
+from infrastructure.core.lookup import look_up
+from infrastructure.quantum.problems.problem import QuantumProblem, Question, Sample
+from infrastructure.quantum.quantum_step import Solution
+
+
+def plain_solution(problem: QuantumProblem, name: str) -> Solution:
+    """One of a problem's alternatives, told as a sampler's answer would be; none is asked.
+
+    Raises:
+        ValueError: the problem has none of that name; suggests the nearest.
+    """
+    started = time.monotonic()
+    plain = problem.alternatives()
+    sample = look_up(f"plain answer to {problem.name}", name, plain)
+    seconds = time.monotonic() - started
+    question = problem.formulate()
+    return Solution(
+        decision=problem.decode(sample),
+        sample=sample,
+        energy=_energy(question, sample),
+        answered_by=name,
+        is_fallback=False,
+        num_variables=len(question.variables),
+        seconds=time.monotonic() - started,
+        solver_seconds=seconds,
+        alternatives={other: _energy(question, found) for other, found in plain.items()},
+        failures=[],
+        info={},
+    )
+
+
+def _energy(question: Question, sample: Sample) -> float:
+    is_quadratic = isinstance(question, dimod.BinaryQuadraticModel)
+    model = question if is_quadratic else question.objective
+    return float(model.energy(dict(sample)))

@@ -1,0 +1,174 @@
+"""The quantum step inside a training: when it is asked, what it may cost, what its answer changes.
+
+Data selection is asked where an epoch begins: before the training, and then at the first epoch that
+begins `optimization_frequency` steps or more after the last answer. Blocks are chosen in a step
+whose gradients are those of all blocks, LoRA components once.
+"""
+
+import numpy as np
+
+from infrastructure.config.quantum_config import BLOCK_SELECTION, DATA_SELECTION, RANK_ALLOCATION
+from infrastructure.monitoring.formatting import format_duration, format_number
+from infrastructure.quantum.quantum_step import close_chain
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.quantum.asking import Asking
+from infrastructure.training.quantum.blocks import train_only
+from infrastructure.training.quantum.components import keep_only
+from infrastructure.training.quantum.cost_bound import too_dear
+from infrastructure.training.quantum.data_question import DataQuestion
+from infrastructure.training.quantum.step_questions import BlockQuestion, RankQuestion, check_blocks
+from infrastructure.training.state import TrainingState
+
+
+class QuantumExtension(Asking):
+    """See above."""
+
+    _is_in_loop = _asks_in_step = False
+
+    def epoch_start(self, state: TrainingState) -> None:
+        if self.config.problem != DATA_SELECTION:
+            return
+        if state.position.example == 0:
+            self.take_answer(state)
+            if self._is_due(state) and self._data.num_examples < self._data.num_candidates:
+                self.ask(state, lambda: self._ask_for_data(state))
+        self.apply_selection()
+
+    def train_start(self, state: TrainingState) -> None:
+        """Refuse what could never be asked.
+
+        Raises:
+            ValueError: there are no more blocks than are to be chosen.
+        """
+        self._is_in_loop = True
+        if self.config.problem == BLOCK_SELECTION and self.asked_step is None:
+            check_blocks(self.config, state.model)
+
+    def phase_start(self, state: TrainingState) -> None:
+        """The phase has switched on all that trains in it."""
+        if self.decisions.blocks is not None:
+            train_only(state, self.decisions.blocks)
+
+    def step_start(self, state: TrainingState) -> None:
+        self.cost.step_begins()
+        if self._is_in_loop and self.config.problem != DATA_SELECTION:
+            self.take_answer(state)
+            self._asks_in_step = self._is_due(state)
+        if self.decisions.blocks is not None:
+            all_of_them = self._asks_in_step and self.config.problem == BLOCK_SELECTION
+            train_only(state, None if all_of_them else self.decisions.blocks)
+
+    def after_backward(self, state: TrainingState) -> None:
+        if self._asks_in_step:
+            self.ask(state, lambda: self._ask_in_step(state))
+            self._asks_in_step = False
+            if self.config.problem == BLOCK_SELECTION:
+                train_only(state, self.decisions.blocks)
+
+    def step_end(self, state: TrainingState) -> None:
+        self.cost.step_has_ended()
+        if self.decisions.kept:  # now, because weights change in no other moment
+            keep_only(state.model, self.decisions.kept)
+        if state.metrics and self.untold:
+            state.metrics.update(self.untold)
+            self.untold = {}
+
+    def carry_out(self, state: TrainingState) -> None:
+        """What was decided between two steps, in somebody's own loop."""
+        train_only(state, self.decisions.blocks)
+        keep_only(state.model, self.decisions.kept)
+        if state.position.example == 0:
+            self.apply_selection()
+
+    def train_end(self, state: TrainingState) -> None:
+        self._is_in_loop = False
+        self.stop_waiting()
+        close_chain(self.chain)
+
+    # When
+
+    def _is_due(self, state: TrainingState) -> bool:
+        if self.waiting is not None:
+            return False
+        if self.asked_step is None:
+            is_late = self.config.problem == RANK_ALLOCATION
+            return not is_late or state.step >= (self.frequency or state.total_steps // 2)
+        if self.config.problem == BLOCK_SELECTION and self.asked_phase != state.position.phase:
+            return True  # other blocks train than those that were chosen from
+        if self.frequency is None or self.config.problem == RANK_ALLOCATION:
+            return False
+        return state.step - self.asked_step >= self.frequency
+
+    def _steps_ahead(self, state: TrainingState) -> int:
+        """How many steps the next answer is for."""
+        left = max(1, state.total_steps - state.step)
+        return left if self.frequency is None else min(left, self.frequency)
+
+    @property
+    def _data(self) -> DataPipeline:
+        assert isinstance(self.trainer.data, DataPipeline)  # it was limited when it was made
+        return self.trainer.data
+
+    def apply_selection(self) -> None:
+        """Let the data source give what was selected, in epochs that begin from now on."""
+        chosen = self.decisions.selection
+        if chosen is not None and not np.array_equal(chosen, self._data.selected):
+            self._data.select(chosen)
+
+    def _ask_for_data(self, state: TrainingState) -> None:
+        loop = self.trainer.prepare()
+        question = DataQuestion(
+            self.config,
+            state.model,
+            self.trainer.adapter,
+            self.trainer.strategy,
+            self.trainer.precision,
+            self._data,
+            loop.optimizer,
+            state.micro_batch_size,
+            self.seed,
+        )
+        costs = question.costs()
+        step_seconds = self.cost.step_seconds or costs.training * loop.batch_size
+        allowed = self.cost.allowed_seconds(self._steps_ahead(state), step_seconds)
+        most = self.resources.max_qubits
+        number = question.num_candidates(costs, allowed, most)
+        if number == 0:
+            wanted = question.num_wanted(most)
+            cost = question.cost_seconds(costs, wanted)
+            self.skip(state, too_dear(cost, allowed, self.cost.percent))
+            return
+        foretold = question.cost_seconds(costs, number)
+        share = 100 * foretold / (step_seconds * self._steps_ahead(state))
+        is_whole = number == min(most, self._data.num_candidates)
+        self.say(
+            f"Quantum step: looking at {number:,} of {self._data.num_candidates:,} training"
+            f" examples, which takes about {format_duration(foretold)}, {format_number(share, 2)} %"
+            " of the training steps that it is for"
+        )
+        state.must_save |= self.config.candidates == "auto" and not is_whole
+        self.solve(state, question, question.problem(number), foretold_seconds=foretold)
+
+    def _ask_in_step(self, state: TrainingState) -> None:
+        assert state.optimizer is not None
+        is_about_blocks = self.config.problem == BLOCK_SELECTION
+        question = (BlockQuestion if is_about_blocks else RankQuestion)(
+            self.config,
+            state.model,
+            self.trainer.adapter,
+            self.trainer.precision,
+            self.trainer.data,
+            state.optimizer,
+            state.batch,
+            state.micro_batch_size,
+            self.trainer.training_config.seed,
+            self.num_asked - 1,
+        )
+        taken = self.cost.seconds_so_far
+        foretold = question.cost_seconds(taken)
+        step_seconds = self.cost.step_seconds or taken
+        allowed = self.cost.allowed_seconds(self._steps_ahead(state), step_seconds)
+        if foretold > allowed:
+            self.skip(state, too_dear(foretold, allowed, self.cost.percent))
+            return
+        self.solve(state, question, question.problem(), foretold_seconds=foretold)

@@ -1,0 +1,85 @@
+"""Writes `quantum.json` into a run directory: every quantum step so far, for the report and for
+whoever looks on."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.files import write_json
+from infrastructure.monitoring.quantum_section import QUANTUM_FILE
+from infrastructure.monitoring.training_monitor import Probe
+from infrastructure.training.extensions.extension_hooks import Hook, Observer
+from infrastructure.training.quantum.quantum_extension import QuantumExtension
+from infrastructure.training.state import TrainingState
+
+log = logging.getLogger(__name__)
+
+
+class QuantumRecords(Observer):
+    """See above; what the extension forgets in going back, the file forgets too."""
+
+    def __init__(self, run_directory: Path, extension: QuantumExtension) -> None:
+        self.path, self.extension = run_directory / QUANTUM_FILE, extension
+        self._written: list[str] = []
+
+    def train_start(self, state: TrainingState) -> None:
+        self._write()
+
+    def epoch_start(self, state: TrainingState) -> None:
+        self._write()
+
+    def step_start(self, state: TrainingState) -> None:
+        self._write()
+
+    def step_end(self, state: TrainingState) -> None:
+        self._write()
+
+    def train_end(self, state: TrainingState) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        texts = self.extension.history.state_dict()
+        if texts == self._written:
+            return
+        self._written = texts
+        try:
+            write_json(self.path, quantum_facts(self.extension))
+        except OSError as error:  # to look at only: the training has it in its checkpoints
+            log.warning("%s is not complete: %s", self.path, error)
+
+
+def quantum_facts(extension: QuantumExtension) -> dict[str, Any]:
+    """All quantum steps of a training, as JSON values."""
+    config = extension.config
+    return {
+        "problem": config.problem,
+        "answer": config.answer,
+        "solver": extension.resources.solver,
+        "records": extension.history.records(),
+    }
+
+
+def quantum_extension_of(hooks: list[Hook]) -> QuantumExtension | None:
+    """The quantum step among the hooks of a training; None where there is none."""
+    return next((hook for hook in hooks if isinstance(hook, QuantumExtension)), None)
+
+
+def quantum_observers(
+    run_directory: Path, hooks: list[Hook], say: Callable[[str], None]
+) -> list[Hook]:
+    """What writes down the quantum steps of a training, if it makes any, which are told to `say`
+    from now on."""
+    extension = quantum_extension_of(hooks)
+    if extension is None:
+        return []
+    extension.say = say
+    return [QuantumRecords(run_directory, extension)]
+
+
+def quantum_probes(hooks: list[Hook]) -> dict[str, Probe]:
+    """What the monitor samples of quantum steps: the newest one's solver time, if there is any."""
+    extension = quantum_extension_of(hooks)
+    if extension is None:
+        return {}
+    return {"quantum_solver_seconds": lambda: extension.solver_seconds}

@@ -1,0 +1,164 @@
+"""Questions that are asked in a training step, once its gradients are there: which blocks train
+until the next answer, and which components of LoRA stay."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from infrastructure.config.quantum_config import QuantumConfig
+from infrastructure.quantum.problems.block_selection import BlockSelection, sampled_fisher
+from infrastructure.quantum.problems.problem import QuantumProblem
+from infrastructure.quantum.problems.rank_allocation import RankAllocation
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.micro_batches import split
+from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.precision import Precision
+from infrastructure.training.quantum.block_moments import block_moments, trainable_blocks
+from infrastructure.training.quantum.decisions import Decisions
+from infrastructure.training.quantum.gates import gate_gradients, num_components
+
+NUM_GATED = 256  # examples that the worth of components is measured with, from everywhere
+PASSES = 2  # forward and backward: with the labels of the data, and with the model's own
+
+
+@dataclass
+class StepQuestion:
+    """What a question asked in a step is made from.
+
+    Attributes:
+        examples: of the step.
+        batch_size: examples in a forward pass.
+        seed: of the training; answers by chance go on from `number`, the questions asked before.
+    """
+
+    config: QuantumConfig
+    model: torch.nn.Module
+    adapter: ModelAdapter
+    precision: Precision
+    data: DataSource | None
+    optimizer: torch.optim.Optimizer
+    examples: Sequence[Any]
+    batch_size: int
+    seed: int
+    number: int
+
+    def cost_seconds(self, step_seconds: float) -> float:
+        """What it takes, by what forward and backward of this step have taken."""
+        return PASSES * step_seconds * len(self.rows()) / max(1, len(self.examples))
+
+    def rows(self) -> Sequence[Any]:
+        """The examples that it is measured with."""
+        return self.examples
+
+    def problem(self) -> QuantumProblem:
+        raise NotImplementedError
+
+    def use(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> dict[str, Any]:
+        """Let an answer hold; returns what was chosen, for people."""
+        problem.apply(decision, decisions)
+        return self.told(problem, decisions)
+
+    def told(self, problem: QuantumProblem, decisions: Decisions) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class BlockQuestion(StepQuestion):
+    """Which blocks train until the next answer."""
+
+    def problem(self) -> BlockSelection:
+        """Raises:
+        ValueError: no numbered block trains, or nothing is supervised.
+        """
+        batches = list(split(self.examples, self.batch_size))
+        found = block_moments(
+            self.model,
+            self.adapter,
+            batches,
+            self.optimizer,
+            precision=self.precision,
+            seed=self.seed + self.number,
+        )
+        return BlockSelection(
+            found.blocks,
+            found.linear,
+            sampled_fisher(found.sampled_dots, found.num_tokens),
+            num_chosen_blocks(self.config, len(found.blocks)),
+            gradient_norms=found.gradient_norms,
+            seed=self.seed,
+            number=self.number,
+        )
+
+    def told(self, problem: QuantumProblem, decisions: Decisions) -> dict[str, Any]:
+        assert isinstance(problem, BlockSelection)
+        names = [str(name) for name in problem.labels]
+        chosen = [name for name in names if name in (decisions.blocks or ())]
+        numbers = ", ".join(name.removeprefix("block ") for name in chosen)
+        return {
+            "chosen": f"blocks {numbers} of {len(names)} train",
+            "blocks": chosen,
+            "all_blocks": names,
+        }
+
+
+class RankQuestion(StepQuestion):
+    """Which components of LoRA stay."""
+
+    def rows(self) -> Sequence[Any]:
+        if not isinstance(self.data, DataPipeline):
+            return self.examples
+        there = self.data.num_candidates
+        return self.data.examples(np.linspace(0, there - 1, min(NUM_GATED, there)).astype(int))
+
+    def problem(self) -> RankAllocation:
+        """Raises:
+        ValueError: the model has no LoRA, or nothing is supervised.
+        """
+        rows = self.rows()
+        num_tokens = self.adapter.count_items(rows)
+        if num_tokens == 0:
+            raise ValueError("no example has a supervised token: nothing to choose components by")
+        batches = list(split(rows, self.batch_size))
+        given = (self.model, self.adapter, batches)
+        gradients = gate_gradients(*given, precision=self.precision)
+        drawn = gate_gradients(
+            *given, precision=self.precision, labels_seed=self.seed + self.number
+        )
+        ranks = num_components(self.model)
+        kept = max(1, round(sum(ranks.values()) * self.config.rank_budget))
+        return RankAllocation(
+            ranks,
+            gradients.sum(axis=0, dtype=np.float64) / num_tokens,
+            sampled_fisher(drawn, num_tokens),
+            kept,
+            seed=self.seed + self.number,
+        )
+
+    def told(self, problem: QuantumProblem, decisions: Decisions) -> dict[str, Any]:
+        assert isinstance(problem, RankAllocation)
+        kept = sum(map(len, decisions.kept.values()))
+        return {
+            "chosen": f"{kept:,} of {len(problem.labels):,} components of LoRA stay",
+            "kept_by_module": {name: len(some) for name, some in decisions.kept.items()},
+        }
+
+
+def num_chosen_blocks(config: QuantumConfig, num_blocks: int) -> int:
+    """How many blocks train at a time."""
+    return min(num_blocks, config.num_blocks or -(-num_blocks // 2))
+
+
+def check_blocks(config: QuantumConfig, model: torch.nn.Module) -> None:
+    """Refuse a number of blocks that leaves nothing to choose.
+
+    Raises:
+        ValueError: there are not more, or the model does not number its blocks.
+    """
+    there = len(trainable_blocks(model))
+    if there <= (config.num_blocks or 1):
+        raise ValueError(
+            f"quantum.num_blocks: {config.num_blocks or 1} of {there} blocks that train leaves"
+            " nothing to choose: give a smaller number"
+        )

@@ -1,0 +1,29 @@
+"""Samplers of one's own that do not answer, as a configuration names them."""
+
+import time
+from typing import Any, ClassVar
+
+import dimod
+
+
+class Hanging(dimod.Sampler):
+    parameters: ClassVar[dict[str, Any]] = {}
+    properties: ClassVar[dict[str, Any]] = {}
+
+    def sample(self, bqm: dimod.BinaryQuadraticModel, **parameters: Any) -> Any:
+        time.sleep(600)
+
+
+class Raising(Hanging):
+    def sample(self, bqm: dimod.BinaryQuadraticModel, **parameters: Any) -> Any:
+        raise ConnectionError("the solver is offline")
+
+
+class Garbage(Hanging):
+    def sample(self, bqm: dimod.BinaryQuadraticModel, **parameters: Any) -> Any:
+        return "42"
+
+
+class Empty(Hanging):
+    def sample(self, bqm: dimod.BinaryQuadraticModel, **parameters: Any) -> Any:
+        return dimod.SampleSet.from_samples_bqm([], bqm)

@@ -1,0 +1,138 @@
+"""Block selection in a real training: what is frozen, for how long, and what a resume repeats."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.config.model_config import LoraConfig
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.quantum.blocks import block_name
+from infrastructure.training.state import TrainingState
+from tests.training.quantum.quantum_runs import (
+    StopAt,
+    quantum_trainer,
+    records,
+    same_weights,
+    without_times,
+)
+
+LORA = LoraConfig(r=4, alpha=8, dropout=0.0)
+
+
+class Moved(Observer):
+    """Which blocks each step has changed, and for which the optimizer remembers anything."""
+
+    def __init__(self) -> None:
+        self.moved: list[set[str]] = []
+        self.remembered: list[set[str]] = []
+        self._before: dict[str, torch.Tensor] = {}
+
+    def step_start(self, state: TrainingState) -> None:
+        self._before = {n: p.detach().clone() for n, p in state.model.named_parameters()}
+
+    def step_end(self, state: TrainingState) -> None:
+        moved, remembered = set(), set()
+        for name, parameter in state.model.named_parameters():
+            block = block_name(name) or "rest"
+            if not torch.equal(parameter, self._before[name]):
+                moved.add(block)
+            if state.optimizer is not None and parameter in state.optimizer.state:
+                remembered.add(block)
+        self.moved.append(moved)
+        self.remembered.append(remembered)
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"lora": LORA}, {"gradient_checkpointing": True}, {"optimizer": "sgd"}], ids=str
+)
+def test_only_the_chosen_blocks_move_until_the_next_choice(
+    saved_llama: Path, tmp_path: Path, kind: dict[str, Any]
+) -> None:
+    moved = Moved()
+    asked = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
+    settings = {"optimization_frequency": 3, "max_steps": 8, **kind}
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, hooks=(moved,), **settings)
+    trainer.train()
+    found = records(trainer)
+    assert [record["step"] for record in found] == [0, 3, 6]
+    assert [record["blocks"] for record in found] == [["block 1"], ["block 0"], ["block 1"]]
+    rest = set() if kind.get("lora") else {"rest"}
+    expected = [{"block 1"}] * 3 + [{"block 0"}] * 3 + [{"block 1"}] * 2
+    assert moved.moved == [blocks | rest for blocks in expected]
+    if kind.get("optimizer") != "sgd":
+        assert moved.remembered == [blocks | rest for blocks in expected]
+
+
+def test_a_sampler_chooses_by_second_order(saved_llama: Path, tmp_path: Path) -> None:
+    asked = {"problem": "block_selection", "num_blocks": 1}
+    trainer = quantum_trainer(
+        saved_llama, tmp_path, asked=asked, optimization_frequency=2, max_steps=4
+    )
+    trainer.train()
+    found = records(trainer)
+    assert [record["outcome"] for record in found] == ["answered", "answered"]
+    for record in found:
+        assert record["num_variables"] == 2
+        assert record["energy"] <= min(record["alternatives"].values()) + 1e-9
+        assert record["all_blocks"] == ["block 0", "block 1"]
+
+
+def test_a_training_that_goes_on_freezes_the_same(saved_llama: Path, tmp_path: Path) -> None:
+    asked = {"problem": "block_selection", "num_blocks": 1, "answer": "random"}
+    settings = {"optimization_frequency": 3, "max_steps": 8, "checkpoint_frequency": 1}
+    whole = quantum_trainer(saved_llama, tmp_path, asked=asked, **settings)
+    whole.train()
+    for stop in (2, 6):
+        folder = tmp_path / f"checkpoints{stop}"
+        first = quantum_trainer(
+            saved_llama,
+            tmp_path,
+            asked=asked,
+            checkpoints=folder,
+            hooks=(StopAt(stop),),
+            **settings,
+        )
+        first.train()
+        assert first.checkpoints is not None
+        again = quantum_trainer(saved_llama, tmp_path, asked=asked, checkpoints=folder, **settings)
+        again.restore(first.checkpoints.newest())
+        again.train()
+        assert same_weights(whole, again)
+        assert without_times(records(again)) == without_times(records(whole))
+
+
+def test_a_new_phase_chooses_among_its_own_blocks(saved_llama: Path, tmp_path: Path) -> None:
+    """Gradual unfreezing: first the top, then the rest joins."""
+    moved = Moved()
+    asked = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
+    settings = {"strategy": "finetune", "unfreeze_interval": 1, "num_epochs": 3}
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, hooks=(moved,), **settings)
+    trainer.train()
+    phases = defaultdict(set)
+    for record in records(trainer):
+        phases[record["epoch"]].add(record["outcome"])
+    assert phases[0] == {"failed"}  # in the first phase only what lies above all blocks trains
+    assert "answered" in phases[1] | phases[2]
+
+
+def test_too_many_blocks_are_refused(saved_llama: Path, tmp_path: Path) -> None:
+    asked = {"problem": "block_selection", "num_blocks": 2}
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=1)
+    with pytest.raises(ValueError, match="2 of 2 blocks that train leaves nothing to choose"):
+        trainer.train()
+
+
+def test_a_choice_that_costs_too_much_is_not_made(saved_llama: Path, tmp_path: Path) -> None:
+    """Two passes more in every fourth step are half as much again."""
+    asked = {"problem": "block_selection", "num_blocks": 1, "max_overhead_percent": 5}
+    moved = Moved()
+    trainer = quantum_trainer(
+        saved_llama, tmp_path, asked=asked, optimization_frequency=4, max_steps=5, hooks=(moved,)
+    )
+    trainer.train()
+    assert [record["outcome"] for record in records(trainer)] == ["skipped", "skipped"]
+    assert "would be needed" in records(trainer)[0]["why"]
+    assert moved.moved == [{"rest", "block 0", "block 1"}] * 5

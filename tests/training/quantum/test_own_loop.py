@@ -1,0 +1,95 @@
+"""Seed 000's quantum functions in one's own loop."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from infrastructure.quantum.quantum_step import Solution
+from infrastructure.training import (
+    apply_quantum_solution,
+    formulate_quantum_problem,
+    initialize_training,
+    quantum_optimize,
+    quantum_solve,
+    should_optimize,
+)
+from infrastructure.training.context import TrainingContext
+from tests.training.quantum.quantum_runs import extension_of
+from tests.training.test_context import configure
+
+
+@pytest.fixture
+def context(saved_llama: Path, tmp_path: Path) -> TrainingContext:
+    config = configure(saved_llama, tmp_path, optimization_frequency=2)
+    config.quantum.problem = "block_selection"
+    config.quantum.num_blocks = 1
+    return initialize_training(config, checkpoint_directory=tmp_path / "checkpoints")
+
+
+def trained_blocks(context: TrainingContext) -> set[str]:
+    names = [name for name, p in context.state.model.named_parameters() if p.requires_grad]
+    return {f"block {n.split('layers.')[1][0]}" for n in names if "layers." in n}
+
+
+def test_the_loop_of_the_specification(context: TrainingContext) -> None:
+    asked, trained = [], []
+    for _ in range(context.num_epochs):
+        context.start_epoch()
+        for batch in context.pipeline:
+            context.trainer.train_step(batch)
+            if should_optimize(context):
+                asked.append(quantum_optimize(context))
+            trained.append(trained_blocks(context))
+        context.end_epoch()
+    assert len(asked) == context.state.step // 2
+    assert trained[0] == {"block 0", "block 1"}
+    assert all(blocks == set(asked[i // 2].decision) for i, blocks in enumerate(trained[1:], 0))
+    records = extension_of(context.trainer).history.records()
+    assert [record["step"] for record in records] == [2, 4, 6, 8, 10]
+
+
+def test_step_by_step(context: TrainingContext, tmp_path: Path) -> None:
+    context.trainer.train_step(next(iter(context.pipeline)))
+    before = [p.detach().clone() for p in context.state.model.parameters()]
+    gradients, parameters = context.trainer.gradients, context.trainer.parameters
+    assert gradients.keys() == parameters.keys()
+    assert all(p.grad is None for p in context.state.model.parameters())
+    assert all(map(torch.equal, before, context.state.model.parameters()))
+    problem = formulate_quantum_problem(gradients, parameters, num_blocks=1)
+    solution = quantum_solve(problem, seed=1)
+    sizes = {
+        block: sum(float(g.square().sum()) for n, g in gradients.items() if f"layers.{i}." in n)
+        for i, block in enumerate(("block 0", "block 1"))
+    }
+    assert solution.decision == [max(sizes, key=sizes.__getitem__)]
+    apply_quantum_solution(context, solution)
+    assert trained_blocks(context) == set(solution.decision)
+    again = initialize_training(
+        configured(context, tmp_path), checkpoint_directory=tmp_path / "other"
+    )
+    again.trainer.restore(context.save_state())
+    again.start_epoch()
+    assert trained_blocks(again) == set(solution.decision)
+
+
+def configured(context: TrainingContext, folder: Path):  # type: ignore[no-untyped-def]
+    config = configure(Path(context.trainer.model_config.name), folder, optimization_frequency=2)
+    config.quantum = context.trainer.quantum_config
+    return config
+
+
+def test_what_cannot_be_asked(context: TrainingContext, saved_llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no gradients before the first train_step"):
+        quantum_optimize(context)
+    weight = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match="x has a gradient and is not among the parameters"):
+        formulate_quantum_problem({"x": weight}, {})
+    with pytest.raises(ValueError, match="0 blocks have a gradient"):
+        formulate_quantum_problem({"x": weight}, {"x": weight})
+    strange = Solution([1.5], {}, 0.0, "nobody", False, 1, 0.0, 0.0)
+    with pytest.raises(ValueError, match=r"\[1.5\] is no decision"):
+        apply_quantum_solution(context, strange)
+    plain = initialize_training(configure(saved_llama, tmp_path))
+    with pytest.raises(ValueError, match="there is no quantum step in this training"):
+        apply_quantum_solution(plain, strange)
