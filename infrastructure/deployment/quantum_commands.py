@@ -127,5 +127,5 @@ def _lines(wish: SolveWish, facts: dict[str, Any]) -> list[str]:
         f"energy   {facts['energy']:.10g}",
         f"sampler  {facts['sampler']}: {facts['reason']}",
         f"time     {facts['seconds']:.2f} s, the limit of {wish.seconds:g} s is {kept}{cut}",
-        f"ones     {len(ones)}: {', '.join(ones[:MOST_NAMED])}{more}",
+        f"ones     {len(ones)}: {', '.join(ones[:MOST_NAMED]) or 'none'}{more}",
     ]

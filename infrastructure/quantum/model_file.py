@@ -14,6 +14,7 @@ ending   holds
 """
 
 import json
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,11 @@ import dimod
 import numpy as np
 
 VARTYPES = ("BINARY", "SPIN")
+# What numpy, json and dimod raise on a damaged file.
+NO_MODEL = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(EOFError, struct.error, zipfile.BadZipFile),
+)
 
 
 def read_model(path: Path) -> dimod.BinaryQuadraticModel:
@@ -40,7 +46,7 @@ def read_model(path: Path) -> dimod.BinaryQuadraticModel:
         raise ValueError(f"{path}: there is no such file")
     try:
         bqm = read(path)
-    except (ValueError, TypeError, KeyError, IndexError, zipfile.BadZipFile, EOFError) as error:
+    except NO_MODEL as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path} holds no model as {path.suffix} files do: {text}") from error
     if not np.isfinite(bqm.to_numpy_vectors(variable_order=list(bqm.variables))[0]).all():
@@ -107,7 +113,7 @@ def _assembled(
         offset += float(biases[diagonal].sum())
     kept = (rows[~diagonal], columns[~diagonal], biases[~diagonal])
     return dimod.BinaryQuadraticModel.from_numpy_vectors(
-        linear, kept, offset, vartype, variable_order=labels
+        linear, kept, offset, dimod.as_vartype(vartype), variable_order=labels
     )
 
 

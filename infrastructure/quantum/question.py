@@ -114,6 +114,6 @@ def _part(bqm: dimod.BinaryQuadraticModel, count: int) -> dimod.BinaryQuadraticM
         vectors.linear[kept],
         (place[vectors.rows[inside]], place[vectors.columns[inside]], vectors.biases[inside]),
         vectors.offset,
-        "BINARY",
+        dimod.BINARY,
         variable_order=[labels[i] for i in kept],
     )

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-import dimod
 import pytest
 
 from infrastructure.cli import main
+from tests.quantum.samplers.questions import random_model
 
 MISBEHAVING = "tests.quantum.samplers.misbehaving"
 
@@ -52,9 +52,8 @@ def test_a_sampler_in_another_process(problem: str, capsys: pytest.CaptureFixtur
 def test_the_limit_is_kept_by_a_search_that_would_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bqm = dimod.generators.gnp_random_bqm(300, 1.0, "BINARY", random_state=0)
     path = tmp_path / "large.bqm"
-    with bqm.to_file() as written:
+    with random_model(300, 0).to_file() as written:
         path.write_bytes(written.read())
     told = ["--reads", "10000", "--time-limit", "0.5", "--seed", "0"]
     assert main(["quantum", "solve", str(path), *told]) == 0

@@ -116,13 +116,17 @@ def test_damaged_files_are_a_sentence(name: str, content: bytes, tmp_path: Path)
         read_model(tmp_path / name)
 
 
-def test_a_file_that_was_cut_is_a_sentence(tmp_path: Path) -> None:
-    with random_model(20, 0).to_file() as written:
+def test_a_file_that_was_cut_is_a_sentence_and_never_another_model(tmp_path: Path) -> None:
+    bqm = random_model(20, 0)
+    with bqm.to_file() as written:
         whole = written.read()
     for end in range(10, len(whole), 97):
         (tmp_path / "a.bqm").write_bytes(whole[:end])
-        with pytest.raises(ValueError, match="holds no model"):
-            read_model(tmp_path / "a.bqm")
+        if whole[end:].strip() == b"":  # only blanks are gone, with which dimod fills up
+            assert_same(read_model(tmp_path / "a.bqm"), bqm)
+        else:
+            with pytest.raises(ValueError, match="holds no model"):
+                read_model(tmp_path / "a.bqm")
 
 
 def test_other_endings_and_no_file_are_a_sentence(tmp_path: Path) -> None:

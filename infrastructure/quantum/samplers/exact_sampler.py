@@ -22,11 +22,7 @@ class ExactSampler(dimod.Sampler):
     """
 
     parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "num_ones": []}
-    properties: ClassVar[dict[str, Any]] = {
-        "max_variables": MOST_VARIABLES,
-        "keeps_time_limit": True,
-        "keeps_num_ones": True,
-    }
+    properties: ClassVar[dict[str, Any]] = {"max_variables": MOST_VARIABLES}
 
     def sample(
         self,
@@ -68,7 +64,7 @@ def refuse_too_many(name: str, num_variables: int) -> None:
 
 def all_energies(bqm: dimod.BinaryQuadraticModel) -> Energies:
     """The energy of every assignment; bit i of an index is variable i being one (or up); (2^n,)."""
-    binary = bqm if bqm.vartype is dimod.BINARY else bqm.change_vartype("BINARY", inplace=False)
+    binary = bqm if bqm.vartype is dimod.BINARY else bqm.change_vartype(dimod.BINARY, inplace=False)
     vectors = vectors_of(binary)
     n = len(vectors.linear)
     matrix = np.zeros((n, n))

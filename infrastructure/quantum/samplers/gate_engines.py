@@ -27,7 +27,7 @@ def qaoa_circuit(bqm: dimod.BinaryQuadraticModel, angles: Angles) -> Any:
     h·s and J·s·s, exp(-i a E) is RZ(-2 a h) and RZZ(2 a J), since |1> is s = +1 here.
     """
     qiskit = require("qiskit", "a circuit of gates")
-    spin = bqm if bqm.vartype is dimod.SPIN else bqm.change_vartype("SPIN", inplace=False)
+    spin = bqm if bqm.vartype is dimod.SPIN else bqm.change_vartype(dimod.SPIN, inplace=False)
     order = {label: i for i, label in enumerate(bqm.variables)}
     circuit = qiskit.QuantumCircuit(len(order), len(order))
     circuit.h(range(len(order)))

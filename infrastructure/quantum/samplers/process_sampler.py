@@ -37,9 +37,11 @@ class ProcessSampler(dimod.Sampler):
     Args:
         name: a name of `direct_samplers.DIRECT`, or `module:Class` of one's own sampler.
         options: keywords that make the sampler, as JSON values.
+        known: keywords of `sample` beside `time_limit`; a class of one's own that does not know
+            one of `num_reads`, `seed` and `time_limit` is not given it.
     """
 
-    properties: ClassVar[dict[str, Any]] = {"keeps_time_limit": True}
+    properties: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,

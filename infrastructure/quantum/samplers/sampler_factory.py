@@ -7,7 +7,6 @@ Every one takes `time_limit` (seconds of wall time, a hard bound) and, where it 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import dimod
@@ -15,58 +14,43 @@ import dimod
 from infrastructure.core.lookup import look_up
 from infrastructure.quantum.samplers.auto_sampler import AutoSampler
 from infrastructure.quantum.samplers.dense_annealer import DenseAnnealer
-from infrastructure.quantum.samplers.exact_sampler import MOST_VARIABLES, ExactSampler
+from infrastructure.quantum.samplers.exact_sampler import ExactSampler
 from infrastructure.quantum.samplers.process_sampler import ProcessSampler
 
 AUTO = "auto"
 
 
-@dataclass(frozen=True)
-class SamplerKind:
-    """A name that can be asked for.
-
-    Attributes:
-        make: with the options that it takes.
-        about: what it is, in a line.
-        max_variables: more are refused; None: no fixed bound.
-    """
-
-    make: Callable[..., dimod.Sampler]
-    about: str
-    max_variables: int | None = None
+Make = Callable[..., dimod.Sampler]
 
 
-def _beside(
-    name: str, known: tuple[str, ...], about: str, most: int | None = None
-) -> tuple[str, SamplerKind]:
-    """A sampler that runs in a process of its own."""
+def _beside(name: str, *known: str) -> Make:
+    """Makes a sampler that runs in a process of its own, and knows these keywords."""
 
     def make(**options: Any) -> dimod.Sampler:
         return ProcessSampler(name, options, known)
 
-    return name, SamplerKind(make, about, most)
+    return make
 
 
 READS, SEED = "num_reads", "seed"
 
-SAMPLERS: dict[str, SamplerKind] = {
-    AUTO: SamplerKind(lambda: AutoSampler(create_sampler), "by size, density, structure and time"),
-    "exact": SamplerKind(ExactSampler, "counts through all assignments", MOST_VARIABLES),
-    "dense_annealer": SamplerKind(DenseAnnealer, "anneal and recombine over a dense matrix"),
-    **dict(
-        [
-            _beside("simulated_annealing", (READS, SEED), "dwave-samplers' simulated annealing"),
-            _beside("tabu", (READS, SEED), "dwave-samplers' multistart tabu search"),
-            _beside("path_integral", (READS, SEED), "simulated quantum annealing"),
-            _beside("steepest_descent", (READS, SEED), "the next valley, from many places"),
-            _beside("tree_decomposition", (READS,), "exact where the treewidth is small"),
-            _beside("qaoa", (READS, SEED), "QAOA, simulated by numpy", MOST_VARIABLES),
-            _beside("aer_qaoa", (READS, SEED), "QAOA, simulated by qiskit-aer", MOST_VARIABLES),
-            _beside("azure_quantum", (READS,), "QAOA on an Azure Quantum target", MOST_VARIABLES),
-            _beside("leap_hybrid", (), "D-Wave Leap's hybrid solver"),
-            _beside("qpu", (READS,), "a D-Wave quantum annealer, embedded"),
-        ]
-    ),
+SAMPLERS: dict[str, Make] = {
+    AUTO: lambda: AutoSampler(create_sampler),  # by size, density, structure and time
+    "exact": ExactSampler,  # up to 20 variables
+    "dense_annealer": DenseAnnealer,
+    # of dwave-samplers
+    "simulated_annealing": _beside("simulated_annealing", READS, SEED),
+    "tabu": _beside("tabu", READS, SEED),
+    "path_integral": _beside("path_integral", READS, SEED),
+    "steepest_descent": _beside("steepest_descent", READS, SEED),
+    "tree_decomposition": _beside("tree_decomposition", READS),
+    # circuits, up to 20 variables: simulated by numpy, by qiskit-aer, and on Azure's machines
+    "qaoa": _beside("qaoa", READS, SEED),
+    "aer_qaoa": _beside("aer_qaoa", READS, SEED),
+    "azure_quantum": _beside("azure_quantum", READS),
+    # D-Wave's machines
+    "leap_hybrid": _beside("leap_hybrid"),
+    "qpu": _beside("qpu", READS),
 }
 
 
@@ -84,10 +68,10 @@ def create_sampler(name: str, **options: Any) -> dimod.Sampler:
         ValueError: there is no such sampler, or it takes no such option.
     """
     if ":" in name:
-        return ProcessSampler(name, options, known=())
-    kind = look_up("sampler", name.replace("-", "_"), SAMPLERS)
+        return ProcessSampler(name, options)
+    make = look_up("sampler", name.replace("-", "_"), SAMPLERS)
     try:
-        return kind.make(**options)
+        return make(**options)
     except TypeError as error:
         raise ValueError(f"the sampler {name} cannot be made: {error}") from None
 

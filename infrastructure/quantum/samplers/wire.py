@@ -40,7 +40,7 @@ def receive(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, Array]]:
     for name, (dtype, shape) in header["arrays"].items():
         array = np.empty(shape, np.dtype(dtype))
         if array.size:
-            _fill(stream, memoryview(array.reshape(-1).view(np.uint8)))
+            _fill(stream, array.reshape(-1).view(np.uint8).data)
         arrays[name] = array
     return header["values"], arrays
 
