@@ -63,6 +63,17 @@ def compare(config: DeploymentConfig, as_json: bool) -> int:
     return DONE
 
 
+def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
+    """Train with the sampler's answers, with plain ones and without, and print the table.
+
+    Returns:
+        A row for each training; what was trained before is not trained again.
+    """
+    rows, _ = compared(config)
+    print("\n".join(table_of(rows)))
+    return rows
+
+
 def compared(
     config: DeploymentConfig, say: Callable[[str], None] = print
 ) -> tuple[list[Row], Mapping[str, Any] | None]:
