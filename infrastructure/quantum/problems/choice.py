@@ -63,7 +63,8 @@ class Choice(QuantumProblem):
         strength, k, n = self.penalty_strength(), self.num_chosen, len(self.labels)
         dtype = self.pairs.dtype
         bqm = dimod.BinaryQuadraticModel(n, "BINARY", dtype=dtype)
-        bqm.add_linear_from_array((self.linear + strength * (1 - 2 * k)).astype(dtype))
+        linear: Any = (self.linear + strength * (1 - 2 * k)).astype(dtype)
+        bqm.add_linear_from_array(linear)
         bqm.offset += self.offset + strength * k**2
         for start in range(0, n, ROWS_AT_A_TIME):
             end = min(n, start + ROWS_AT_A_TIME)

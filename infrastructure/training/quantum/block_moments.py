@@ -136,7 +136,7 @@ def _add_gradients(
     with precision.autocast():
         output = adapter.compute_loss(model, batch)
     if output.num_items:
-        output.loss_sum.backward()  # type: ignore[no-untyped-call]
+        output.loss_sum.backward()
     return output.num_items
 
 

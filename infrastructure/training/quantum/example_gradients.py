@@ -82,4 +82,4 @@ def example_gradients(
 
 def _trains(module: torch.nn.Module) -> bool:
     is_linear = isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
-    return is_linear and bool(module.weight.requires_grad)  # type: ignore[union-attr]
+    return is_linear and bool(module.weight.requires_grad)

@@ -137,5 +137,5 @@ class ExamplePass:
         with self.precision.autocast():
             output = self.adapter.compute_loss(self.model, batch)
         if output.num_items:
-            output.loss_sum.backward()  # type: ignore[no-untyped-call]
+            output.loss_sum.backward()
         return self._total.cpu().numpy()

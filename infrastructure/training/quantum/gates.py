@@ -5,6 +5,7 @@ sum over tokens of (A x)_i times the gradient that arrives there. A few numbers 
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 def num_components(model: torch.nn.Module) -> dict[str, int]:
     """The rank of each LoRA module, in the order of the columns of `gate_gradients`."""
-    return {name: int(a.weight.shape[0]) for name, a in gated_layers(model).items()}  # type: ignore[union-attr,operator]
+    layers: dict[str, Any] = gated_layers(model)
+    return {name: int(a.weight.shape[0]) for name, a in layers.items()}
 
 
 def gate_gradients(
@@ -62,9 +64,8 @@ def gate_gradients(
         ValueError: no LoRA, or the adapter does not keep examples apart.
         TemperError: the model computes LoRA in a kernel of its own.
     """
-    ranks, ends = num_components(model), {}
-    for name, rank in ranks.items():
-        ends[name] = sum(ranks[other] for other in ends) + rank
+    ranks = num_components(model)
+    ends = dict(zip(ranks, accumulate(ranks.values()), strict=True))
 
     def add(
         total: torch.Tensor, name: str, output: torch.Tensor, gradient: torch.Tensor, split: Split

@@ -63,7 +63,7 @@ def tapped(
 
         def hook(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
             kept = output if keep_output else inputs[0]
-            tap: torch.Tensor = _Tap.apply(output, kept.detach(), anchor, tell)  # type: ignore[no-untyped-call]
+            tap: torch.Tensor = _Tap.apply(output, kept.detach(), anchor, tell)
             return tap
 
         return hook
