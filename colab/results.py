@@ -15,6 +15,8 @@ from infrastructure.deployment.export import export_checkpoint
 from infrastructure.deployment.run_directory import find_run
 from infrastructure.evaluation import asking
 from infrastructure.evaluation.evaluate import evaluate_model
+from infrastructure.monitoring.page import page
+from infrastructure.monitoring.quantum_section import QUANTUM_FILE, quantum_steps, read_json
 from infrastructure.monitoring.report import REPORT_FILE
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
 from infrastructure.training.data.samples.sample_chats import write_sample_chats
@@ -72,6 +74,28 @@ def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
     style = f"width:100%;height:{height_pixels}px;border:0"
     frame = f'<iframe title="report" style="{style}" srcdoc="{page}"></iframe>'
     _display_html(frame, "temper-report")
+
+
+def show_quantum_steps(run: str | Path) -> list[dict[str, Any]]:
+    """Show what the quantum steps of a run have decided: the report's section on them.
+
+    Returns:
+        A record of each step.
+
+    Raises:
+        ValueError: the run has made none.
+    """
+    records = read_json(Path(run) / QUANTUM_FILE).get("records") or []
+    if not records:
+        raise ValueError(f"{run} has made no quantum step: training.enabled_extensions names it")
+    if in_notebook_kernel():
+        content = html.escape(page("Quantum steps", quantum_steps(Path(run))))
+        style = f"width:100%;height:{HEIGHT_PIXELS}px;border:0"
+        frame = f'<iframe title="quantum steps" style="{style}" srcdoc="{content}"></iframe>'
+        _display_html(frame, "temper-quantum-steps")
+    else:
+        print(f"The quantum steps: {Path(run) / REPORT_FILE}")
+    return list(records)
 
 
 def ask(model: str | Path, questions: Sequence[str], max_tokens: int = 64) -> list[str]:

@@ -39,7 +39,7 @@ class QuantumConfig(Section):
     prefix: ClassVar[str] = "quantum"
 
     problem: Literal["data_selection", "block_selection", "rank_allocation"] = Field(
-        default=DATA_SELECTION,
+        default="data_selection",
         description="What is decided: which examples, which blocks, or which LoRA components stay.",
     )
     answer: str = Field(

@@ -17,9 +17,8 @@ from infrastructure.config.quantum_config import (
     DATA_SELECTION,
     RANK_ALLOCATION,
     SAMPLER,
-    QuantumConfig,
 )
-from infrastructure.config.resource_config import QuantumResources
+from infrastructure.config.schema import schema_of
 from infrastructure.config.training_config import QUANTUM
 from infrastructure.core.files import write_json
 from infrastructure.deployment.commands import DONE, ended
@@ -63,6 +62,17 @@ def compare(config: DeploymentConfig, as_json: bool) -> int:
     return DONE
 
 
+def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
+    """Train with the sampler's answers, with plain ones and without, and print the table.
+
+    Returns:
+        A row for each training; what was trained before is not trained again.
+    """
+    rows, _ = compared(config)
+    print("\n".join(table_of(rows)))
+    return rows
+
+
 def compared(
     config: DeploymentConfig, say: Callable[[str], None] = print
 ) -> tuple[list[Row], Mapping[str, Any] | None]:
@@ -102,13 +112,18 @@ def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> Dep
     if answer == NONE:
         others = [name for name in config.training.enabled_extensions if name != QUANTUM]
         changes |= {"training.enabled_extensions": others, "training.optimization_frequency": None}
-        changes |= _defaults()
+        changes |= _undone(config, ("quantum.", "resources.quantum."))
     elif answer != SAMPLER:
-        changes |= {
-            "quantum.answer": answer,
-            **_defaults("resources.quantum.", ("solver", "fallback")),
-        }
+        no_use = ("resources.quantum.solver", "resources.quantum.fallback")
+        changes |= {"quantum.answer": answer, **_undone(config, no_use)}
     return config.changed([Setting(key, value, COMPARED) for key, value in changes.items()])
+
+
+def _undone(config: DeploymentConfig, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Settings as nobody gave them, where somebody did: without effect they would be refused."""
+    fields = schema_of(DeploymentConfig).fields
+    found = {key: spec.default for key, spec in fields.items() if key.startswith(keys)}
+    return {key: value for key, value in found.items() if config.value(key) != value}
 
 
 def row_of(answer: str, summary: Mapping[str, Any]) -> Row:
@@ -135,15 +150,3 @@ def table_of(rows: list[Row]) -> list[str]:
         took, whole = (format_duration(row[name] or 0.0) for name in ("quantum_seconds", "seconds"))
         lines.append(f"{row['answer']:<16}{loss:>14}{row['steps']:>8,}{took:>15}{whole:>12}")
     return [*lines, SCATTER]
-
-
-def _defaults(only: str = "", names: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """Settings of the quantum step as nobody gave them: they would have no effect."""
-    sections = (QuantumConfig, QuantumResources)
-    found = {
-        f"{section.prefix}.{name}": section.model_fields[name].get_default()
-        for section in sections
-        for name in section.model_fields
-        if names is None or name in names
-    }
-    return {key: value for key, value in found.items() if key.startswith(only)}

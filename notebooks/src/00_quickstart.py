@@ -58,7 +58,8 @@ form = colab.show_form(config)
 # %% [markdown]
 # ## 4 · Train
 # Before the first step Temper tries out your model, your data and this machine, and says how long it
-# will take. Stop it with the cell's stop button: the step is finished, everything is saved, and
+# will take. A small *quantum step* chooses which examples are trained on: nine in ten of them, so that
+# their gradients stand for all ([03](03_quantum_step.ipynb) has more). Stop it with the cell's stop button: the step is finished, everything is saved, and
 # running the cell again goes on.
 
 # %% nbmake={"post_cell_execute": ["from pathlib import Path", "assert summary['status'] == 'finished'", "assert summary['after']['eval_loss'] < summary['before']['eval_loss']", "assert Path(summary['paths']['run'], 'run.json').is_file()"]}
@@ -96,5 +97,6 @@ archive = colab.download_results(summary["paths"]["run"])
 # Choose **Run all** again, and see that it takes seconds. Then:
 # your own data ([01](01_finetune_your_data.ipynb)) ·
 # what happens when the machine goes away ([02](02_continue_after_disconnect.ipynb)) ·
+# the quantum step ([03](03_quantum_step.ipynb)) ·
 # watching and tuning ([05](05_watch_and_tune.ipynb)) ·
 # measuring and exporting ([07](07_evaluate_and_export.ipynb)).

@@ -20,6 +20,7 @@ NAMES = [
     "00_quickstart",
     "01_finetune_your_data",
     "02_continue_after_disconnect",
+    "03_quantum_step",
     "05_watch_and_tune",
     "06_your_own_trainer",
     "07_evaluate_and_export",

@@ -5,6 +5,7 @@ model without it is a plain PEFT model of the same shape, which any PEFT loads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -23,9 +24,9 @@ def matrices(
     model: torch.nn.Module, path: str
 ) -> Iterator[tuple[torch.nn.Linear, torch.nn.Linear]]:
     """A (r, inputs) and B (outputs, r) of each adapter in a module."""
-    module = model.get_submodule(path)
-    for name in module.lora_A:  # type: ignore[union-attr]
-        yield module.lora_A[name], module.lora_B[name]  # type: ignore[index]
+    module: Any = model.get_submodule(path)
+    for name in module.lora_A:
+        yield module.lora_A[name], module.lora_B[name]
 
 
 @torch.no_grad()

@@ -113,7 +113,7 @@ class DataQuestion:
         if self.config.candidates != "auto":
             return 0
         for_rows = allowed_seconds - self.cost_seconds(costs, 0)
-        each = self.cost_seconds(costs, 1) - self.cost_seconds(costs, 0)
+        each = (self.cost_seconds(costs, wanted) - self.cost_seconds(costs, 0)) / wanted
         number = int(max(0.0, for_rows) / each)
         return number if number >= LEAST_CANDIDATES else 0
 
@@ -153,9 +153,10 @@ class DataQuestion:
         problem.apply(decision, decisions)
         chosen = decisions.selection
         assert chosen is not None
-        selection = self.completed(problem.labels, chosen)
+        candidates = np.array(problem.labels, dtype=np.int64)
+        selection = self.completed(candidates, chosen)
         decisions.select_examples(selection)
-        dropped = np.setdiff1d(np.asarray(problem.labels), chosen)
+        dropped = np.setdiff1d(candidates, chosen)
         n, looked_at = self.data.num_candidates, len(problem.labels)
         told = f", {looked_at:,} looked at" if looked_at < n else ""
         return {
@@ -164,11 +165,11 @@ class DataQuestion:
             "num_selected": len(selection),
             "selection": decisions.selection_hash,
             "density": histogram(selection, n),
-            "by_task": self._by_task(problem.labels, chosen),
+            "by_task": self._by_task(candidates, chosen),
             "dropped": self.data.places_of(dropped[:NUM_NAMED]),
         }
 
-    def _by_task(self, candidates: Sequence[int], chosen: Ids) -> dict[str, list[int]]:
+    def _by_task(self, candidates: Ids, chosen: Ids) -> dict[str, list[int]]:
         """Of each task: how many were chosen, and how many looked at; those with most of them."""
         is_chosen = np.isin(candidates, chosen)
         tasks = [example.task for example in self.data.examples(candidates)]
@@ -178,13 +179,13 @@ class DataQuestion:
             task: [taken[task], number] for task, number in looked_at.most_common(NUM_NAMED) if task
         }
 
-    def completed(self, candidates: Sequence[int], chosen: Sequence[int]) -> Ids:
+    def completed(self, candidates: Ids, chosen: Ids) -> Ids:
         """A whole selection: what was chosen of the candidates, and of the others as many as are
         lacking, by chance."""
-        others = np.setdiff1d(np.arange(self.data.num_candidates), np.asarray(candidates))
+        others = np.setdiff1d(np.arange(self.data.num_candidates), candidates)
         missing = self.data.num_examples - len(chosen)
         drawn = others[random_selection(len(others), missing, self.seed + 1)]
-        return np.sort(np.concatenate([np.asarray(chosen, dtype=np.int64), drawn]))
+        return np.sort(np.concatenate([chosen, drawn]))
 
     def _share(self, num_candidates: int) -> int:
         """Of how many candidates how many are chosen, so that the others can give the rest."""

@@ -29,7 +29,7 @@ class Decisions:
         self.blocks: frozenset[str] | None = None
         self.kept: dict[str, tuple[int, ...]] = {}
 
-    def select_examples(self, ids: Sequence[int]) -> None:
+    def select_examples(self, ids: Sequence[int] | Ids) -> None:
         """Train on these examples from the next epoch on."""
         self.selection = np.unique(np.asarray(ids, dtype=np.int64))
 

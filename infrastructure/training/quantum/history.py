@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from infrastructure.monitoring.formatting import format_duration, format_number
 from infrastructure.quantum.problems.choice import Choice
@@ -57,6 +58,8 @@ class History:
 def answer_facts(problem: QuantumProblem, solution: Solution, seed: int) -> Record:
     """What is known of an answer, without the answer itself, which may be long."""
     told = solution.to_json()
+    if chosen := solution.info.get("sampler"):  # of several
+        told["answered_by"] = f"{solution.answered_by} ({chosen})"
     return {
         **{
             name: told[name]
@@ -92,10 +95,10 @@ def random_energies(problem: QuantumProblem, seed: int) -> list[float]:
     return [float(f"{energy:.6g}") for energy in np.sort(energies)]
 
 
-def histogram(ids: Sequence[int], num_examples: int) -> list[float]:
+def histogram(ids: npt.NDArray[np.int64], num_examples: int) -> list[float]:
     """The chosen share of each of NUM_BINS parts of the training data in its order."""
     edges = np.linspace(0, num_examples, min(NUM_BINS, num_examples) + 1)
-    counts = np.histogram(np.asarray(ids), edges)[0]
+    counts = np.histogram(ids, edges)[0]
     return [round(float(share), 4) for share in counts / np.maximum(np.diff(edges), 1e-9)]
 
 

@@ -93,7 +93,7 @@ class LastGradients:
                 with strategy.precision.autocast():
                     loss = adapter.compute_loss(state.model, batch)
                 if loss.num_items:
-                    loss.loss_sum.backward()  # type: ignore[no-untyped-call]
+                    loss.loss_sum.backward()
             items = max(1, adapter.count_items(state.batch))
             return {
                 name: parameter.grad.detach() / items

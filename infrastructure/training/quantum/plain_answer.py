@@ -36,6 +36,6 @@ def plain_solution(problem: QuantumProblem, name: str) -> Solution:
 
 
 def _energy(question: Question, sample: Sample) -> float:
-    is_quadratic = isinstance(question, dimod.BinaryQuadraticModel)
-    model = question if is_quadratic else question.objective
-    return float(model.energy(dict(sample)))
+    if isinstance(question, dimod.ConstrainedQuadraticModel):
+        return float(question.objective.energy(dict(sample)))
+    return float(question.energy(dict(sample)))

@@ -112,7 +112,10 @@ class QuantumExtension(Asking):
     def apply_selection(self) -> None:
         """Let the data source give what was selected, in epochs that begin from now on."""
         chosen = self.decisions.selection
-        if chosen is not None and not np.array_equal(chosen, self._data.selected):
+        if chosen is None:
+            return
+        now = self._data.selected
+        if now is None or not np.array_equal(chosen, now):
             self._data.select(chosen)
 
     def _ask_for_data(self, state: TrainingState) -> None:
