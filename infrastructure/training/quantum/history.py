@@ -19,7 +19,9 @@ from infrastructure.quantum.quantum_step import Solution
 ANSWERED, SKIPPED, FAILED, ASKED = "answered", "skipped", "failed", "asked"
 NUM_RANDOM = 100  # answers by chance that an answer is shown among
 NUM_BINS = 50  # of the training data in its order, for a picture of what was chosen
-MAX_RECORDS = 1000
+# All of them lie in every checkpoint: what is long is kept of the newest only.
+MAX_RECORDS, NUM_WHOLE = 1000, 10
+LONG = ("random_energies", "info", "facts", "dropped", "by_task", "kept_by_module")
 # What of a sampler's own words is a number that people know from annealers.
 READS, CHAIN_BREAKS = "num_reads", "chain_break_fraction"
 
@@ -36,6 +38,10 @@ class History:
         """Keep a record; returns it as JSON would give it back."""
         text = json.dumps(record)
         self._texts = [*self._texts, text][-MAX_RECORDS:]
+        if len(self._texts) > NUM_WHOLE:
+            aged = json.loads(self._texts[-NUM_WHOLE - 1])
+            short = {name: value for name, value in aged.items() if name not in LONG}
+            self._texts[-NUM_WHOLE - 1] = json.dumps(short)
         return dict(json.loads(text))
 
     def records(self) -> list[Record]:
