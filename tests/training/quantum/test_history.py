@@ -96,4 +96,4 @@ def test_what_a_step_may_cost() -> None:
     bound.step_has_ended()
     assert bound.step_seconds == 2.0
     assert bound.allowed_seconds(100, 2.0) == 10.0
-    assert "max_overhead_percent 5 allows 10.0 s: 20 would be needed" in too_dear(40.0, 10.0, 5.0)
+    assert "max_overhead_percent 5 allows 10 s: 20 would be needed" in too_dear(40.0, 10.0, 5.0)
