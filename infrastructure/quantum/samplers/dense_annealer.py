@@ -82,7 +82,7 @@ class DenseAnnealer(dimod.Sampler):
             deadline=deadline,
             spare_seconds=_spare_seconds(bqm, time_limit),
             num_ones=num_ones,
-            scale=problem.field_scale,
+            scale=problem.field_scale(num_ones),
         )
         given = [] if initial_states is None else _bits_of(initial_states, bqm, problem.variables)
         _run(search, given, reads)

@@ -20,11 +20,13 @@ HOT, WARM, COLD = 0.13, 0.08, 0.02
 ANNEAL_SWEEPS, CHILD_SWEEPS, LAST_SWEEPS = 600, 100, 2
 FEWEST_SWEEPS = 30
 SWEEPS_PER_VARIABLE = 0.3  # of an anneal; small problems need no more
-POPULATION = 16
+# Each read has twice the population of the one before: small ones are fast, large ones come nearer.
+LEAST_POPULATION, FIRST_POPULATION, LARGEST_POPULATION = 8, 16, 128
+VARIABLES_EACH = 20  # variables of the problem, for each assignment of a population
 MOST_CHAMPIONS = 8
 NUM_UNDECIDED = 100  # variables that parents agree on, and that a child decides anew all the same
 SAME_VARIABLES = 5  # assignments that differ in no more are one
-PATIENCE = 4  # children without a new best one, as a multiple of the population
+PATIENCE = 3  # children without a new best one, as a multiple of the population
 CONVERGED_READS = 3  # reads that came to the same energy, and none to a lower one
 
 
@@ -82,7 +84,8 @@ class DenseSearch:
         """
         population = [self._improved(self.state_of(bits)) for bits in given]
         start = self.first()
-        while len(population) < POPULATION:
+        wanted = self._population()
+        while len(population) < wanted:
             state = start.copy()
             state.start_randomly(self.random)
             self._anneal(state, HOT, self._num_sweeps(ANNEAL_SWEEPS))
@@ -138,6 +141,12 @@ class DenseSearch:
                     state.descend(self.random)
                     self.best = state
                 raise TimeIsUp
+
+    def _population(self) -> int:
+        """Of the next read; a small problem needs no more than a small one."""
+        largest = max(LEAST_POPULATION, self.problem.num_variables // VARIABLES_EACH)
+        grown = FIRST_POPULATION << min(len(self.read_energies), 8)
+        return min(LARGEST_POPULATION, largest, grown)
 
     def _num_sweeps(self, most: int) -> int:
         """Of an anneal: what is enough for a small problem."""
