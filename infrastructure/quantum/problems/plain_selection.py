@@ -45,8 +45,8 @@ def exchanged(
 ) -> Array:
     """Each chosen example, in turn, gives way to the one that lowers the distance most, if any.
 
-    Ends when a pass changes nothing. After a greedy choice a few passes come within some tenths of
-    a percent of the best that was found with any sampler, for nearly no time.
+    Ends when a pass changes nothing. After a greedy choice, in milliseconds, it came within 1 to
+    8 % of the best distance that any search found for a tenth, and to the best one for a half.
 
     Args:
         chosen: indices to begin with; the others as in `greedy_matching`.
