@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD_NAME = "temper-environment.json"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where pytorch.org publishes them
 TorchBuild = Literal["cpu", "cuda"]
+QUANTUM_FILE = "requirements-quantum.txt"
 COLAB_FILES = ("requirements-colab.txt", "constraints-colab.txt", "requirements-colab-kernel.txt")
 NEED_TORCH = ("torch", "accelerate", "bitsandbytes", "peft", "torchao", "trl")
 DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
@@ -130,7 +131,7 @@ def make_plan(root: Path, options: argparse.Namespace) -> Plan:
     if options.with_unsloth or (driver and not options.colab):
         parts.append(_files_part(root, "unsloth", "requirements-unsloth.txt", alone=True))
     if options.with_dev:
-        parts.append(_files_part(root, "dev", "requirements-dev.txt"))
+        parts.append(_files_part(root, "dev", *_dev_files(options.colab)))
     metadata = [root / "pyproject.toml", *sorted(root.glob("*requirements*.txt"))]
     parts.append(Part("temper", _hash(metadata)))
     return Plan(root, folder, tuple(parts), build)
@@ -149,6 +150,11 @@ def _torch_build(driver: bool, record: dict[str, str]) -> TorchBuild:
 
 def _base_files(colab: bool) -> tuple[str, ...]:
     return COLAB_FILES if colab else ("requirements.txt",)
+
+
+def _dev_files(colab: bool) -> tuple[str, ...]:
+    """The tests ask every sampler, but a Colab runtime has none of those elsewhere."""
+    return ("requirements-dev.txt",) if colab else ("requirements-dev.txt", QUANTUM_FILE)
 
 
 def _files_part(root: Path, name: str, *files: str, alone: bool = False) -> Part:

@@ -126,6 +126,7 @@ def make_small_project(folder: Path) -> SmallProject:
         "requirements.txt": "# the tested matrix\ntorch==2.13.0\nleaf==1.0\n",
         "requirements-unsloth.txt": "unsloth==1.0\n",
         "requirements-dev.txt": "checker==1.0\n",
+        "requirements-quantum.txt": "annealer==1.0\n",
         "pyproject.toml": PYPROJECT,
         "backend.py": BACKEND,
         "small_temper.py": TEMPER,
@@ -135,6 +136,13 @@ def make_small_project(folder: Path) -> SmallProject:
     for name, text in texts.items():
         (project.root / name).write_text(text)
     project.wheels.mkdir()
-    for wheel in ("torch 2.13.0+cpu", "torch 2.13.0", "leaf 1.0", "unsloth 1.0", "checker 1.0"):
+    for wheel in (
+        "torch 2.13.0+cpu",
+        "torch 2.13.0",
+        "leaf 1.0",
+        "unsloth 1.0",
+        "checker 1.0",
+        "annealer 1.0",
+    ):
         make_wheel(project.wheels, *wheel.split())
     return project
