@@ -23,6 +23,13 @@ def can_checkpoint(model: torch.nn.Module) -> bool:
     return bool(getattr(model, "supports_gradient_checkpointing", False))
 
 
+def can_do(model: Any, mode: str) -> bool:
+    """Whether a model that can checkpoint can do so in this mode: older versions of transformers,
+    as a Colab runtime has them, know "all" alone."""
+    known = inspect.signature(model.gradient_checkpointing_enable).parameters
+    return OPTIONS[mode].keys() <= known.keys()
+
+
 def checkpoint_gradients(model: Any, mode: str) -> None:
     """Put a model into a mode, in the form that works with frozen inputs.
 
@@ -40,10 +47,10 @@ def checkpoint_gradients(model: Any, mode: str) -> None:
         )
     if mode == "offload" and next(model.parameters()).device.type == "cpu":
         mode = "all"
-    enable, options = model.gradient_checkpointing_enable, OPTIONS[mode]
-    missing = options.keys() - inspect.signature(enable).parameters.keys()
-    if missing:
+    if not can_do(model, mode):
         raise ValueError(
             f"training.gradient_checkpointing {mode} needs transformers 5.17 or later; use true"
         )
-    enable(gradient_checkpointing_kwargs={"use_reentrant": False}, **options)
+    model.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False}, **OPTIONS[mode]
+    )

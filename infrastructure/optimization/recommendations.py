@@ -6,13 +6,14 @@ with the very batch, with and without checkpointing. Nothing is guessed from a t
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from infrastructure.core.hardware import MIB
 from infrastructure.optimization.allocations import kept_for_backward
-from infrastructure.optimization.checkpointing import can_checkpoint, checkpoint_gradients
+from infrastructure.optimization.checkpointing import can_checkpoint, can_do, checkpoint_gradients
 
 BYTES_PER_8BIT_STATE = 2 * (1 + 4 / 256)  # two moments of a byte, and a scale for each 256
 LEAST_SAVING_BYTES = MIB
@@ -160,7 +161,7 @@ def _measure_activations(model: torch.nn.Module, forward: Forward) -> tuple[int,
     base = whole.get_base_model() if hasattr(whole, "get_base_model") else whole
     if can_checkpoint(base) and not getattr(base, "is_gradient_checkpointing", False):
         try:
-            for mode in CHECKPOINTING_SETTING:
+            for mode in filter(partial(can_do, base), CHECKPOINTING_SETTING):
                 checkpoint_gradients(base, mode)
                 modes[mode] = _kept(model, forward)
         finally:

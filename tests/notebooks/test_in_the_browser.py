@@ -19,6 +19,7 @@ from tests.monitoring.browser import Browser, open_browser
 from tests.notebooks.notebook_files import NOTEBOOKS, cells_of, copy_into, variables
 
 pytest.importorskip("jupyterlab", reason="Colab's column shows notebooks without JupyterLab")
+pytest.importorskip("ipywidgets", minversion="8", reason="JupyterLab shows none of version 7")
 
 SECONDS = 180.0
 APP = "window.jupyterapp"

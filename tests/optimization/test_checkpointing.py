@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infrastructure.optimization.allocations import kept_for_backward
-from infrastructure.optimization.checkpointing import checkpoint_gradients
+from infrastructure.optimization.checkpointing import can_do, checkpoint_gradients
 
 INPUTS = torch.arange(128).view(2, 64)
 
@@ -21,11 +21,13 @@ def kept_and_gradient(model: Any, mode: str) -> tuple[int, torch.Tensor]:
 
 def test_each_mode_keeps_less_and_gives_the_same_gradient(small_llama: Any) -> None:
     off, expected = kept_and_gradient(small_llama, "off")
-    selective, gradient = kept_and_gradient(small_llama, "selective")
-    assert torch.allclose(gradient, expected, atol=1e-7)
-    everything, gradient = kept_and_gradient(small_llama, "all")
-    assert torch.allclose(gradient, expected, atol=1e-7)
-    assert everything < 0.75 * selective < 0.75 * 0.75 * off
+    last = off
+    for mode in ("selective", "all"):
+        if mode == "all" or can_do(small_llama, mode):
+            kept, gradient = kept_and_gradient(small_llama, mode)
+            assert torch.allclose(gradient, expected, atol=1e-7)
+            assert kept < 0.75 * last
+            last = kept
     _, gradient = kept_and_gradient(small_llama, "offload")
     assert torch.allclose(gradient, expected, atol=1e-7)
     assert kept_and_gradient(small_llama, "off")[0] == off

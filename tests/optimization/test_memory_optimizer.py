@@ -9,10 +9,12 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from infrastructure.optimization import memory_optimizer as module
+from infrastructure.optimization.checkpointing import can_do
 from infrastructure.optimization.memory_optimizer import create_memory_optimizer
 from infrastructure.optimization.memory_readings import MemoryInfo
 
 SAMPLE = """
+from infrastructure.optimization.checkpointing import can_do
 from infrastructure.optimization.memory_optimizer import create_memory_optimizer
 
 # Create optimizer
@@ -72,6 +74,8 @@ def test_a_model_that_fills_the_memory_computes_them_again(
 
 @pytest.mark.parametrize("mode", [True, "selective", "offload"])
 def test_checkpointing_that_was_asked_for_is_done(small_llama: Any, mode: bool | str) -> None:
+    if mode == "selective" and not can_do(small_llama, mode):
+        pytest.skip("this transformers checkpoints every block or none")
     optimizer = create_memory_optimizer(gradient_checkpointing=mode)
     optimizer.optimize_for_training(small_llama)
     assert small_llama.is_gradient_checkpointing

@@ -1,5 +1,6 @@
 from typing import Any
 
+import pytest
 import torch
 
 from infrastructure.optimization.allocations import kept_for_backward
@@ -36,6 +37,19 @@ def test_an_optimizer_that_is_there_is_counted_as_it_is(small_llama: Any) -> Non
     optimizer.step()
     use = measure_use(small_llama, optimizer=optimizer)
     assert use.optimizer_bytes == FLOAT_BYTES * use.num_trainable
+
+
+def test_what_an_older_transformers_cannot_do_is_not_recommended(
+    small_llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enable = small_llama.gradient_checkpointing_enable
+    monkeypatch.setattr(
+        small_llama,
+        "gradient_checkpointing_enable",
+        lambda gradient_checkpointing_kwargs: enable(gradient_checkpointing_kwargs),
+    )
+    use = measure_use(small_llama, lambda: forward(small_llama))
+    assert list(use.checkpointed_bytes) == ["all"]
 
 
 def test_the_saving_by_checkpointing_is_the_true_one(small_llama: Any) -> None:
