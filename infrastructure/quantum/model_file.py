@@ -113,7 +113,7 @@ def _assembled(
         offset += float(biases[diagonal].sum())
     kept = (rows[~diagonal], columns[~diagonal], biases[~diagonal])
     return dimod.BinaryQuadraticModel.from_numpy_vectors(
-        linear, kept, offset, dimod.as_vartype(vartype), variable_order=labels
+        linear, kept, offset, dimod.Vartype[vartype], variable_order=labels
     )
 
 
