@@ -1,5 +1,5 @@
-"""Samplers of one's own that do not answer, as a configuration names them, and a problem that cannot
-be asked. Loads no torch: other processes load it."""
+"""Samplers of one's own that do not answer, and a problem that cannot be asked, as a configuration
+names them. Loads no torch, because other processes load it."""
 
 import time
 from typing import Any, ClassVar
