@@ -22,7 +22,7 @@ TINY = {
     "model": {
         "embedded": {
             **{"hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2},
-            **{"intermediate_size": 16, "max_positions": 64},
+            "intermediate_size": 16,
         }
     },
     "device": "cpu",
@@ -68,7 +68,7 @@ def test_a_quantum_step_of_ones_own_is_left_as_it_is() -> None:
 def test_the_flag_that_names_no_extension_switches_it_off(tmp_path: Path) -> None:
     no_file = tmp_path / "c.yaml"
     no_file.write_text("{}")
-    config = load_config(no_file, environment={}, flags={"enabled_extensions": ""})
+    config = load_config(no_file, environment={}, flags={"training.enabled_extensions": ""})
     make_ready(config)
     assert config.training.extensions == []
 
@@ -102,9 +102,9 @@ def test_what_is_wrong_is_told_alike_by_forms_and_trainings(settings: dict[str, 
 
 def test_a_detached_training_takes_what_one_in_the_foreground_takes(tmp_path: Path) -> None:
     """It begins, and ends at the first thing that no configuration can know."""
-    place = {"output_dir": str(tmp_path), "device": "no-such-device"}
+    place = {"output_dir": str(tmp_path), "device": "cuda:77"}
     training = detached.start(DeploymentConfig(**{**place, "quantum.data_budget": 0.5}))
-    with pytest.raises(RunFailedError, match="no-such-device"):
+    with pytest.raises(RunFailedError, match="cuda:77"):
         detached.follow(training, lambda line: None)
     own = {"quantum.data_budget": 0.5, "data.path": "my.jsonl"}
     refused = DeploymentConfig(**{**place, **own})
