@@ -17,6 +17,7 @@ from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.section import ConfigurationError, kinds
 from infrastructure.config.words import plain
 from infrastructure.core.redact import MASK, redact
+from infrastructure.training.data.ready_config import problems_of
 
 SCHEMA = schema_of(DeploymentConfig)
 _KEY = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)*")
@@ -110,7 +111,7 @@ class FormState:
         told = [sentence for _, sentence in self.wrong.values()]
         if self.refusal is not None:
             return [*told, self.refusal]
-        return [*told, *self.config.problems()]
+        return [*told, *problems_of(self.config)]
 
     def messages(self) -> dict[str, str]:
         """What stands beside each field: its own sentence, or one that names it."""

@@ -43,7 +43,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     step_of,
     verify,
 )
-from infrastructure.training.data.samples import use_sample_data
+from infrastructure.training.data.ready_config import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.loop import TrainingLoop
@@ -110,8 +110,7 @@ class TrainingDeployment:
             ValueError, TemperError: the run cannot be started as it is; nothing was trained.
             Exception: the training failed; the finished steps are in a checkpoint.
         """
-        use_sample_data(self.config)
-        self.config.check_supported()
+        make_ready(self.config)
         run = None if self.config.new_run else self._run_of_this_purpose()
         if run is None:
             name = self.config.run_name or self.config.model.name

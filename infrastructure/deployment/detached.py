@@ -31,6 +31,7 @@ from infrastructure.core.files import write_json
 from infrastructure.deployment.output_dir import writable
 from infrastructure.deployment.saved import SavedSteps
 from infrastructure.monitoring.trainer_process import TrainerProcess, read_trainer, write_trainer
+from infrastructure.training.data.ready_config import make_ready
 
 FOLDER, RUN_NAME, PURPOSE_NAME, OUTPUT_NAME = ".detached", "run", "purpose.json", "output.txt"
 OUTPUT_FILE = Path("logs") / OUTPUT_NAME  # in the run's directory
@@ -81,7 +82,7 @@ def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTra
     Raises:
         ValueError: the configuration cannot be carried out, or the output folder not be written to.
     """
-    config.check_supported()
+    make_ready(config)
     _forget_the_dead(Path(config.output_dir))
     training = DetachedTraining(_new_folder(Path(config.output_dir)))
     write_json(training.folder / PURPOSE_NAME, purpose_of(config))

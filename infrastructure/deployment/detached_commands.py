@@ -8,6 +8,7 @@ from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached
 from infrastructure.monitoring.run_list import find_run_path
 from infrastructure.monitoring.trainer_process import read_trainer
+from infrastructure.training.data.ready_config import make_ready
 
 DONE, FAILED = 0, 1
 
@@ -21,6 +22,7 @@ def train(config: DeploymentConfig, accept: Collection[str]) -> int:
     Raises:
         ValueError: the configuration cannot be carried out, or the same is prepared already.
     """
+    make_ready(config)
     same = None if config.new_run else detached.preparing_the_same(config)
     if same is not None:
         raise ValueError(

@@ -81,6 +81,7 @@ def compared(
     The rows are written into each run, whose report then shows them.
     """
     config = with_quantum_step(config)
+    config.check_supported()  # before an answer that nobody can give is replaced
     rows: list[Row] = []
     steps: int | None = None
     for answer in (SAMPLER, *PLAIN[config.quantum.problem], NONE):
@@ -113,7 +114,9 @@ def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> Dep
         others = [name for name in config.training.enabled_extensions if name != QUANTUM]
         changes |= {"training.enabled_extensions": others, "training.optimization_frequency": None}
         changes |= _undone(config, ("quantum.", "resources.quantum."))
-    elif answer != SAMPLER:
+    elif answer == SAMPLER:
+        changes |= _undone(config, ("quantum.answer",))
+    else:
         no_use = ("resources.quantum.solver", "resources.quantum.fallback")
         changes |= {"quantum.answer": answer, **_undone(config, no_use)}
     return config.changed([Setting(key, value, COMPARED) for key, value in changes.items()])

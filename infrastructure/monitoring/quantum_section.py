@@ -195,11 +195,12 @@ def _tasks(answered: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def _words(answered: Sequence[Mapping[str, Any]]) -> Markup:
-    """What went wrong on the way to the newest answer, and what of the data it left out."""
+    """What is to be known of the newest answer, and what of the data it left out."""
     if not answered:
         return NOTHING
     newest = answered[-1]
-    lines = [clip(str(failure), 400) for failure in _list(newest.get("failures"))]
+    told = [*_list(newest.get("failures")), *_list(newest.get("remarks"))]
+    lines = [clip(str(one), 400) for one in told]
     if dropped := _list(newest.get("dropped")):
         lines.append(clip(f"not chosen, for example: {', '.join(map(str, dropped))}", 1000))
     return element("ul", *[element("li", line) for line in lines]) if lines else NOTHING

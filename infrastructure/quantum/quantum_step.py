@@ -33,7 +33,8 @@ class Solution:
         seconds: wall time of all, formulation included.
         solver_seconds: of it, that of the samplers.
         alternatives: energies of the plain answers, by name.
-        failures: a sentence on each thing that went otherwise than asked.
+        failures: a sentence on each sampler that did not answer, and on what else went wrong.
+        remarks: a sentence on each thing that is worth knowing though nothing failed.
         info: what the sampler told, such as `num_reads` and `chain_break_fraction`;
             `bound_hit`: a time limit decided, so that asking again may answer otherwise;
             `left_out`: variables that were fixed at 0 since there were more than `max_qubits`.
@@ -49,6 +50,7 @@ class Solution:
     solver_seconds: float
     alternatives: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -133,6 +135,7 @@ def quantum_solve(
             solver_seconds=solver_seconds,
             alternatives=question.alternatives,
             failures=taken.failures,
+            remarks=taken.remarks,
             info=taken.info,
         )
     finally:
@@ -149,6 +152,7 @@ class _Answer:
     energy: float = math.inf
     failures: list[str] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
 
 def _ask(
@@ -183,7 +187,7 @@ def _compared(answer: _Answer, question: Question) -> _Answer:
     Raises:
         SamplerError: there is neither.
     """
-    names = list(question.alternatives)
+    names, remarks = list(question.alternatives), []
     if answer.sample is None:
         if not names:
             raise SamplerError("; ".join(answer.failures))
@@ -193,12 +197,9 @@ def _compared(answer: _Answer, question: Question) -> _Answer:
         least = answer.energy - ROUNDING * max(1.0, abs(answer.energy))
         if not names or question.alternatives[name] >= least:
             return answer
-        answer.failures.append(
-            f"{answer.name} found {answer.energy:.8g}, and {name} is better:"
-            f" {question.alternatives[name]:.8g}"
-        )
+        remarks = [f"{name} is better than what {answer.name} found: {answer.energy:.8g}"]
     energy = question.alternatives[name]
-    return _Answer(name, question.samples[name], energy, answer.failures, answer.info)
+    return _Answer(name, question.samples[name], energy, answer.failures, answer.info, remarks)
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:

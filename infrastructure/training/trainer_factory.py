@@ -15,7 +15,7 @@ from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.launched import Launched, launched
 from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.training.data.samples import use_sample_data
+from infrastructure.training.data.ready_config import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.machine_limits import fit_to_machine
 from infrastructure.training.models.registry import MODELS
@@ -40,8 +40,7 @@ class TrainerFactory:
 
     def for_one_process(self, config: DeploymentConfig, **options: Any) -> EnhancedTrainer:
         """The same, without the other processes that the configuration may ask for."""
-        use_sample_data(config)
-        config.check_supported()
+        make_ready(config)
         config.know_models(MODELS)
         show_gpus(config.cuda_visible_devices)
         if config.source("log_level").layer is not Layer.DEFAULT:

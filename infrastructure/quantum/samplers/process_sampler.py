@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import dimod
 import numpy as np
@@ -51,7 +51,7 @@ class ProcessSampler(dimod.Sampler):
     ) -> None:
         self.name, self.options = name, dict(options or {})
         self.known = known
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._lock = threading.Lock()
 
     @property
@@ -62,7 +62,7 @@ class ProcessSampler(dimod.Sampler):
         """Start the process, so that it is there when something is asked; does not wait."""
         if self._child is None or self._child.process.poll() is not None:
             self.close()
-            self._child = _Child()
+            self._child = Child()
 
     def close(self) -> None:
         """End the process; the next question starts another one."""
@@ -121,15 +121,19 @@ class ProcessSampler(dimod.Sampler):
         return values, found
 
 
-class _Child:
-    """The other process."""
+class Child:
+    """Another process of ours, which ends with this one.
 
-    def __init__(self) -> None:
+    Args:
+        module: what runs there; it takes the lifeline's number and reads what `wire` sends.
+    """
+
+    def __init__(self, module: str = MODULE) -> None:
         lifeline, self._held = os.pipe()
         path = [str(PACKAGE_PARENT), *(entry or "." for entry in sys.path)]
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(lifeline)],
+                [sys.executable, "-m", module, str(lifeline)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[lifeline],
@@ -146,31 +150,57 @@ class _Child:
     def exchange(
         self, question: dict[str, Any], arrays: dict[str, wire.Array], deadline: Deadline
     ) -> tuple[dict[str, Any], dict[str, wire.Array]]:
-        """Send and receive in a thread, since either may block for ever.
+        """Send, and wait for what comes back.
 
         Raises:
             TimeoutError: the deadline came first.
             EOFError, OSError, ValueError: the process ended or wrote nonsense.
         """
-        got: list[Any] = []
+        return self.talk(question, arrays).result(deadline)
+
+    def talk(self, question: dict[str, Any], arrays: dict[str, wire.Array]) -> "Talk":
+        """Send and receive in a thread, since either may block for ever; waits for neither."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        return Talk(self.process.stdin, self.process.stdout, question, arrays)
+
+
+class Talk:
+    """A question on its way to another process, and its answer."""
+
+    def __init__(
+        self,
+        questions: IO[bytes],
+        answers: IO[bytes],
+        question: dict[str, Any],
+        arrays: dict[str, wire.Array],
+    ) -> None:
+        self._got: list[Any] = []
 
         def talk() -> None:
             try:
-                assert self.process.stdin is not None
-                assert self.process.stdout is not None
-                wire.send(self.process.stdin, question, arrays)  # type: ignore[arg-type]
-                got.append(wire.receive(self.process.stdout))  # type: ignore[arg-type]
+                wire.send(questions, question, arrays)  # type: ignore[arg-type]
+                self._got.append(wire.receive(answers))  # type: ignore[arg-type]
             except Exception as error:
-                got.append(error)
+                self._got.append(error)
 
-        talking = threading.Thread(target=talk, name="quantum-sampler", daemon=True)
-        talking.start()
-        talking.join(None if deadline.seconds is None else max(0.0, deadline.seconds_left))
-        if not got:
+        self._thread = threading.Thread(target=talk, name="quantum-sampler", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `result` returns, or raises, at once."""
+        return bool(self._got)
+
+    def result(self, deadline: Deadline) -> tuple[dict[str, Any], dict[str, wire.Array]]:
+        """The answer; raises what `Child.exchange` does."""
+        left = None if deadline.seconds is None else max(0.0, deadline.seconds_left)
+        self._thread.join(left)
+        if not self._got:
             raise TimeoutError
-        if isinstance(got[0], Exception):
-            raise got[0]
-        values, found = got[0]
+        if isinstance(self._got[0], Exception):
+            raise self._got[0]
+        values, found = self._got[0]
         return values, found
 
 

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import dimod
@@ -20,24 +21,32 @@ from infrastructure.quantum.samplers import wire
 from infrastructure.quantum.samplers.direct_samplers import direct_sampler
 from infrastructure.quantum.samplers.plain_model import from_arrays
 
+Answer = Callable[
+    [dict[str, Any], dict[str, wire.Array]], tuple[dict[str, Any], dict[str, wire.Array]]
+]
 COMMON = ("num_reads", "seed", "time_limit")  # dropped where a sampler does not know them
 
 
 def main(lifeline: int) -> None:
-    """Answer questions until there are none."""
+    """Have samplers answer questions until there are none."""
+    samplers: dict[str, dimod.Sampler] = {}
+    serve(lifeline, lambda values, arrays: answer(samplers, values, arrays))
+
+
+def serve(lifeline: int, answer: Answer) -> None:
+    """Answer what the parent asks until it asks no more."""
     end_with_parent(lifeline)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     questions = sys.stdin.buffer
-    samplers: dict[str, dimod.Sampler] = {}
     while True:
         try:
             values, arrays = wire.receive(questions)
         except EOFError:
             return
         try:
-            told, found = answer(samplers, values, arrays)
-        except Exception as error:  # whatever a sampler raises is its answer
+            told, found = answer(values, arrays)
+        except Exception as error:  # whatever is raised there is the answer
             told, found = {"error": redact(f"{type(error).__name__}: {error}")}, {}
         wire.send(answers, told, found)
 

@@ -232,7 +232,7 @@ class Asking(Extension):
         self.asked_step, self.asked_phase = state.step, state.position.phase
         told = solution.to_json()
         known = ("energy", "answered_by", "is_fallback", "num_variables", "seconds")
-        more = ("solver_seconds", "alternatives", "failures", "info")
+        more = ("solver_seconds", "alternatives", "failures", "remarks", "info")
         record = {name: told[name] for name in (*known, *more)}
         position = {"step": state.step, "epoch": state.position.epoch}
         what = {"problem": problem, "outcome": ANSWERED}

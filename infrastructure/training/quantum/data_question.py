@@ -56,6 +56,18 @@ def limit_data(data: DataSource, config: QuantumConfig) -> None:
     data.limit_to(num_selected(data.num_candidates, config.data_budget))
 
 
+def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_at: int) -> str:
+    """What is trained on, and how much of it somebody has looked at."""
+    told = f"{num_selected:,} of {num_examples:,} training examples"
+    if num_looked_at == num_examples:
+        return told
+    others = num_examples - num_looked_at
+    return (
+        f"{told}: {num_chosen:,} of the {num_looked_at:,} that were looked at, and"
+        f" {num_selected - num_chosen:,} of the {others:,} others, the same share drawn by chance"
+    )
+
+
 @dataclass(frozen=True)
 class Costs:
     """Seconds on this machine: of training on one example, and of its gradient by itself."""
@@ -157,10 +169,9 @@ class DataQuestion:
         selection = self.completed(candidates, chosen)
         decisions.select_examples(selection)
         dropped = np.setdiff1d(candidates, chosen)
-        n, looked_at = self.data.num_candidates, len(problem.labels)
-        told = f", {looked_at:,} looked at" if looked_at < n else ""
+        n = self.data.num_candidates
         return {
-            "chosen": f"{len(selection):,} of {n:,} training examples{told}",
+            "chosen": in_words(len(selection), n, len(chosen), len(candidates)),
             "num_examples": n,
             "num_selected": len(selection),
             "selection": decisions.selection_hash,

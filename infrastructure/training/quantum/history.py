@@ -77,6 +77,7 @@ def answer_facts(problem: QuantumProblem, solution: Solution, seed: int) -> Reco
                 "solver_seconds",
                 "alternatives",
                 "failures",
+                "remarks",
                 "info",
             )
         },
@@ -140,8 +141,9 @@ def in_words(record: Mapping[str, Any]) -> str:
         f"{name} {format_number(energy)}" for name, energy in record["alternatives"].items()
     )
     compared = f" ({others})" if others else ""
+    remarks = "".join(f"; {remark}" for remark in record.get("remarks", []))
     return (
         f"{asked}: {record['chosen']}; {record['answered_by']} found energy"
         f" {format_number(record['energy'])}{compared} for {record['num_variables']:,} variables"
-        f" in {format_duration(record['seconds'])}"
+        f" in {format_duration(record['seconds'])}{remarks}"
     )

@@ -1,9 +1,12 @@
-"""Samplers of one's own that do not answer, as a configuration names them."""
+"""Samplers of one's own that do not answer, and a problem that cannot be asked, as a configuration
+names them. Loads no torch, because other processes load it."""
 
 import time
 from typing import Any, ClassVar
 
 import dimod
+
+from infrastructure.quantum.problems.block_selection import BlockSelection
 
 
 class Hanging(dimod.Sampler):
@@ -27,3 +30,10 @@ class Garbage(Hanging):
 class Empty(Hanging):
     def sample(self, bqm: dimod.BinaryQuadraticModel, **parameters: Any) -> Any:
         return dimod.SampleSet.from_samples_bqm([], bqm)
+
+
+class Unanswerable(BlockSelection):
+    """Cannot be formulated."""
+
+    def formulate(self) -> dimod.BinaryQuadraticModel:
+        raise ValueError("these are no numbers")

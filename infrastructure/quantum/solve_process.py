@@ -1,0 +1,38 @@
+"""The process in which a whole question is answered while the training goes on beside it.
+
+The problem comes as pickled bytes: only what this project has started writes into that pipe, and
+nothing of it ever lies on a disk.
+"""
+
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+
+from infrastructure.config.resource_config import QuantumResources
+from infrastructure.quantum.problems.problem import QuantumProblem
+from infrastructure.quantum.quantum_step import quantum_solve
+from infrastructure.quantum.samplers import wire
+from infrastructure.quantum.samplers.sampler_process import serve
+
+PROBLEM = "problem"
+
+Message = tuple[dict[str, Any], dict[str, wire.Array]]
+
+
+def question_of(problem: QuantumProblem, resources: QuantumResources, seed: int) -> Message:
+    """What this process is asked; its answer is a `Solution` as JSON values."""
+    packed = np.frombuffer(pickle.dumps(problem, protocol=5), np.uint8)
+    return {"resources": resources.model_dump(mode="json"), "seed": seed}, {PROBLEM: packed}
+
+
+def solved(values: dict[str, Any], arrays: dict[str, wire.Array]) -> Message:
+    """The answer to `question_of`."""
+    problem = pickle.loads(arrays[PROBLEM].data)
+    solution = quantum_solve(problem, QuantumResources(**values["resources"]), seed=values["seed"])
+    return solution.to_json(), {}
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), solved)
