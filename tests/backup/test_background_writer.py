@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infrastructure.backup.background_writer import BackgroundWriter
@@ -104,9 +105,11 @@ def test_a_dead_helper_costs_nothing(
         os.kill(helper_of(writer), signal.SIGSTOP)
     else:
         writer.collect(wait=True)
-    os.kill(helper_of(writer), signal.SIGKILL)
+    pid = helper_of(writer)
+    os.kill(pid, signal.SIGKILL)
     if moment == "before":
-        time.sleep(0.05)
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
         begin(writer, 2)
     assert writer.collect(wait=True) is not None
     assert step_that_loads(FileOperations(), writer.root) == (1 if moment == "while" else 2)
