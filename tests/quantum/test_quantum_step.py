@@ -100,13 +100,16 @@ EMPTY = (f"{MISBEHAVING}:Empty", "gave an empty answer")
 GARBAGE = (f"{MISBEHAVING}:Garbage", "not a SampleSet")
 
 
-@pytest.mark.parametrize(("solver", "sentence"), [HANGING, RAISING, EMPTY, GARBAGE])
+# Who answers at all is given time to start on a busy machine.
+@pytest.mark.parametrize(
+    ("solver", "sentence", "timeout"), [(*HANGING, 2), (*RAISING, 60), (*EMPTY, 60), (*GARBAGE, 60)]
+)
 def test_a_sampler_that_misbehaves_costs_no_more_than_the_timeout(
-    solver: str, sentence: str, bqm: dimod.BinaryQuadraticModel
+    solver: str, sentence: str, timeout: float, bqm: dimod.BinaryQuadraticModel
 ) -> None:
     began = time.monotonic()
-    solution = quantum_solve(Chosen(bqm, plain_answers(bqm)), resources(solver, timeout=2))
-    assert time.monotonic() - began < 2.5
+    solution = quantum_solve(Chosen(bqm, plain_answers(bqm)), resources(solver, timeout=timeout))
+    assert time.monotonic() - began < timeout + 0.5
     assert solution.is_fallback
     assert solution.answered_by == "none"
     assert solution.energy == pytest.approx(solution.alternatives["none"])
@@ -234,13 +237,23 @@ def test_an_answer_that_breaks_a_constraint_is_none() -> None:
     assert "breaks a constraint" in solution.failures[0]
 
 
+class Staying(dimod.Sampler):
+    """Answers with what it begins with."""
+
+    parameters: ClassVar[dict[str, Any]] = {"initial_states": []}
+    properties: ClassVar[dict[str, Any]] = {}
+
+    def sample(self, bqm: dimod.BinaryQuadraticModel, **given: Any) -> dimod.SampleSet:
+        return dimod.SampleSet.from_samples_bqm(given["initial_states"], bqm)
+
+
 def test_a_beginning_is_given_to_who_can_use_it() -> None:
     model = random_model(40, 6)
     best = DenseAnnealer().sample(model, seed=0).first
-    solution = quantum_solve(
-        Chosen(model), resources("dense_annealer", timeout=0.01), initial=dict(best.sample)
-    )
-    assert solution.energy <= best.energy + 1e-9
+    chain = FallbackSampler({"staying": Staying()})
+    solution = quantum_solve(Chosen(model), chain=chain, initial=dict(best.sample))
+    assert solution.energy == pytest.approx(best.energy)
+    assert solution.sample == best.sample
 
 
 @pytest.fixture

@@ -42,23 +42,23 @@ class FirstStep(Observer):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "told"),
+    ("sampler", "told", "timeout"),
     [
-        ("Hanging", "Hanging"),
-        ("Raising", "the solver is offline"),
-        ("Garbage", "Garbage"),
-        ("Empty", "Empty"),
+        ("Hanging", "Hanging", 2),
+        ("Raising", "the solver is offline", 60),  # which a busy machine is given the time to say
+        ("Garbage", "Garbage", 60),
+        ("Empty", "Empty", 60),
     ],
 )
 def test_a_sampler_that_does_not_answer(
-    saved_llama: Path, tmp_path: Path, sampler: str, told: str
+    saved_llama: Path, tmp_path: Path, sampler: str, told: str, timeout: float
 ) -> None:
     first = FirstStep()
     trainer = quantum_trainer(
         saved_llama,
         tmp_path,
         asked={"data_budget": 0.5},
-        resources={"solver": f"{BAD}:{sampler}", "timeout": 2},
+        resources={"solver": f"{BAD}:{sampler}", "timeout": timeout},
         hooks=(first,),
         checkpoints=tmp_path / "c",
         max_steps=2,
@@ -69,7 +69,7 @@ def test_a_sampler_that_does_not_answer(
     assert record["outcome"] == "answered"
     assert record["is_fallback"]
     assert record["answered_by"] == next(iter(record["alternatives"]))
-    assert record["solver_seconds"] < 2.5
+    assert record["solver_seconds"] < timeout + 0.5
     assert trainer.state is not None
     (noted,) = trainer.state.recoveries
     assert noted["kind"] == "quantum_step"
