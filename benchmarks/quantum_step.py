@@ -63,7 +63,8 @@ class Trained:
 
     def best(self, steps: float) -> float:
         """The lowest loss until then: what one would have kept."""
-        return min(self.after(steps), *(loss for at, loss in self.losses.items() if at <= steps))
+        measured = [loss for at, loss in self.losses.items() if at <= steps]
+        return min([self.after(steps), *measured])
 
 
 def save_model(folder: Path, tokenizer: Any) -> None:
