@@ -46,7 +46,7 @@ check: environment ## ruff and mypy
 	$(PYTHON) -m mypy
 
 .PHONY: test
-test: check ## everything that must hold: the checks, then all tests
+test: check ## what every change has to pass: the checks, then the tests that are not slow
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(TEST_FLAGS)
 
 .PHONY: test-slow

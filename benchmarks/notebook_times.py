@@ -18,8 +18,7 @@ from pathlib import Path
 
 from infrastructure.monitoring.metrics_file import read_metrics
 from tests.notebooks.kernels import notebook_in_kernel
-from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables
-from tests.notebooks.test_run_all import MORE
+from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables, variables_of
 
 FIRST_STEP_SECONDS, NOTEBOOK_SECONDS = 20.0, 60.0
 
@@ -45,7 +44,7 @@ def all_cells_seconds(folder: Path, notebook: Path) -> float:
     """From the start of a notebook's kernel until its last cell is done."""
     path = copy_into(folder / "notebook", notebook)
     started = time.monotonic()
-    with notebook_in_kernel(path, variables(folder, **MORE.get(notebook.stem, {}))) as running:
+    with notebook_in_kernel(path, variables_of(notebook, folder)) as running:
         for _ in running.run_all():
             pass
         return round(time.monotonic() - started, 1)

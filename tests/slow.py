@@ -1,6 +1,7 @@
-"""What only `make test-slow` runs: whole storms, defects planted by the dozen, cases beside a case.
+"""What only `make test-slow` runs: it says little that a quicker test beside it does not say.
 
-Each of them has a quicker test beside it that `make test` runs.
+Further cases of a test whose first case always runs, whole storms beside their short form, more
+planted defects of a kind, and a few tests that wait for compilers, launchers or 100,000 steps.
 """
 
 from collections.abc import Iterable

@@ -22,7 +22,7 @@ _LEFT_TO_FINISH: list[subprocess.Popen[bytes]] = []
 
 
 class CopierClient:
-    """The copier process as its training sees it. Nothing here waits for it."""
+    """The copier process as its training sees it."""
 
     def __init__(self, settings: CopierSettings) -> None:
         self.settings = settings
@@ -67,11 +67,15 @@ class CopierClient:
         self.start()
         self._send("")
 
-    def close(self) -> None:
-        """Tell it that the training has ended; it finishes by itself."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Tell it that the training has ended, and wait `seconds` for its end; it finishes by
+        itself."""
         self._close_input()
-        if self._process is not None and self._process.poll() is None:
-            _LEFT_TO_FINISH.append(self._process)
+        if self._process is not None:
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                _LEFT_TO_FINISH.append(self._process)
         self._process = None
 
     def wait(self, seconds: float) -> bool:

@@ -36,6 +36,7 @@ from infrastructure.core.redact import redact, redact_urls
 
 STATUS_FILE = "backup.json"
 POLL_SECONDS = 0.1
+ENDS_SECONDS = 2.0  # more than a copier takes to end that has nothing left to copy
 
 
 class RunBackup:
@@ -210,9 +211,12 @@ class RunBackup:
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """The training has ended: the copier finishes by itself, within `finish_seconds`."""
-        if self._copier is not None:
-            self._copier.close()
+        """The training has ended: the copier finishes by itself, within `finish_seconds`. One that
+        has nothing left to copy is gone when this returns, and writes in the run no more."""
+        if self._copier is None:
+            return
+        is_over = read_status(self.status_path).confirmed_name == self.newest_name()
+        self._copier.close(ENDS_SECONDS if is_over else 0.0)
 
     def wait_ended(self, seconds: float) -> bool:
         """Wait until the copier has ended, after `close`; False: it still copies."""

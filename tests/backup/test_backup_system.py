@@ -1,12 +1,14 @@
 """The backup system as a script uses it: any torch model and optimizer, a place or none."""
 
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -51,6 +53,16 @@ def backups(tmp_path: Path, place: Path) -> Iterator[BackupSystem]:
     with create_backup_system(tmp_path / "backups", str(place)) as system:
         yield system
     assert system.wait_ended(30.0)
+
+
+def test_when_all_is_copied_nobody_writes_after_the_end(tmp_path: Path, place: Path) -> None:
+    model, optimizer = parts()
+    backups = create_backup_system(tmp_path / "backups", str(place))
+    backups.create_checkpoint(model, optimizer, epoch=0, step=1, loss=1.0)
+    assert backups.finish(60.0).is_safe
+    backups.close()
+    assert not psutil.Process().children()
+    shutil.rmtree(tmp_path / "backups")
 
 
 def test_the_calls_of_the_specification_work_as_they_are_written(

@@ -26,7 +26,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.run_lock import only_trainer_of
 from infrastructure.training.state import TrainingState
-from tests.slow import slow, slow_but
+from tests.slow import slow_but
 
 
 @pytest.fixture
@@ -288,7 +288,6 @@ def test_what_was_measured_before_is_only_shown(
     assert resume(f"{run.name}@2", str(run.parent)) == 0
 
 
-@slow
 def test_an_8_bit_optimizer_goes_on_to_the_same_bits(
     configure: Callable[..., DeploymentConfig], restore_logging: None
 ) -> None:

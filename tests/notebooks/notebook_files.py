@@ -9,6 +9,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+OWN_VARIABLES = {
+    # So long that it can be killed in its middle; the preset's six steps are over too soon.
+    "02_continue_after_disconnect": {
+        "TEMPER_TRAINING__MAX_STEPS": "90",
+        "TEMPER_TRAINING__VALIDATION_FREQUENCY": "15",
+    },
+    # The time that a compiler takes belongs to no test of a notebook.
+    "05_watch_and_tune": {"TEMPER_TRAINING__COMPILE_MODE": "none"},
+}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -45,6 +54,11 @@ def variables(folder: Path, **more: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         **more,
     }
+
+
+def variables_of(notebook: Path, folder: Path) -> dict[str, str]:
+    """`variables` for one of the project's notebooks."""
+    return variables(folder, **OWN_VARIABLES.get(notebook.stem, {}))
 
 
 def said_to_be_installed(folder: Path) -> Path:

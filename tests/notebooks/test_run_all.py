@@ -10,19 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables
+from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables, variables_of
 from tests.slow import slow_but
 
 CELL_SECONDS = 120
-MORE = {
-    # So long that it can be killed in its middle; the preset's six steps are over too soon.
-    "02_continue_after_disconnect": {
-        "TEMPER_TRAINING__MAX_STEPS": "90",
-        "TEMPER_TRAINING__VALIDATION_FREQUENCY": "15",
-    },
-    # The time that a compiler takes belongs to no test of a notebook.
-    "05_watch_and_tune": {"TEMPER_TRAINING__COMPILE_MODE": "none"},
-}
 
 
 def run_all(notebook: Path, environment: dict[str, str]) -> None:
@@ -44,13 +35,13 @@ def run_all(notebook: Path, environment: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
 def test_run_all(path: Path, tmp_path: Path) -> None:
-    run_all(copy_into(tmp_path / "notebook", path), variables(tmp_path, **MORE.get(path.stem, {})))
+    run_all(copy_into(tmp_path / "notebook", path), variables_of(path, tmp_path))
 
 
 @pytest.mark.parametrize("path", slow_but(NOTEBOOKS[:1], NOTEBOOKS), ids=lambda path: path.stem)
 def test_run_all_and_run_all_again(path: Path, tmp_path: Path) -> None:
     notebook = copy_into(tmp_path / "notebook", path)
-    environment = variables(tmp_path, **MORE.get(path.stem, {}))
+    environment = variables_of(path, tmp_path)
     run_all(notebook, environment)
     trained = weights_in(tmp_path)
     assert trained

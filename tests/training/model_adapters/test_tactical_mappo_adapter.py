@@ -19,7 +19,6 @@ from infrastructure.training.model_adapters.tactical_mappo_adapter import (
 )
 from infrastructure.training.models.model_manager import load_saved
 from infrastructure.training.models.tactical_mappo import EnvironmentSeeds, create_episodes, play
-from tests.slow import slow
 
 CPU = torch.device("cpu")
 
@@ -43,7 +42,6 @@ def evaluate(adapter: TacticalMappoAdapter, source: EnvironmentSeeds) -> float:
     return loss_sum / num_items
 
 
-@slow
 def test_training_makes_the_team_ten_times_better_than_chance(
     adapter: TacticalMappoAdapter,
 ) -> None:

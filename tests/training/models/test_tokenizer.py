@@ -10,7 +10,6 @@ import pytest
 
 from infrastructure.training.data.samples.sample_tasks import training_examples
 from infrastructure.training.models.tokenizer import SPECIAL_TOKENS, train_tokenizer
-from tests.slow import slow
 
 NUM_BYTES = 256
 VOCAB_SIZE = 800
@@ -134,7 +133,6 @@ def test_it_is_saved_and_loaded_whole(tokenizer: Any, tmp_path: Path) -> None:
     assert loaded.decode(ids(loaded, text)) == text
 
 
-@slow
 def test_the_same_texts_give_the_same_tokenizer_in_every_process() -> None:
     command = [sys.executable, "-c", FINGERPRINT_PROBE]
     found = {subprocess.check_output(command, text=True) for _ in range(2)}
