@@ -3,8 +3,8 @@
     python -m benchmarks.restore_speed [--megabytes 1500] [--rounds 9]
 
 All in turn, from the warm cache, after a round that does not count, in which a virtual machine gets
-its memory; speeds are medians, ratios medians within a round. Verifying is compared with hashing the
-same bytes where they lie in memory, in one thread (ours uses two). Loading puts them into fresh
+its memory; speeds are medians, ratios medians within a round. Verifying is compared with hashing
+the same bytes where they lie in memory, in one thread (ours uses two). Loading puts them into fresh
 memory, which costs more than any hash; so it is compared with reading the files into fresh memory
 and checking nothing. The memory that loading takes beyond what it returns is that of a process of
 its own. `missed` counts the goals that were not reached. Prints one JSON line.
