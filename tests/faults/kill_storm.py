@@ -81,6 +81,7 @@ def in_child(work: Callable[[], None]) -> int:
         code = 1
         try:
             work()
+            sys.stdout.flush()  # what it said would go with os._exit
             code = 0
         finally:
             os._exit(code)
