@@ -8,11 +8,13 @@ import torch
 
 from infrastructure.cli import main
 from infrastructure.deployment.inference_commands import Logits
+from tests.slow import slow
 
 SHAPE = ["--rows", "2", "--length", "16"]
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about tracing and compiling
 
 
+@slow
 def test_a_program_is_saved_that_answers_like_the_model(
     tmp_path: Path, saved_llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from tests.faults.judge import complaints, run_module
 
 @pytest.mark.timeout(600)
 def test_the_same_command_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    outcome = run_module("tests.faults.run_storm", str(tmp_path), "--kills", "3")
-    assert outcome["kills"] >= 3
-    assert outcome["finished"] >= 2
+    outcome = run_module("tests.faults.run_storm", str(tmp_path), "--kills", "2")
+    assert outcome["kills"] >= 2
+    assert outcome["finished"] >= 1
     assert complaints("G1", outcome) == []

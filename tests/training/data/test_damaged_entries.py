@@ -14,6 +14,7 @@ from infrastructure.training.data.augmentation import (
 )
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.token_store import LARGE_FILES
+from tests.slow import slow_but
 from tests.training.data.builders import epoch, pairs, pipeline, write_jsonl
 
 STORED = (
@@ -38,6 +39,11 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "streamed": ({"streaming": True}, (*STORED, "windows.npy", "is_used.npy")),
 }
 CASES = [(kind, name) for kind, (_, names) in KINDS.items() for name in names]
+QUICK = [
+    (kind, name)
+    for kind, name in CASES
+    if kind == "stored" or name in ("conversations.jsonl", "windows.npy", "is_used.npy")
+]
 
 
 def flip(data: bytearray) -> None:
@@ -66,7 +72,7 @@ def everything(prepared: DataPipeline) -> list[Any]:
 
 
 @pytest.mark.parametrize("memory_size", [1000, 0], ids=["in memory", "mapped"])
-@pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.parametrize(("kind", "name"), slow_but(QUICK, CASES))
 def test_damage_heals_or_is_told(
     tmp_path: Path, cache: Path, kind: str, name: str, memory_size: int
 ) -> None:
