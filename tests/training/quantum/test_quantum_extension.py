@@ -136,7 +136,7 @@ def test_a_solver_has_what_the_overhead_leaves_it(
 
 def test_an_answer_that_comes_too_late_is_told(saved_llama: Path, tmp_path: Path) -> None:
     asked = {"data_budget": 0.5, "background": True}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, num_epochs=1)
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=2)
     trainer.train()
     assert [record["outcome"] for record in records(trainer)] == ["asked", "unused"]
     assert "over before the answer" in records(trainer)[-1]["why"]
