@@ -1,6 +1,6 @@
 """What a quantum step costs a training: block selection every so many steps, and the same without.
 
-    python -m benchmarks.quantum_overhead [--steps 201] [--frequency 100]
+    python -m benchmarks.quantum_overhead [--steps 100] [--frequency 100]
 
 The embedded model trains on the sample data, 64 rows a step. Time is processor time of this
 process, so that a busy machine does no harm. Prints one JSON line: of each training the median step
@@ -42,8 +42,9 @@ class Steps(Observer):
         self.seconds.append(time.process_time() - self._began)
 
 
-def trained(folder: Path, steps: int, frequency: int | None) -> dict[str, Any]:
-    """Train, with a quantum step every `frequency` steps or without any."""
+def trained(folder: Path, steps: int, frequency: int | None, **asked: Any) -> dict[str, Any]:
+    """Train, with a quantum step every `frequency` steps or without any; `asked` are settings of
+    the section `quantum`."""
     config = DeploymentConfig(
         training={
             "max_steps": steps,
@@ -52,7 +53,7 @@ def trained(folder: Path, steps: int, frequency: int | None) -> dict[str, Any]:
             "optimization_frequency": frequency,
             "metrics_sinks": [],
         },
-        quantum={"problem": BLOCK_SELECTION} if frequency else {},
+        quantum={"problem": BLOCK_SELECTION, **asked} if frequency else {},
         output_dir=str(folder),
         device="cpu",
     )
@@ -75,11 +76,12 @@ def trained(folder: Path, steps: int, frequency: int | None) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=201)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--frequency", type=int, default=100)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         with_it = trained(Path(folder) / "with", options.steps, options.frequency)
+        print(json.dumps(with_it), file=sys.stderr)  # the other one takes as long
         without = trained(Path(folder) / "without", options.steps, None)
     rest = with_it["seconds"] - with_it["quantum_seconds"]
     found = {

@@ -6,6 +6,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import dimod
+
 from infrastructure.config.resource_config import QuantumResources
 from infrastructure.core.errors import MissingPackageError, SamplerError
 from infrastructure.core.redact import redact
@@ -80,7 +82,7 @@ def create_chain(resources: QuantumResources) -> FallbackSampler:
         ValueError: there is no sampler of such a name.
         MissingPackageError: its package is not installed.
     """
-    samplers = {}
+    samplers: dict[str, dimod.Sampler] = {}
     for key, names in (("solver", [resources.solver]), ("fallback", resources.fallback)):
         for name in names:
             try:
