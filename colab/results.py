@@ -77,7 +77,8 @@ def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
 
 
 def show_quantum_steps(run: str | Path) -> list[dict[str, Any]]:
-    """Show what the quantum steps of a run have decided: the report's section on them.
+    """Show what the quantum steps of a run have decided: the report's section on them; without a
+    notebook, a line for each.
 
     Returns:
         A record of each step.
@@ -94,7 +95,12 @@ def show_quantum_steps(run: str | Path) -> list[dict[str, Any]]:
         frame = f'<iframe title="quantum steps" style="{style}" srcdoc="{content}"></iframe>'
         _display_html(frame, "temper-quantum-steps")
     else:
-        print(f"The quantum steps: {Path(run) / REPORT_FILE}")
+        for record in records:
+            told = record.get("chosen") or record.get("why") or ""
+            print(f"step {record.get('step')} · {record.get('outcome')}: {told}".removesuffix(": "))
+        report = Path(run) / REPORT_FILE
+        if report.is_file():
+            print(f"The quantum steps: {report}")
     return list(records)
 
 

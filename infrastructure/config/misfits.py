@@ -208,8 +208,9 @@ UNUSED = (
             _asks_no_sampler,
             "quantum.answer takes a plain answer and asks no sampler",
         )
-        for name in ("solver", "fallback")
+        for name in ("solver", "fallback", "timeout")
     ),
+    Unused("quantum.background", _asks_no_sampler, "quantum.answer takes a plain answer, at once"),
     Unused("training.layerwise_lr_decay", _is_standard, *_ALIKE),
     Unused("training.unfreeze_interval", _is_standard, *_ALIKE),
 )
@@ -309,6 +310,17 @@ def _nothing_to_decide(config: HasSections) -> Iterator[str]:
             "quantum.data_budget 1 keeps every example, and there is nothing to choose: give a"
             " smaller share, or leave the quantum step out"
         )
+    if config.quantum.problem == RANK_ALLOCATION and config.quantum.rank_budget == 1:
+        yield (
+            "quantum.rank_budget 1 keeps every component, and there is nothing to choose: give a"
+            " smaller share, or leave the quantum step out"
+        )
+    if _comes_too_late(config):
+        yield (
+            "quantum.background answers while the training goes on, another choice of examples"
+            " counts from the next epoch on, and training.num_epochs is 1: switch it off, or train"
+            " longer"
+        )
     if config.quantum.target == "validation" and _holds_nothing_out(config):
         yield (
             "quantum.target validation takes the held-out rows, and nothing is held out: set"
@@ -319,6 +331,11 @@ def _nothing_to_decide(config: HasSections) -> Iterator[str]:
             "quantum.problem rank_allocation chooses among the components of LoRA, and there is no"
             " model.lora_config: give one, or another problem"
         )
+
+
+def _comes_too_late(config: HasSections) -> bool:
+    is_about_data = config.quantum.problem == DATA_SELECTION and config.quantum.answer == SAMPLER
+    return is_about_data and config.quantum.background and config.training.num_epochs == 1
 
 
 def _longer_than_the_model_sees(model: ModelConfig, data: DataConfig) -> Iterator[str]:

@@ -33,15 +33,20 @@ def is_installed(package: str) -> bool:
         return False
 
 
+def refuse_missing(module: str, needed_for: str) -> None:
+    """Raise what `require` does where `module` is not installed; imports nothing of it."""
+    # Packages such as dwave.system share their first name with others.
+    package = module if module in PIP_LINES else module.split(".")[0]
+    if not is_installed(package):
+        line = PIP_LINES.get(package, f"pip install {package}")
+        raise MissingPackageError(f"{needed_for} needs the package {package}: {line}")
+
+
 def require(module: str, needed_for: str) -> ModuleType:
     """Import `module` now.
 
     Raises:
         MissingPackageError: it is not installed; says what it is needed for and the pip line.
     """
-    # Packages such as dwave.system share their first name with others.
-    package = module if module in PIP_LINES else module.split(".")[0]
-    if not is_installed(package):
-        line = PIP_LINES.get(package, f"pip install {package}")
-        raise MissingPackageError(f"{needed_for} needs the package {package}: {line}")
+    refuse_missing(module, needed_for)
     return importlib.import_module(module)

@@ -38,6 +38,8 @@ PLAIN = {
     BLOCK_SELECTION: ("gradient_norm", "random"),
     RANK_ALLOCATION: ("diagonal_fisher", "random"),
 }
+# What means nothing where no sampler is asked.
+OF_A_SAMPLER = tuple(f"resources.quantum.{name}" for name in ("solver", "fallback", "timeout"))
 SCATTER = "One run each: a difference that another training.seed would turn around says nothing."
 
 Row = dict[str, Any]
@@ -117,7 +119,7 @@ def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> Dep
     elif answer == SAMPLER:
         changes |= _undone(config, ("quantum.answer",))
     else:
-        no_use = ("resources.quantum.solver", "resources.quantum.fallback")
+        no_use = (*OF_A_SAMPLER, "quantum.background")
         changes |= {"quantum.answer": answer, **_undone(config, no_use)}
     return config.changed([Setting(key, value, COMPARED) for key, value in changes.items()])
 

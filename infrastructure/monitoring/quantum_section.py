@@ -85,8 +85,8 @@ def comparison_table(compared: Mapping[str, Any]) -> Markup:
 
 
 def _last(answered: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> str:
-    skipped = sum(r.get("outcome") in ("skipped", "failed") for r in records)
-    told = f"{len(answered)} answered" + (f", {skipped} not asked or failed" if skipped else "")
+    skipped = sum(r.get("outcome") in ("skipped", "failed", "unused") for r in records)
+    told = f"{len(answered)} answered" + (f", {skipped} without an answer" if skipped else "")
     if not answered:
         return f"{told}: {clip(str(records[-1].get('why', '')), 600)}"
     newest = answered[-1]

@@ -126,6 +126,7 @@ def _further_figure(key: str, points: Points, is_evaluation: bool, num_buckets: 
     """A number that an evaluation or an extension added; an evaluation's are drawn as dots."""
     format_value = format_share if "exact_match" in key else format_number
     title = readable_key(key.removeprefix("eval_")).capitalize()
+    title += ", seconds" if key.endswith("_seconds") else ""
     if is_evaluation:
         return _draw(Chart(f"{title}, held out", make_curve([]), points, format_value), [])
     return _draw(Chart(title, make_curve(points, num_buckets), [], format_value), points)

@@ -23,6 +23,8 @@ from typing import Any
 import dimod
 import numpy as np
 
+from infrastructure.quantum.samplers.plain_model import coefficient_sum, vectors_of
+
 VARTYPES = ("BINARY", "SPIN")
 # What numpy, json and dimod raise on a damaged file.
 NO_MODEL = (
@@ -49,8 +51,8 @@ def read_model(path: Path) -> dimod.BinaryQuadraticModel:
     except NO_MODEL as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path} holds no model as {path.suffix} files do: {text}") from error
-    if not np.isfinite(bqm.to_numpy_vectors(variable_order=list(bqm.variables))[0]).all():
-        raise ValueError(f"{path}: a linear coefficient is no finite number")
+    if not np.isfinite(coefficient_sum(vectors_of(bqm))):
+        raise ValueError(f"{path}: a coefficient is no finite number")
     return bqm
 
 
@@ -63,6 +65,8 @@ def _read_bqm(path: Path) -> dimod.BinaryQuadraticModel:
 
 
 def _read_npz(path: Path) -> dimod.BinaryQuadraticModel:
+    if not zipfile.is_zipfile(path):
+        raise ValueError("it is no archive of arrays, as numpy.savez writes them")
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     known = {"linear", "quadratic", "rows", "columns", "offset", "vartype", "variables"}

@@ -6,15 +6,21 @@ from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import dimod
+
 from infrastructure.config.resource_config import QuantumResources
-from infrastructure.core.errors import SamplerError
+from infrastructure.core.errors import MissingPackageError, SamplerError
 from infrastructure.core.redact import redact
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample
 from infrastructure.quantum.question import Question
 from infrastructure.quantum.samplers.deadline import Deadline
 from infrastructure.quantum.samplers.fallback import FallbackSampler
 from infrastructure.quantum.samplers.process_sampler import ProcessSampler
-from infrastructure.quantum.samplers.sampler_factory import close_sampler, create_sampler
+from infrastructure.quantum.samplers.sampler_factory import (
+    check_there,
+    close_sampler,
+    create_sampler,
+)
 
 ROUNDING = 1e-7  # of an energy; a smaller difference is none
 
@@ -74,9 +80,17 @@ def create_chain(resources: QuantumResources) -> FallbackSampler:
 
     Raises:
         ValueError: there is no sampler of such a name.
+        MissingPackageError: its package is not installed.
     """
-    names = dict.fromkeys([resources.solver, *resources.fallback])
-    return FallbackSampler({name: create_sampler(name) for name in names})
+    samplers: dict[str, dimod.Sampler] = {}
+    for key, names in (("solver", [resources.solver]), ("fallback", resources.fallback)):
+        for name in names:
+            try:
+                samplers.setdefault(name, create_sampler(name))
+                check_there(name)
+            except (ValueError, MissingPackageError) as error:
+                raise type(error)(f"resources.quantum.{key}: {error}") from None
+    return FallbackSampler(samplers)
 
 
 def close_chain(chain: FallbackSampler) -> None:

@@ -89,6 +89,11 @@ def test_quantum_steps_are_shown_and_returned(
     ]
     (tmp_path / "quantum.json").write_text(json.dumps({"records": records}))
     assert colab.show_quantum_steps(tmp_path) == records
+    shown = capsys.readouterr().out
+    assert "step 0" in shown
+    assert "report.html" not in shown
+    (tmp_path / "report.html").write_text("there")
+    colab.show_quantum_steps(tmp_path)
     assert f"The quantum steps: {tmp_path / 'report.html'}" in capsys.readouterr().out
     shown: list[Any] = []
     monkeypatch.setattr(results, "in_notebook_kernel", lambda: True)

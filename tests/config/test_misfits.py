@@ -53,6 +53,17 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             "quantum.answer: unknown answer 'gredy'; did you mean 'greedy'?",
         ),
         (
+            {**QUANTUM, "quantum.background": True, "training.num_epochs": 1},
+            "quantum.background answers while the training goes on",
+        ),
+        (
+            {
+                **{**QUANTUM, "quantum.problem": "rank_allocation", "quantum.rank_budget": 1.0},
+                "model.lora_config": True,
+            },
+            "quantum.rank_budget 1 keeps every component",
+        ),
+        (
             {"training.optimization_frequency": 9, "quantum.data_budget": 1.0},
             "quantum.data_budget 1 keeps every example",
         ),
@@ -120,6 +131,8 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("resources.quantum.solver", "tabu", {**QUANTUM, "quantum.answer": "random"}),
     ("resources.quantum.max_qubits", 100, {}),
     ("resources.quantum.timeout", 10.0, {}),
+    ("resources.quantum.timeout", 10.0, {**QUANTUM, "quantum.answer": "random"}),
+    ("quantum.background", True, {**QUANTUM, "quantum.answer": "random"}),
     ("resources.quantum.fallback", ["tabu"], {}),
     ("resources.quantum.fallback", ["tabu"], {**QUANTUM, "quantum.answer": "random"}),
 ]

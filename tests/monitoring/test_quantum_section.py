@@ -52,7 +52,7 @@ def test_what_was_asked_chosen_and_compared(tmp_path: Path) -> None:
     ]
     page = shown(tmp_path, ANSWER, SKIPPED, rows=rows)
     assert "Which training examples are trained on?" in page
-    assert "1 answered, 1 not asked or failed" in page
+    assert "1 answered, 1 without an answer" in page
     assert "by tabu: 5 of 10 training examples" in page
     assert "lower energy than 100 % of 4 by chance" in page
     assert page.count("<svg") == 2
@@ -72,7 +72,7 @@ def test_blocks_over_time(tmp_path: Path) -> None:
 
 
 def test_only_what_was_skipped(tmp_path: Path) -> None:
-    assert "0 answered, 1 not asked or failed: dear" in shown(tmp_path, SKIPPED)
+    assert "0 answered, 1 without an answer: dear" in shown(tmp_path, SKIPPED)
 
 
 def test_nothing_where_there_was_no_quantum_step(tmp_path: Path) -> None:

@@ -134,3 +134,20 @@ def test_other_endings_and_no_file_are_a_sentence(tmp_path: Path) -> None:
         read_model(tmp_path / "a.pickle")
     with pytest.raises(ValueError, match="there is no such file"):
         read_model(tmp_path / "a.bqm")
+
+
+@pytest.mark.parametrize("name", ["a.bqm", "a.json"])
+def test_numbers_that_are_none_are_refused_in_every_form(name: str, tmp_path: Path) -> None:
+    bqm = dimod.BinaryQuadraticModel({0: 1.0, 1: 1.0}, {(0, 1): float("nan")}, "BINARY")
+    with (tmp_path / "a.bqm").open("wb") as file, bqm.to_file() as written:
+        file.write(written.read())
+    (tmp_path / "a.json").write_text(json.dumps(bqm.to_serializable()))
+    with pytest.raises(ValueError, match="no finite number"):
+        read_model(tmp_path / name)
+
+
+def test_nobody_is_told_to_unpickle_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"PK nothing")
+    with pytest.raises(ValueError, match="no archive of arrays") as refused:
+        read_model(tmp_path / "a.npz")
+    assert "pickle" not in str(refused.value)

@@ -150,13 +150,14 @@ def target_mean(units: Array, *, is_sample: bool) -> tuple[Array, float]:
     there is (not `is_sample`), it is the length as it is.
 
     Raises:
-        ValueError: the rows have no direction in common.
+        ValueError: the rows have no direction in common, or are a sample of fewer than 2.
     """
+    m = len(units)
+    if is_sample and m < 2:
+        raise ValueError(f"{m} target examples with a gradient say nothing: give 2 or more")
     mean = units.mean(axis=0, dtype=np.float64)
-    square, m = float(mean @ mean), len(units)
+    square = float(mean @ mean)
     if is_sample:
-        if m < 2:
-            raise ValueError("one target example says nothing about the others: give 2 or more")
         square = (square * m - 1) / (m - 1)
     if square <= 0:
         raise ValueError(

@@ -63,6 +63,8 @@ class AutoSampler(dimod.Sampler):
         }
         found = sampler.sample(bqm, **known)
         found.info.update({"sampler": name, "reason": reason})
+        if has_no_time_for_a_tree(bqm, time_limit, num_ones):
+            found.info["is_cut_off"] = True  # with more time another sampler may be asked
         return found
 
 
@@ -77,9 +79,7 @@ def choose(
         return EXACT, f"{n} variables: all assignments are counted through"
     if num_ones is not None:
         return DENSE, f"the number of ones is given, and its moves keep it ({shape})"
-    has_time = time_limit is None or time_limit > PROCESS_SECONDS
-    may_be_tree = n <= MOST_TREE_VARIABLES and m <= INTERACTIONS_PER_VARIABLE * n
-    if may_be_tree and has_time:
+    if _may_be_tree(bqm) and not has_no_time_for_a_tree(bqm, time_limit, num_ones):
         width = treewidth_at_most(bqm, MOST_TREEWIDTH)
         if width is not None:
             return TREE, f"the treewidth is at most {width}: the optimum can be computed ({shape})"
@@ -88,6 +88,20 @@ def choose(
         return DENSE, f"a matrix of it fits into memory ({shape})"
     why = "sparse" if fits else "too large for a matrix"
     return ANNEALING, f"{why} ({shape})"
+
+
+def has_no_time_for_a_tree(
+    bqm: dimod.BinaryQuadraticModel, time_limit: float | None, num_ones: int | None
+) -> bool:
+    """Whether it is the time limit that keeps the tree's sampler from being asked."""
+    is_short = time_limit is not None and time_limit <= PROCESS_SECONDS
+    is_asked_about = num_ones is None and bqm.num_variables > MOST_VARIABLES
+    return is_short and is_asked_about and _may_be_tree(bqm)
+
+
+def _may_be_tree(bqm: dimod.BinaryQuadraticModel) -> bool:
+    n, m = bqm.num_variables, bqm.num_interactions
+    return n <= MOST_TREE_VARIABLES and m <= INTERACTIONS_PER_VARIABLE * n
 
 
 def treewidth_at_most(bqm: dimod.BinaryQuadraticModel, limit: int) -> int | None:

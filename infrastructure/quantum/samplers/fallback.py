@@ -118,4 +118,6 @@ class FallbackSampler(dimod.Sampler):
         known = {key: value for key, value in parameters.items() if key in sampler.parameters}
         found = sampler.sample(bqm, **known)
         found.resolve()  # a remote solver answers, or fails, only now
+        if not len(found):
+            raise SamplerError("an empty answer")
         return found

@@ -197,6 +197,10 @@ class DataPipeline:
         Raises:
             ValueError: they are not so many different ids.
         """
+        self._order().select(self.check_selection(ids))
+
+    def check_selection(self, ids: Sequence[int] | Indices) -> Indices:
+        """The ids as `select` takes them, ascending; raises what it does."""
         chosen = np.unique(np.asarray(ids, dtype=np.int64))
         is_known = len(chosen) == 0 or (chosen[0] >= 0 and chosen[-1] < self.num_candidates)
         if len(chosen) != self._num_selected or len(chosen) != len(ids) or not is_known:
@@ -204,7 +208,7 @@ class DataPipeline:
                 f"{len(ids)} ids, {len(chosen)} of them different, are no selection of"
                 f" {self._num_selected} from {self.num_candidates} training examples"
             )
-        self._order().select(chosen)
+        return chosen
 
     def examples(self, ids: Sequence[int] | Indices) -> list[TokenizedExample]:
         """Training examples by their ids, never augmented."""

@@ -5,16 +5,14 @@ machine gave it. What depended on a clock is saved at once; whatever was decided
 checkpoint, so a training that goes on does what it would have done.
 """
 
+import copy
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from infrastructure.config.quantum_config import (
-    SAMPLER,
-    QuantumConfig,
-)
+from infrastructure.config.quantum_config import SAMPLER, QuantumConfig
 from infrastructure.config.resource_config import QuantumResources
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.quantum.problems.problem import QuantumProblem
@@ -23,7 +21,7 @@ from infrastructure.quantum.quantum_step import (
     create_chain,
     quantum_solve,
 )
-from infrastructure.training.error_handlers import is_device_fault, is_out_of_memory
+from infrastructure.training.error_handlers import free_memory, is_device_fault, let_go
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
@@ -36,6 +34,7 @@ from infrastructure.training.quantum.history import (
     ASKED,
     FAILED,
     SKIPPED,
+    UNUSED,
     History,
     Record,
     answer_facts,
@@ -50,6 +49,7 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 log = logging.getLogger(__name__)
 
 QUANTUM_STEP = "quantum_step"  # in the notes of recoveries
+LEAST_SECONDS = 0.01  # that a solver is given; none answers in it, and the plain answers stand in
 
 
 class TrainingParts(Protocol):
@@ -96,7 +96,7 @@ class Asking(Extension):
         untold: numbers of the newest answers, which the metrics do not hold yet.
 
     Raises:
-        ValueError: there is no sampler of such a name.
+        ValueError, MissingPackageError: there is no sampler of such a name, or not here.
     """
 
     def __init__(self, trainer: TrainingParts, clock: Callable[[], float] = time.monotonic) -> None:
@@ -131,6 +131,7 @@ class Asking(Extension):
             "num_asked": self.num_asked,
             "asked_step": self.asked_step,
             "asked_phase": self.asked_phase,
+            "untold": dict(self.untold),
             "is_waiting": self.waiting is not None,
         }
 
@@ -142,24 +143,30 @@ class Asking(Extension):
         self.num_asked = saved["num_asked"]
         self.asked_step = None if saved["is_waiting"] else saved["asked_step"]
         self.asked_phase = saved["asked_phase"]
-        self.untold = {}
+        self.untold = dict(saved["untold"])
 
     def ask(self, state: TrainingState, ask: Callable[[], None]) -> None:
-        """Have a question asked; whatever goes wrong, the training goes on as it was."""
-        before = self.asked_step, self.asked_phase
+        """Have a question asked; whatever goes wrong, the training goes on as it was.
+
+        Raises:
+            Exception: the GPU failed.
+        """
         self._began = self.clock()
         self.asked_step, self.asked_phase = state.step, state.position.phase
         self.num_asked += 1
+        has_failed = False
         try:
             ask()
         except Exception as error:
-            if is_device_fault(error) or is_out_of_memory(error):
-                self.asked_step, self.asked_phase = before
-                self.num_asked -= 1
+            if is_device_fault(error):
                 raise
+            has_failed = True
             self._has_failed(state, error)
+            let_go(error)
         finally:
             self.cost.pay(self.clock() - self._began)
+        if has_failed:
+            free_memory(self.trainer.adapter.device)
 
     @property
     def seed(self) -> int:
@@ -167,21 +174,40 @@ class Asking(Extension):
         return (self.trainer.training_config.seed * 1_000_003 + self.num_asked) % 2**31
 
     def solve(
-        self, state: TrainingState, question: AskedQuestion, problem: QuantumProblem, **known: Any
+        self,
+        state: TrainingState,
+        question: AskedQuestion,
+        problem: QuantumProblem,
+        *,
+        foretold_seconds: float,
+        allowed_seconds: float,
     ) -> None:
-        """Have a problem answered, here or beside the training."""
+        """Have a problem answered, here or beside the training.
+
+        Args:
+            allowed_seconds: since the question was begun with; here, a solver is ended then.
+        """
+        known = {"foretold_seconds": foretold_seconds, "allowed_seconds": allowed_seconds}
         record = {**self._record(state), **known}
         if self.config.background and self.config.answer == SAMPLER:
             background = BackgroundSolve(problem, self.resources, self.seed)
             self.waiting = Waiting(background, question, record)
             self._tell({**record, "outcome": ASKED})
             return
-        self._use(state, question, problem, self._solution_of(problem), record)
+        left = allowed_seconds - (self.clock() - self._began)
+        self._use(state, question, problem, self._solution_of(problem, left), record)
 
-    def _solution_of(self, problem: QuantumProblem) -> Solution:
-        if self.config.answer == SAMPLER:
-            return quantum_solve(problem, self.resources, seed=self.seed, chain=self.chain)
-        return plain_solution(problem, self.config.answer)
+    def _solution_of(self, problem: QuantumProblem, seconds: float) -> Solution:
+        if self.config.answer != SAMPLER:
+            return plain_solution(problem, self.config.answer)
+        least = max(LEAST_SECONDS, min(self.resources.timeout, seconds))
+        resources = self.resources.model_copy(update={"timeout": least})
+        solution = quantum_solve(problem, resources, seed=self.seed, chain=self.chain)
+        if not solution.info.get("bound_hit") or least == self.resources.timeout:
+            return solution
+        bound = f"quantum.max_overhead_percent {self.config.max_overhead_percent:g}"
+        remark = f"{bound} has left the solver {least:.2g} s"
+        return replace(solution, remarks=[*solution.remarks, remark])
 
     def take_answer(self, state: TrainingState) -> None:
         """Use what another process has found, if it has: from this moment on."""
@@ -205,8 +231,9 @@ class Asking(Extension):
         solution: Solution,
         record: Record,
     ) -> None:
-        """Let the training do what was answered, and tell it."""
-        chosen = question.use(problem, solution.decision, self.decisions)
+        """Let the training do what was answered, and tell it; all of it, or nothing."""
+        decisions = copy.copy(self.decisions)
+        chosen = question.use(problem, solution.decision, decisions)
         began = record.pop("began")
         found = {
             **record,
@@ -215,6 +242,7 @@ class Asking(Extension):
             "outcome": ANSWERED,
             "seconds": round(self.clock() - began, 3),
         }
+        self.decisions = decisions
         if solution.failures:
             message = "; ".join(solution.failures)
             note(state, QUANTUM_STEP, f"took the answer of {solution.answered_by}", message)
@@ -253,6 +281,12 @@ class Asking(Extension):
         kept = self.history.add(record)
         self.untold |= numbers_of(kept)
         self.say(in_words(kept))
+
+    def tell_unused(self, state: TrainingState) -> None:
+        """The training is over, and a question is not answered yet, or its answer not used."""
+        if self.waiting is not None and state.error is None and not state.is_interrupted:
+            why = "the training was over before the answer of the other process could be used"
+            self._tell({**self.waiting.record, "outcome": UNUSED, "why": why})
 
     def stop_waiting(self) -> None:
         if self.waiting is not None:

@@ -16,17 +16,16 @@ def block_name(parameter: str) -> str | None:
     return None if layer in (0, HEAD_LAYER) else f"block {layer - 1}"
 
 
-def trainable_blocks(state: TrainingState) -> Blocks:
-    """The blocks that train in this phase where all of them do, from the input up.
-
-    Afterwards all of the phase's parameters collect gradients.
-    """
+def phase_blocks(state: TrainingState) -> Blocks:
+    """The blocks that train in this phase where all of them do, from the input up."""
     assert state.optimizer is not None
-    select_trainable(state.model, state.phase, state.optimizer)
+    known = {id(p) for group in state.optimizer.param_groups for p in group["params"]}
+    wanted = state.phase.parameters
     found: Blocks = {}
     for name, parameter in state.model.named_parameters():
         block = block_name(name)
-        if block is not None and parameter.requires_grad:
+        in_phase = id(parameter) in known and (wanted is None or name in wanted)
+        if block is not None and in_phase:
             found.setdefault(block, []).append(parameter)
     return dict(sorted(found.items(), key=lambda pair: int(pair[0].split()[1])))
 
@@ -34,15 +33,28 @@ def trainable_blocks(state: TrainingState) -> Blocks:
 def train_only(state: TrainingState, chosen: frozenset[str] | None) -> None:
     """Let the chosen blocks of this phase train, and what belongs to no block; None: all of them.
 
-    The others have no gradient, and the optimizer forgets what it knew of them: that is the memory
-    which choosing saves. Where none of a phase's blocks was chosen, all of them train.
+    The others have no gradient. Where none of a phase's blocks was chosen, all of them train.
     """
-    blocks = trainable_blocks(state)
-    if chosen is None or not chosen & blocks.keys():
-        return
     assert state.optimizer is not None
-    for name, parameters in blocks.items():
-        for parameter in parameters if name not in chosen else ():
-            parameter.requires_grad_(False)
-            parameter.grad = None
-            state.optimizer.state.pop(parameter, None)
+    select_trainable(state.model, state.phase, state.optimizer)
+    for parameter in _left_out(state, chosen):
+        parameter.requires_grad_(False)
+        parameter.grad = None
+
+
+def forget_moments(state: TrainingState, chosen: frozenset[str] | None) -> None:
+    """Let the optimizer forget what it knows of the blocks that were not chosen: that is the memory
+    which choosing saves."""
+    assert state.optimizer is not None
+    for parameter in _left_out(state, chosen):
+        state.optimizer.state.pop(parameter, None)
+
+
+def _left_out(state: TrainingState, chosen: frozenset[str] | None) -> list[torch.nn.Parameter]:
+    """The parameters of the blocks that were not chosen."""
+    if chosen is None:
+        return []
+    blocks = phase_blocks(state)
+    if not chosen & blocks.keys():
+        return []
+    return [p for name, parameters in blocks.items() if name not in chosen for p in parameters]

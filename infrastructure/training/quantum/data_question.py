@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infrastructure.config.quantum_config import DATA_SELECTION, QuantumConfig
+from infrastructure.config.quantum_config import DATA_SELECTION, SAMPLER, QuantumConfig
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.training.data.data_pipeline import DataPipeline
@@ -75,9 +75,9 @@ class Costs:
     training: float
     gradient: float
 
-    def of_candidates(self, num_candidates: int, num_target: int) -> float:
-        """What a question about so many examples takes, its answer included."""
-        return self.gradient * (num_candidates + num_target) + solver_seconds(num_candidates)
+    def of_rows(self, num_rows: int) -> float:
+        """What the gradients of so many examples take."""
+        return self.gradient * num_rows
 
 
 @dataclass
@@ -135,8 +135,11 @@ class DataQuestion:
         return min(most, self.data.num_candidates, most if asked == "auto" else asked)
 
     def cost_seconds(self, costs: Costs, num_candidates: int) -> float:
-        """What looking at so many is to cost."""
-        return costs.of_candidates(num_candidates, NUM_TARGET * (self.config.target != "pool"))
+        """What looking at so many is to cost, a sampler's answer included."""
+        num_target = NUM_TARGET if self.config.target == "validation" else 0
+        gradients = costs.of_rows(num_candidates + num_target)
+        is_sampled = self.config.answer == SAMPLER
+        return gradients + (solver_seconds(num_candidates) if is_sampled else 0.0)
 
     def problem(self, num_candidates: int) -> DataSelection:
         """The question about so many examples, drawn at random; of them the same share is chosen as

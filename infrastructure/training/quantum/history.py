@@ -17,6 +17,7 @@ from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution
 
 ANSWERED, SKIPPED, FAILED, ASKED = "answered", "skipped", "failed", "asked"
+UNUSED = "unused"  # asked another process, whose answer came too late
 NUM_RANDOM = 100  # answers by chance that an answer is shown among
 NUM_BINS = 50  # of the training data in its order, for a picture of what was chosen
 # All of them lie in every checkpoint: what is long is kept of the newest only.

@@ -9,7 +9,8 @@ In one's own loop nothing is asked but by these functions; what they decide hold
 on as in the real one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,15 +23,21 @@ from infrastructure.config.quantum_config import (
     QuantumConfig,
 )
 from infrastructure.config.resource_config import QuantumResources
+from infrastructure.core.lookup import unknown_name
 from infrastructure.quantum.problems.block_selection import BlockSelection
+from infrastructure.quantum.problems.data_selection import DataSelection
+from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution, quantum_solve
 from infrastructure.training.loop import TrainingLoop
-from infrastructure.training.quantum.blocks import block_name, train_only
+from infrastructure.training.quantum.blocks import block_name, phase_blocks, train_only
+from infrastructure.training.quantum.components import ranks_of
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.quantum_records import quantum_extension_of
 from infrastructure.training.quantum.step_questions import num_chosen_blocks
 from infrastructure.training.quantum.taps import measuring
 from infrastructure.training.state import TrainingState
+
+NO_BATCH = "there are no gradients before the first train_step"
 
 
 class OwnLoopTrainer(Protocol):
@@ -84,7 +91,7 @@ class LastGradients:
         """
         loop, state = self.prepare(), self.state
         if state is None or not state.batch:
-            raise ValueError("there are no gradients before the first train_step")
+            raise ValueError(NO_BATCH)
         adapter, strategy = loop.adapter, loop.strategy
         with measuring(state.model, adapter.device, parameters_have_gradients=True):
             size = state.micro_batch_size
@@ -142,40 +149,76 @@ def should_optimize(context: OwnLoop) -> bool:
 
 
 def quantum_optimize(context: OwnLoop) -> Solution:
-    """Formulate, solve, apply: choose the blocks that train from now on by the last batch.
+    """Formulate, solve, apply, by the last batch: what `quantum.problem` names. Blocks are those of
+    `formulate_quantum_problem`; of examples as many are looked at as `resources.quantum.max_qubits`
+    and `quantum.candidates` say. It is asked when you ask: `quantum.max_overhead_percent` is the
+    real loop's.
 
     Raises:
         ValueError: there is no quantum step in the configuration, or nothing to choose from.
     """
     trainer: OwnLoopTrainer = context.trainer
     extension = _extension_of(context)
-    train_only(context.state, None)  # the question is about all blocks, and needs their gradients
-    problem = formulate_quantum_problem(
-        trainer.gradients, trainer.parameters, trainer.quantum_config.num_blocks
-    )
+    problem = _formulated(context, extension)
     seed = extension.seed
     solution = quantum_solve(problem, trainer.quantum_resources, seed=seed, chain=extension.chain)
+    if isinstance(problem, DataSelection):  # and of what nobody has looked at, some by chance
+        candidates = np.array(problem.labels, dtype=np.int64)
+        chosen = np.array(solution.decision, dtype=np.int64)
+        selection = extension.data_question(context.state).completed(candidates, chosen)
+        solution = replace(solution, decision=selection.tolist())
     apply_quantum_solution(context, solution)
     return solution
+
+
+def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem:
+    trainer: OwnLoopTrainer = context.trainer
+    config = trainer.quantum_config
+    if config.problem == DATA_SELECTION:
+        question = extension.data_question(context.state)
+        return question.problem(question.num_wanted(trainer.quantum_resources.max_qubits))
+    if config.problem == RANK_ALLOCATION:
+        if not context.state.batch:
+            raise ValueError(NO_BATCH)
+        return extension.step_question(context.state, extension.num_asked).problem()
+    train_only(context.state, None)  # the question is about all blocks, and needs their gradients
+    return formulate_quantum_problem(trainer.gradients, trainer.parameters, config.num_blocks)
 
 
 def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:
     """Let an answer hold from now on: blocks and components at once, examples from the next epoch.
 
     Raises:
-        ValueError: the decision is none that a training knows, or there is no quantum step in the
-            configuration to remember it.
+        ValueError: the decision is none that this training could carry out, or there is no quantum
+            step in the configuration to remember it; nothing has changed then.
     """
     extension, decision = _extension_of(context), solution.decision
     problem = _problem_of(decision)
     if problem == DATA_SELECTION:
+        extension.check_selection(decision)
         extension.decisions.select_examples(decision)
     elif problem == BLOCK_SELECTION:
+        _refuse_unknown("block", decision, phase_blocks(context.state))
         extension.decisions.train_only(decision)
     else:
+        _check_components(decision, ranks_of(context.state.model))
         extension.decisions.keep_components(decision)
     extension.note_answer(context.state, problem, solution)
     extension.carry_out(context.state)
+
+
+def _refuse_unknown(what: str, named: Iterable[str], known: Mapping[str, Any]) -> None:
+    for name in named:
+        if name not in known:
+            raise ValueError(unknown_name(what, name, known))
+
+
+def _check_components(kept: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
+    _refuse_unknown("LoRA module", kept, ranks)
+    for module, components in kept.items():
+        wrong = [number for number in components if number not in range(ranks[module])]
+        if wrong:
+            raise ValueError(f"{module} has {ranks[module]} components: there is no {wrong[0]}")
 
 
 def _problem_of(decision: Any) -> str:

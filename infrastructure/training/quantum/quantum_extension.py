@@ -5,6 +5,9 @@ begins `optimization_frequency` steps or more after the last answer. Blocks are 
 whose gradients are those of all blocks, LoRA components once.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from infrastructure.config.quantum_config import BLOCK_SELECTION, DATA_SELECTION, RANK_ALLOCATION
@@ -12,27 +15,51 @@ from infrastructure.monitoring.formatting import format_duration, format_number
 from infrastructure.quantum.quantum_step import close_chain
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.quantum.asking import Asking
-from infrastructure.training.quantum.blocks import train_only
+from infrastructure.training.quantum.blocks import forget_moments, train_only
 from infrastructure.training.quantum.components import keep_only
 from infrastructure.training.quantum.cost_bound import too_dear
 from infrastructure.training.quantum.data_question import DataQuestion
-from infrastructure.training.quantum.step_questions import BlockQuestion, RankQuestion, check_blocks
+from infrastructure.training.quantum.decisions import Ids, packed, unpacked
+from infrastructure.training.quantum.step_questions import (
+    BlockQuestion,
+    RankQuestion,
+    StepQuestion,
+    check_blocks,
+)
 from infrastructure.training.state import TrainingState
 
 
 class QuantumExtension(Asking):
-    """See above."""
+    """See above.
+
+    Attributes:
+        in_force: ids of the examples of the present epoch; None: those drawn by chance before any
+            were selected. A selection that is decided later counts from the next epoch on.
+    """
 
     _is_in_loop = _asks_in_step = False
+    in_force: Ids | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        is_newest = _are_same(self.in_force, self.decisions.selection)
+        before = None if is_newest or self.in_force is None else packed(self.in_force)
+        return {**super().state_dict(), "is_newest_in_force": is_newest, "in_force": before}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        super().load_state_dict(saved)
+        before = saved["in_force"]
+        self.in_force = None if before is None else unpacked(before)
+        if saved["is_newest_in_force"]:
+            self.in_force = self.decisions.selection
 
     def epoch_start(self, state: TrainingState) -> None:
         if self.config.problem != DATA_SELECTION:
             return
         if state.position.example == 0:
             self.take_answer(state)
-            if self._is_due(state) and self._data.num_examples < self._data.num_candidates:
+            if self._is_due(state):
                 self.ask(state, lambda: self._ask_for_data(state))
-        self.apply_selection()
+        self.hold_selection(state)
 
     def train_start(self, state: TrainingState) -> None:
         """Refuse what could never be asked.
@@ -66,9 +93,11 @@ class QuantumExtension(Asking):
                 train_only(state, self.decisions.blocks)
 
     def step_end(self, state: TrainingState) -> None:
+        """Weights and the optimizer's state change now: in no other moment can a checkpoint of the
+        last boundary hold what has changed since."""
         self.cost.step_has_ended()
-        if self.decisions.kept:  # now, because weights change in no other moment
-            keep_only(state.model, self.decisions.kept)
+        keep_only(state.model, self.decisions.kept)
+        forget_moments(state, self.decisions.blocks)
         if state.metrics and self.untold:
             state.metrics.update(self.untold)
             self.untold = {}
@@ -76,12 +105,14 @@ class QuantumExtension(Asking):
     def carry_out(self, state: TrainingState) -> None:
         """What was decided between two steps, in somebody's own loop."""
         train_only(state, self.decisions.blocks)
+        forget_moments(state, self.decisions.blocks)
         keep_only(state.model, self.decisions.kept)
-        if state.position.example == 0:
-            self.apply_selection()
+        if self.config.problem == DATA_SELECTION:
+            self.hold_selection(state)
 
     def train_end(self, state: TrainingState) -> None:
         self._is_in_loop = False
+        self.tell_unused(state)
         self.stop_waiting()
         close_chain(self.chain)
 
@@ -109,28 +140,49 @@ class QuantumExtension(Asking):
         assert isinstance(self.trainer.data, DataPipeline)  # it was limited when it was made
         return self.trainer.data
 
-    def apply_selection(self) -> None:
-        """Let the data source give what was selected, in epochs that begin from now on."""
-        chosen = self.decisions.selection
-        if chosen is None:
-            return
-        now = self._data.selected
-        if now is None or not np.array_equal(chosen, now):
-            self._data.select(chosen)
+    def hold_selection(self, state: TrainingState) -> None:
+        """Let the data source give what is selected: where an epoch begins, the newest."""
+        if state.position.example == 0:
+            self.in_force = self.decisions.selection
+        if self.in_force is None:
+            self._data.limit_to(self._data.num_examples)
+        elif not _are_same(self.in_force, self._data.selected):
+            self._data.select(self.in_force)
 
-    def _ask_for_data(self, state: TrainingState) -> None:
-        loop = self.trainer.prepare()
-        question = DataQuestion(
+    def check_selection(self, ids: Sequence[int]) -> None:
+        """Refuse what the data source could not give.
+
+        Raises:
+            ValueError: this training selects nothing, or not so many, or no such examples.
+        """
+        if self.config.problem != DATA_SELECTION:
+            raise ValueError(
+                f"quantum.problem {self.config.problem} selects no examples: data_selection does,"
+                " and quantum.data_budget says how many"
+            )
+        self._data.check_selection(ids)
+
+    def data_question(self, state: TrainingState) -> DataQuestion:
+        """Which examples this training shall train on."""
+        return DataQuestion(
             self.config,
             state.model,
             self.trainer.adapter,
             self.trainer.strategy,
             self.trainer.precision,
             self._data,
-            loop.optimizer,
+            self.trainer.prepare().optimizer,
             state.micro_batch_size,
             self.seed,
         )
+
+    def _ask_for_data(self, state: TrainingState) -> None:
+        if self._data.num_examples == self._data.num_candidates:
+            number, share = self._data.num_candidates, self.config.data_budget
+            what = f"quantum.data_budget {share:g} of {number:,} training examples"
+            self.skip(state, f"{what} is all of them, and there is nothing to choose")
+            return
+        loop, question = self.trainer.prepare(), self.data_question(state)
         costs = question.costs()
         step_seconds = self.cost.step_seconds or costs.training * loop.batch_size
         allowed = self.cost.allowed_seconds(self._steps_ahead(state), step_seconds)
@@ -150,12 +202,14 @@ class QuantumExtension(Asking):
             " of the training steps that it is for"
         )
         state.must_save |= self.config.candidates == "auto" and not is_whole
-        self.solve(state, question, question.problem(number), foretold_seconds=foretold)
+        problem = question.problem(number)
+        self.solve(state, question, problem, foretold_seconds=foretold, allowed_seconds=allowed)
 
-    def _ask_in_step(self, state: TrainingState) -> None:
+    def step_question(self, state: TrainingState, number: int) -> StepQuestion:
+        """What is asked about the last batch; `number` were asked before."""
         assert state.optimizer is not None
         is_about_blocks = self.config.problem == BLOCK_SELECTION
-        question = (BlockQuestion if is_about_blocks else RankQuestion)(
+        return (BlockQuestion if is_about_blocks else RankQuestion)(
             self.config,
             state.model,
             self.trainer.adapter,
@@ -165,8 +219,11 @@ class QuantumExtension(Asking):
             state.batch,
             state.micro_batch_size,
             self.trainer.training_config.seed,
-            self.num_asked - 1,
+            number,
         )
+
+    def _ask_in_step(self, state: TrainingState) -> None:
+        question = self.step_question(state, self.num_asked - 1)
         taken = self.cost.seconds_so_far
         foretold = question.cost_seconds(taken)
         step_seconds = self.cost.step_seconds or taken
@@ -174,4 +231,11 @@ class QuantumExtension(Asking):
         if foretold > allowed:
             self.skip(state, too_dear(foretold, allowed, self.cost.percent))
             return
-        self.solve(state, question, question.problem(), foretold_seconds=foretold)
+        problem = question.problem()
+        self.solve(state, question, problem, foretold_seconds=foretold, allowed_seconds=allowed)
+
+
+def _are_same(one: Ids | None, other: Ids | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other)

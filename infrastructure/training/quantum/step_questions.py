@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infrastructure.config.quantum_config import QuantumConfig
+from infrastructure.config.quantum_config import SAMPLER, QuantumConfig
 from infrastructure.quantum.problems.block_selection import BlockSelection, sampled_fisher
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
@@ -17,6 +17,7 @@ from infrastructure.training.micro_batches import split
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.precision import Precision
 from infrastructure.training.quantum.block_moments import block_moments, trainable_blocks
+from infrastructure.training.quantum.cost_bound import solver_seconds
 from infrastructure.training.quantum.decisions import Decisions
 from infrastructure.training.quantum.gates import gate_gradients, num_components
 
@@ -46,8 +47,19 @@ class StepQuestion:
     number: int
 
     def cost_seconds(self, step_seconds: float) -> float:
-        """What it takes, by what forward and backward of this step have taken."""
-        return PASSES * step_seconds * len(self.rows()) / max(1, len(self.examples))
+        """What it takes, by what forward and backward of this step have taken; a sampler's answer
+        included."""
+        passes = PASSES * step_seconds * len(self.rows()) / max(1, len(self.examples))
+        is_sampled = self.config.answer == SAMPLER
+        return passes + (solver_seconds(self.num_variables()) if is_sampled else 0.0)
+
+    def num_variables(self) -> int:
+        """How many things there are to choose from.
+
+        Raises:
+            ValueError: there is nothing.
+        """
+        raise NotImplementedError
 
     def rows(self) -> Sequence[Any]:
         """The examples that it is measured with."""
@@ -67,6 +79,9 @@ class StepQuestion:
 
 class BlockQuestion(StepQuestion):
     """Which blocks train until the next answer."""
+
+    def num_variables(self) -> int:
+        return len(trainable_blocks(self.model))
 
     def problem(self) -> BlockSelection:
         """Raises:
@@ -106,8 +121,11 @@ class BlockQuestion(StepQuestion):
 class RankQuestion(StepQuestion):
     """Which components of LoRA stay."""
 
+    def num_variables(self) -> int:
+        return sum(num_components(self.model).values())
+
     def rows(self) -> Sequence[Any]:
-        if not isinstance(self.data, DataPipeline):
+        if not isinstance(self.data, DataPipeline) or self.data.config.streaming:
             return self.examples
         there = self.data.num_candidates
         return self.data.examples(np.linspace(0, there - 1, min(NUM_GATED, there)).astype(int))

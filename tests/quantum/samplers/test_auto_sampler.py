@@ -81,3 +81,21 @@ def test_the_choice_is_told_and_gets_what_it_knows() -> None:
     assert "5 variables" in found.info["reason"]
     assert made == ["exact"]
     assert Recorder.asked[-1] == {"num_reads": 2}
+
+
+class Quick(ExactSampler):
+    def sample(self, bqm: dimod.BinaryQuadraticModel, **given: Any) -> dimod.SampleSet:
+        row = dict.fromkeys(bqm.variables, 1)
+        return dimod.SampleSet.from_samples_bqm(row, bqm, info={"is_cut_off": False})
+
+
+@pytest.mark.parametrize(("seconds", "is_cut_off"), [(1.0, True), (60.0, False), (None, False)])
+def test_a_sampler_that_the_clock_has_chosen_is_told(
+    seconds: float | None, is_cut_off: bool
+) -> None:
+    """With more time it is another one, so its answer must not count as repeatable."""
+    path = of_graph(networkx.path_graph(50))
+    found = AutoSampler(lambda name: Quick()).sample(path, time_limit=seconds)
+    assert found.info["is_cut_off"] == is_cut_off
+    chosen = AutoSampler(lambda name: Quick()).sample(path, time_limit=1.0, num_ones=5)
+    assert not chosen.info["is_cut_off"]

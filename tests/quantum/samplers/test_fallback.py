@@ -108,3 +108,22 @@ def test_wrong_chains_and_counts_are_refused() -> None:
         FallbackSampler({})
     with pytest.raises(ValueError, match="0 questions were answered, not 1"):
         chain(set())[0].repeat_from(1)
+
+
+class Silent(dimod.Sampler):
+    """Answers without an assignment."""
+
+    properties: ClassVar[dict[str, Any]] = {}
+    parameters: ClassVar[dict[str, Any]] = {}
+
+    def sample(self, bqm: dimod.BinaryQuadraticModel) -> dimod.SampleSet:
+        return dimod.SampleSet.from_samples_bqm([], bqm)
+
+
+def test_an_empty_answer_is_none() -> None:
+    both = FallbackSampler({"silent": Silent(), "exact": dimod.ExactSolver()})
+    assert both.sample(QUESTION).first.energy == -1.0
+    assert "silent: " in both.failures[0]
+    assert "an empty answer" in both.failures[0]
+    with pytest.raises(SamplerError, match="an empty answer"):
+        FallbackSampler({"silent": Silent()}).sample(QUESTION)

@@ -1,6 +1,7 @@
 """Each name is a sampler that finds the optimum of a small problem within its time."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import dimod
@@ -9,7 +10,9 @@ import pytest
 from infrastructure.core.errors import SamplerError
 from infrastructure.core.optional import is_installed
 from infrastructure.quantum.samplers.sampler_factory import (
+    PACKAGES,
     SAMPLERS,
+    check_there,
     close_sampler,
     create_sampler,
 )
@@ -92,3 +95,17 @@ def test_auto_ends_the_processes_that_it_started() -> None:
     process = inner._child.process
     close_sampler(sampler)
     assert process.poll() is not None
+
+
+def test_what_is_there_is_told_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert PACKAGES.keys() <= SAMPLERS.keys()
+    for name in ("auto", "exact", "dense-annealer", "tabu", "json:Own"):
+        check_there(name)
+    monkeypatch.chdir(tmp_path)  # where the other process looks, too
+    for name in ("mine:Own", ":Own"):
+        with pytest.raises(ValueError, match="there is no module"):
+            check_there(name)
+    (tmp_path / "mine.py").write_text("raise RuntimeError('imported')")
+    check_there("mine:Own")

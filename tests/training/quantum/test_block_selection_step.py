@@ -9,6 +9,7 @@ import torch
 
 from infrastructure.config.model_config import LoraConfig
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.quantum import step_questions
 from infrastructure.training.quantum.blocks import block_name
 from infrastructure.training.state import TrainingState
 from tests.training.quantum.quantum_runs import (
@@ -102,6 +103,56 @@ def test_a_training_that_goes_on_freezes_the_same(saved_llama: Path, tmp_path: P
         again.train()
         assert same_weights(whole, again)
         assert without_times(records(again)) == without_times(records(whole))
+
+
+class Breaks(Observer):
+    """Raises when the gradients of a step are there, and so is the answer of its quantum step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_backward(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            raise RuntimeError("planted")
+
+
+def test_a_step_that_breaks_after_its_answer_leaves_no_trace(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    """What the optimizer knows of the blocks so far is in the checkpoint of the step before."""
+    asked = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
+    settings = {"optimization_frequency": 2, "max_steps": 4}
+    whole = quantum_trainer(saved_llama, tmp_path, asked=asked, **settings)
+    whole.train()
+    folder = tmp_path / "checkpoints"
+    broken = quantum_trainer(
+        saved_llama, tmp_path, asked=asked, checkpoints=folder, hooks=(Breaks(2),), **settings
+    )
+    with pytest.raises(RuntimeError, match="planted"):
+        broken.train()
+    again = quantum_trainer(saved_llama, tmp_path, asked=asked, **settings)
+    assert broken.checkpoints is not None
+    again.restore(broken.checkpoints.newest())
+    again.train()
+    assert same_weights(whole, again)
+    assert without_times(records(again)) == without_times(records(whole))
+
+
+def test_a_lack_of_memory_costs_the_choice_and_nothing_else(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory: planted")
+
+    monkeypatch.setattr(step_questions, "block_moments", no_room)
+    asked = {"problem": "block_selection", "num_blocks": 1}
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=2)
+    trainer.train()
+    assert trainer.state is not None
+    assert (trainer.state.step, trainer.state.micro_batch_size) == (2, 4)
+    (record,) = records(trainer)
+    assert record["outcome"] == "failed"
+    assert "out of memory" in record["why"]
 
 
 def test_a_new_phase_chooses_among_its_own_blocks(saved_llama: Path, tmp_path: Path) -> None:

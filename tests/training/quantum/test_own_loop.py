@@ -1,10 +1,13 @@
 """Seed 000's quantum functions in one's own loop."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from infrastructure.config.model_config import LoraConfig
 from infrastructure.quantum.quantum_step import Solution
 from infrastructure.training import (
     apply_quantum_solution,
@@ -15,6 +18,7 @@ from infrastructure.training import (
     should_optimize,
 )
 from infrastructure.training.context import TrainingContext
+from infrastructure.training.quantum.components import ranks_of
 from tests.training.quantum.quantum_runs import extension_of
 from tests.training.test_context import configure
 
@@ -71,6 +75,81 @@ def test_step_by_step(context: TrainingContext, tmp_path: Path) -> None:
     again.trainer.restore(context.save_state())
     again.start_epoch()
     assert trained_blocks(again) == set(solution.decision)
+
+
+def selecting(model: Path, folder: Path, name: str) -> TrainingContext:
+    config = configure(model, folder, optimization_frequency=2)
+    config.quantum.data_budget = 0.5
+    config.resources.quantum.max_qubits = 12
+    return initialize_training(config, checkpoint_directory=folder / name)
+
+
+def batches_of(context: TrainingContext) -> list[tuple[int, ...]]:
+    return [tuple(map(int, e.input_ids)) for batch in context.pipeline for e in batch]
+
+
+def test_examples_that_are_chosen_in_an_epoch_count_from_the_next_one_on(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    """Also for who goes on from the middle of the epoch: neither chance nor the newest choice."""
+    context = selecting(saved_llama, tmp_path, "one")
+    first = quantum_optimize(context)
+    assert len(first.decision) == context.trainer.data.num_examples == 10
+    context.start_epoch()
+    batches = iter(context.pipeline)
+    context.trainer.train_step(next(batches))
+    others = sorted(set(range(20)) - set(first.decision))
+    apply_quantum_solution(context, dataclasses.replace(first, decision=others))
+    saved = context.save_state()
+    rest = batches_of(context)
+    assert context.trainer.data.selected.tolist() == sorted(first.decision)
+    again = selecting(saved_llama, tmp_path, "two")
+    again.trainer.restore(saved)
+    again.start_epoch()
+    assert again.trainer.data.selected.tolist() == sorted(first.decision)
+    assert batches_of(again) == rest
+    for one in (context, again):
+        one.end_epoch()
+        one.start_epoch()
+        assert one.trainer.data.selected.tolist() == others
+
+
+def test_components_in_ones_own_loop(saved_llama: Path, tmp_path: Path) -> None:
+    config = configure(saved_llama, tmp_path, optimization_frequency=2)
+    config.model.lora_config = LoraConfig(r=2, alpha=4, dropout=0.0)
+    config.quantum.problem = "rank_allocation"
+    context = initialize_training(config, checkpoint_directory=tmp_path / "c")
+    with pytest.raises(ValueError, match="no gradients before the first train_step"):
+        quantum_optimize(context)
+    context.trainer.train_step(next(iter(context.pipeline)))
+    ranks = ranks_of(context.state.model)
+    kept = quantum_optimize(context).decision
+    assert sum(map(len, kept.values())) == sum(ranks.values()) // 2
+    with pytest.raises(ValueError, match="has 2 components: there is no 2"):
+        apply_quantum_solution(context, answer({next(iter(ranks)): [2]}))
+    with pytest.raises(ValueError, match="unknown LoRA module 'q'"):
+        apply_quantum_solution(context, answer({"q": [0]}))
+    assert extension_of(context.trainer).decisions.kept == {m: tuple(k) for m, k in kept.items()}
+
+
+def answer(decision: Any) -> Solution:
+    return Solution(decision, {}, 0.0, "nobody", False, 1, 0.0, 0.0)
+
+
+def test_a_decision_that_cannot_be_carried_out_changes_nothing(
+    context: TrainingContext, saved_llama: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="unknown block 'block 7'"):
+        apply_quantum_solution(context, answer(["block 7"]))
+    with pytest.raises(ValueError, match="block_selection selects no examples"):
+        apply_quantum_solution(context, answer([1, 2]))
+    other = selecting(saved_llama, tmp_path, "other")
+    with pytest.raises(ValueError, match="no selection of 10 from 20"):
+        apply_quantum_solution(other, answer([1, 2]))
+    for one in (context, other):
+        extension = extension_of(one.trainer)
+        assert (extension.decisions.blocks, extension.decisions.selection) == (None, None)
+        assert len(extension.history) == 0
 
 
 def configured(context: TrainingContext, folder: Path):  # type: ignore[no-untyped-def]

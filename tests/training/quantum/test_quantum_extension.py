@@ -15,10 +15,14 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.quantum_config import PLAIN_ANSWERS
+from infrastructure.core import optional
+from infrastructure.core.errors import MissingPackageError
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
+from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.quantum.cost_bound import CostBound
 from infrastructure.training.state import TrainingState
 from tests.deployment.runs import ROOT, deploy, losses, runs_of, small_settings
 from tests.training.quantum.quantum_runs import (
@@ -98,6 +102,77 @@ def test_an_unknown_sampler_is_refused_before_anything(
 ) -> None:
     with pytest.raises(ValueError, match="did you mean 'tabu'"):
         quantum_trainer(saved_llama, tmp_path, resources=resources)
+
+
+def test_a_solver_that_is_not_here_is_refused_before_anything(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optional, "is_installed", lambda package: package != "dwave.system")
+    told = "resources.quantum.solver: the sampler qpu needs the package dwave.system: pip install"
+    with pytest.raises(MissingPackageError, match=told):
+        quantum_trainer(saved_llama, tmp_path, resources={"solver": "qpu"})
+    with pytest.raises(ValueError, match=r"quantum\.fallback: the sampler lost:Cls .* no module"):
+        quantum_trainer(saved_llama, tmp_path, resources={"fallback": ["lost:Cls"]})
+
+
+def test_a_solver_has_what_the_overhead_leaves_it(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the timeout is: what was foretold is no bound, the end of a solver is."""
+    monkeypatch.setattr(CostBound, "allowed_seconds", lambda *_: 4.0)
+    trainer = quantum_trainer(
+        saved_llama,
+        tmp_path,
+        asked={"data_budget": 0.5, "max_overhead_percent": 5},
+        resources={"solver": f"{BAD}:Hanging", "timeout": 300},
+        max_steps=1,
+    )
+    trainer.train()
+    (record,) = records(trainer)
+    assert record["is_fallback"]
+    assert record["solver_seconds"] < 4.5
+    assert "quantum.max_overhead_percent 5 has left the solver" in record["remarks"][-1]
+
+
+def test_an_answer_that_comes_too_late_is_told(saved_llama: Path, tmp_path: Path) -> None:
+    asked = {"data_budget": 0.5, "background": True}
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=2)
+    trainer.train()
+    assert [record["outcome"] for record in records(trainer)] == ["asked", "unused"]
+    assert "over before the answer" in records(trainer)[-1]["why"]
+
+
+def test_an_answer_holds_with_all_that_is_told_of_it_or_not_at_all(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> list[str]:
+        raise LookupError("planted")
+
+    monkeypatch.setattr(DataPipeline, "places_of", broken)
+    asked = {"data_budget": 0.5, "answer": "greedy"}
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, num_epochs=1)
+    trainer.train()
+    assert [record["outcome"] for record in records(trainer)] == ["failed"]
+    assert extension_of(trainer).decisions.selection is None
+    assert trainer.state is not None
+    assert trainer.state.step == trainer.loop.total_steps
+
+
+def test_a_budget_that_is_all_of_the_data_is_told(saved_llama: Path, tmp_path: Path) -> None:
+    trainer = quantum_trainer(saved_llama, tmp_path, asked={"data_budget": 0.99}, max_steps=1)
+    trainer.train()
+    (record,) = records(trainer)
+    assert record["outcome"] == "skipped"
+    assert "is all of them, and there is nothing to choose" in record["why"]
+
+
+def test_numbers_that_are_not_told_yet_are_told_after_a_resume(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    first, second = (quantum_trainer(saved_llama, tmp_path) for _ in range(2))
+    extension_of(first).untold = {"quantum_energy": 1.5}
+    extension_of(second).load_state_dict(json.loads(json.dumps(extension_of(first).state_dict())))
+    assert extension_of(second).untold == {"quantum_energy": 1.5}
 
 
 class Patience(Observer):

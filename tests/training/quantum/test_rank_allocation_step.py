@@ -47,6 +47,15 @@ def test_what_is_not_chosen_is_gone_for_good(
     assert record["chosen"] == f"{total} of {record['num_variables']} components of LoRA stay"
 
 
+def test_a_stream_of_data_is_measured_by_the_batch(saved_llama: Path, tmp_path: Path) -> None:
+    trainer = quantum_trainer(
+        saved_llama, tmp_path, asked=ASKED, lora=LORA, optimization_frequency=1, max_steps=2
+    )
+    trainer.data_config.streaming = True
+    trainer.train()
+    assert [record["outcome"] for record in records(trainer)] == ["answered"]
+
+
 def test_the_saved_model_is_a_plain_peft_model(saved_llama: Path, tmp_path: Path) -> None:
     from peft import AutoPeftModelForCausalLM
 
