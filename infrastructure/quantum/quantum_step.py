@@ -191,8 +191,9 @@ def _ask(
     info["bound_hit"] = bool(info.pop("is_cut_off", True) or chain.failures)
     if bqm.num_variables < question.num_variables:
         info["left_out"] = question.num_variables - bqm.num_variables
-    name = chain.answered_by[chain.num_asked - 1]
-    return _Answer(name, sample, question.energies([sample])[0], list(chain.failures), info)
+    return _Answer(
+        chain.answered_by, sample, question.energies([sample])[0], list(chain.failures), info
+    )
 
 
 def _compared(answer: _Answer, question: Question) -> _Answer:

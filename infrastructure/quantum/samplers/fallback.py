@@ -1,7 +1,7 @@
 """Several samplers as one: asked in order, the next one where one fails.
 
-Which one answered each question is remembered, so that whoever does the same questions again, after
-a resume or a way back, asks the same one first instead of waiting for a solver that had failed.
+An answer that came after a failure is no function of the question; who keeps it, as a training does
+with its checkpoints, repeats the answer itself.
 """
 
 import logging
@@ -30,9 +30,8 @@ class FallbackSampler(dimod.Sampler):
         samplers: by name, the preferred one first.
 
     Attributes:
-        answered_by: name of the sampler that answered, question by question.
-        num_asked: questions so far; below the length of `answered_by` while questions are repeated.
-        failures: how those failed that were asked the newest question in vain.
+        answered_by: name of the sampler that answered the newest question; "": none did.
+        failures: how those failed that were asked it in vain.
 
     Raises:
         ValueError: there is no sampler.
@@ -42,8 +41,7 @@ class FallbackSampler(dimod.Sampler):
         if not samplers:
             raise ValueError("a chain of samplers needs at least one")
         self.samplers = dict(samplers)
-        self.answered_by: list[str] = []
-        self.num_asked = 0
+        self.answered_by = ""
         self.failures: list[str] = []
 
     @property
@@ -70,47 +68,20 @@ class FallbackSampler(dimod.Sampler):
         if unknown:
             raise ValueError(f"no sampler of {', '.join(self.samplers)} knows {', '.join(unknown)}")
         began, limit = time.monotonic(), parameters.pop(TIME_LIMIT, None)
-        self.failures = []
-        order = self._order()
-        for number, name in enumerate(order):
+        self.answered_by, self.failures = "", []
+        for number, (name, sampler) in enumerate(self.samplers.items()):
             if limit is not None:
                 left = max(0.0, limit - (time.monotonic() - began))
-                parameters[TIME_LIMIT] = left / (len(order) - number)
+                parameters[TIME_LIMIT] = left / (len(self.samplers) - number)
             try:
-                found = self._ask(self.samplers[name], bqm, parameters)
+                found = self._ask(sampler, bqm, parameters)
             except Exception as error:  # whatever a solver raises, the next one is asked
                 self.failures.append(f"{name}: {redact(repr(error))}")
                 log.warning("a sampler failed, and the next one is asked: %s", self.failures[-1])
                 continue
-            self.answered_by[self.num_asked :] = [name, *self.answered_by[self.num_asked + 1 :]]
-            self.num_asked += 1
+            self.answered_by = name
             return found
         raise SamplerError(f"no sampler answered: {'; '.join(self.failures)}")
-
-    def repeat_from(self, num_asked: int) -> None:
-        """The next question is number `num_asked` (from 0) again; recorded choices are repeated.
-
-        Raises:
-            ValueError: so many questions were never answered.
-        """
-        if not 0 <= num_asked <= len(self.answered_by):
-            raise ValueError(f"{len(self.answered_by)} questions were answered, not {num_asked}")
-        self.num_asked = num_asked
-
-    def state_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {"answered_by": list(self.answered_by), "num_asked": self.num_asked}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; a sampler that is gone since then is not asked."""
-        self.answered_by = list(saved["answered_by"])
-        self.repeat_from(saved["num_asked"])
-
-    def _order(self) -> list[str]:
-        """The one that answered this question before, then all others."""
-        recorded = self.answered_by[self.num_asked : self.num_asked + 1]
-        names = [*(name for name in recorded if name in self.samplers), *self.samplers]
-        return list(dict.fromkeys(names))
 
     def _ask(
         self, sampler: dimod.Sampler, bqm: dimod.BinaryQuadraticModel, parameters: dict[str, Any]
