@@ -55,8 +55,8 @@ def test_the_same_seed_gives_the_same_answer_and_another_one_another_search() ->
     )
     infos = [DenseAnnealer().sample(bqm, num_reads=2, seed=s).info for s in (7, 7, 8)]
     assert first == again
-    assert infos[0]["num_children"] == infos[1]["num_children"]
-    assert (first, infos[0]["num_children"]) != (other, infos[2]["num_children"])
+    assert infos[0]["num_steps"] == infos[1]["num_steps"]
+    assert (first, infos[0]["num_steps"]) != (other, infos[2]["num_steps"])
 
 
 def test_a_warm_start_is_never_made_worse() -> None:
