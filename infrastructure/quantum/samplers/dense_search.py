@@ -17,9 +17,11 @@ from infrastructure.quantum.samplers.dense_problem import Bits, Indices
 from infrastructure.quantum.samplers.dense_reads import Search, TimeIsUp, distance, distinct
 
 # Temperatures are multiples of the problem's field scale; a spin glass freezes at a quarter of it.
+# Large problems begin below that, since time is short; small ones, the sparse above all, need heat.
 HOT, WARM, COLD = 0.13, 0.08, 0.02
+SMALL, SMALL_HOT, SMALL_WARM = 1000, 0.25, 0.15
 ANNEAL_SWEEPS, CHILD_SWEEPS, LAST_SWEEPS = 600, 100, 2
-FEWEST_SWEEPS = 30
+FEWEST_SWEEPS = 60
 SWEEPS_PER_VARIABLE = 0.3  # of an anneal; small problems need no more
 # Each read has twice the population of the one before: small ones are fast, large ones come nearer.
 LEAST_POPULATION, FIRST_POPULATION, LARGEST_POPULATION = 8, 16, 128
@@ -51,10 +53,11 @@ class DenseSearch(Search):
         population = [self._improved(DenseState.of(self.problem, bits)) for bits in given]
         start = DenseState.of(self.problem, np.zeros(self.problem.num_variables, np.int8))
         wanted = self._population()
+        hot, _ = self._temperatures()
         while len(population) < wanted:
             state = start.copy()
             state.start_randomly(self.random)
-            self._anneal(state, HOT, self._num_sweeps(ANNEAL_SWEEPS))
+            self._anneal(state, hot, self._num_sweeps(ANNEAL_SWEEPS))
             population.append(self._improved(state))
         self._evolve(population)
         champion = min(population, key=lambda state: state.energy)
@@ -82,9 +85,10 @@ class DenseSearch(Search):
     def _child(self, first: DenseState, second: DenseState) -> DenseState:
         """What both agree on, and a search over the rest."""
         open_variables = _disputed(first, second)
+        _, warm = self._temperatures()
         child = first.copy()
         part = child.restricted(open_variables)
-        self._anneal(part, WARM, self._num_sweeps(CHILD_SWEEPS))
+        self._anneal(part, warm, self._num_sweeps(CHILD_SWEEPS))
         child.take(open_variables, part)
         for _ in range(LAST_SWEEPS):
             child.sweep(COLD * self.scale, self.random)
@@ -99,6 +103,11 @@ class DenseSearch(Search):
                     state.descend(self.random)
                     self.best = state
                 raise TimeIsUp
+
+    def _temperatures(self) -> tuple[float, float]:
+        """Where anneals of everything and of a child's open variables begin."""
+        is_small = self.problem.num_variables <= SMALL
+        return (SMALL_HOT, SMALL_WARM) if is_small else (HOT, WARM)
 
     def _population(self) -> int:
         """Of the next read; a small problem needs no more than a small one."""
