@@ -80,7 +80,7 @@ def palubeckis(num_variables: int, density: int, seed: int) -> dimod.BinaryQuadr
     for row in range(num_variables):
         count = num_variables - 1 - row
         numbers = (powers[: 2 * count + 1] * state) % np.uint64(MODULUS)
-        shares = numbers / float(MODULUS)
+        shares = numbers / float(MODULUS + 1)  # by 2^31, as his program does: else two are others
         linear[row] = -_values(shares[:1])[0]
         places, is_there = _tests(shares[1:], density, count)
         columns = row + 1 + np.flatnonzero(is_there)
