@@ -3,8 +3,8 @@
 Iterated local search (Lourenço, Martin, Stützle: "Iterated Local Search", 2003): some ones and as
 many zeros, by chance, change places; then a one and a zero as long as that gains. How many a kick
 moves is drawn anew each time, since some questions (near-copies among the examples) want small ones
-and others (several groups that would do) large ones. It beats annealing by swaps, which it
-replaced: benchmarks/results/quantum_quality.md.
+and others (several groups that would do) large ones. How it compares with annealing by swaps,
+which it replaced: benchmarks/results/quantum_quality.md.
 """
 
 from collections.abc import Sequence
