@@ -12,8 +12,10 @@ import dimod
 import numpy as np
 
 from infrastructure.quantum.samplers.deadline import Clock, Deadline
+from infrastructure.quantum.samplers.dense_exchange import READS, ExchangeSearch
 from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem
-from infrastructure.quantum.samplers.dense_search import DenseSearch, TimeIsUp
+from infrastructure.quantum.samplers.dense_reads import Search
+from infrastructure.quantum.samplers.dense_search import DenseSearch
 
 VARIABLES_SEARCHED = 10_000  # in all reads together, where their number is not given
 FEWEST_READS, MOST_READS = 2, 10
@@ -71,52 +73,42 @@ class DenseAnnealer(dimod.Sampler):
         """
         self.remove_unknown_kwargs(**unknown)
         deadline = Deadline(time_limit, self.clock)
-        reads = _checked_reads(num_reads, bqm.num_variables)
+        reads = _checked_reads(num_reads, bqm.num_variables, num_ones)
         _refuse_ones(num_ones, bqm.num_variables)
         if not bqm.num_variables:
             return dimod.SampleSet.from_samples_bqm(np.empty((1, 0), np.int8), bqm)
         problem = DenseProblem.of(bqm, num_ones)
-        search = DenseSearch(
-            problem=problem,
-            random=np.random.default_rng(seed),
-            deadline=deadline,
-            spare_seconds=_spare_seconds(bqm, time_limit),
-            num_ones=num_ones,
-            scale=problem.field_scale(num_ones),
-        )
+        about = (problem, np.random.default_rng(seed), deadline, _spare_seconds(bqm, time_limit))
+        search: Search
+        if num_ones is None:
+            search = DenseSearch(*about, scale=problem.field_scale())
+        else:
+            search = ExchangeSearch(*about, num_ones=num_ones)
         given = [] if initial_states is None else _bits_of(initial_states, bqm, problem.variables)
-        _run(search, given, reads)
+        search.run(given, reads)
         found = dimod.SampleSet.from_samples_bqm((_samples(search, bqm), problem.variables), bqm)
         found.info.update(_told(search))
         return found
 
 
-def default_reads(num_variables: int) -> int:
+def default_reads(num_variables: int, num_ones: int | None = None) -> int:
     """Reads of a question that gives no number: a work that follows from its size."""
+    if num_ones is not None:
+        return READS
     return min(MOST_READS, max(FEWEST_READS, VARIABLES_SEARCHED // max(1, num_variables)))
 
 
-def _run(search: DenseSearch, given: Sequence[Bits], num_reads: int) -> None:
-    try:
-        for number in range(num_reads):
-            search.read(given if number == 0 else [])
-            if search.is_converged:
-                return
-    except TimeIsUp:
-        search.is_cut_off = True
-
-
-def _samples(search: DenseSearch, bqm: dimod.BinaryQuadraticModel) -> Bits:
+def _samples(search: Search, bqm: dimod.BinaryQuadraticModel) -> Bits:
     """Rows in the model's vartype, best first."""
     states = search.ranked()
     bits = np.array([state.bits for state in states], np.int8)
     return bits if bqm.vartype is dimod.BINARY else (2 * bits - 1).astype(np.int8)
 
 
-def _told(search: DenseSearch) -> dict[str, Any]:
+def _told(search: Search) -> dict[str, Any]:
     return {
         "num_reads": len(search.read_energies),
-        "num_children": search.num_children,
+        "num_steps": search.num_steps,
         "read_energies": search.read_energies,
         "is_cut_off": search.is_cut_off,
         "seconds": search.deadline.elapsed_seconds,
@@ -129,9 +121,9 @@ def _spare_seconds(bqm: dimod.BinaryQuadraticModel, time_limit: float | None) ->
     return 0.0 if time_limit is None else min(needed, MOST_SPARE_SHARE * time_limit)
 
 
-def _checked_reads(num_reads: int | None, num_variables: int) -> int:
+def _checked_reads(num_reads: int | None, num_variables: int, num_ones: int | None) -> int:
     if num_reads is None:
-        return default_reads(num_variables)
+        return default_reads(num_variables, num_ones)
     if num_reads < 1:
         raise ValueError(f"num_reads {num_reads}: give a whole number of at least 1")
     return num_reads

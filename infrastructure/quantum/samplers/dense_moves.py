@@ -7,6 +7,7 @@ again against what the moves before it have changed; so a cold sweep, which acce
 next to nothing. Exactness: the field is float32 and drifts by rounding, `refresh` sums it anew.
 """
 
+from collections.abc import Callable
 from typing import Self
 
 import numpy as np
@@ -15,6 +16,12 @@ from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem, Fl
 
 BLOCK = 256  # variables that are compared at once
 REFRESH_AFTER_FLIPS = 200_000  # float32 sums are then wrong by about 1e-5 of themselves
+EXCHANGES_AT_ONCE = 80_000  # pairs that are compared at once, in the processor's cache
+
+
+def never() -> bool:
+    """The end of a search that has none."""
+    return False
 
 
 class DenseState:
@@ -45,9 +52,14 @@ class DenseState:
         ones: Bits = (self.sign < 0).astype(np.int8)
         return ones
 
-    def refresh(self, problem: DenseProblem) -> None:
+    @property
+    def least_gain(self) -> float:
+        """What float32 can still tell from zero here; smaller falls could go round in a circle."""
+        return 4 * float(np.finfo(np.float32).eps) * float(np.abs(self.field).max(initial=0.0))
+
+    def refresh(self, problem: DenseProblem, after_flips: int = REFRESH_AFTER_FLIPS) -> None:
         """Take the rounding out of field and energy, if there were enough flips to matter."""
-        if self.num_flips > REFRESH_AFTER_FLIPS:
+        if self.num_flips > after_flips:
             self.field = problem.field(self.bits)
             self.energy = _energy(problem, self.field, self.bits)
             self.num_flips = 0
@@ -99,7 +111,7 @@ class DenseState:
 
     def descend(self, random: np.random.Generator) -> None:
         """Go down until no move lowers the energy by more than rounding."""
-        least = _least_gain(self.field)
+        least = self.least_gain
         while self.sweep(-least, random):
             pass
 
@@ -112,46 +124,49 @@ class DenseState:
 class SwapState(DenseState):
     """An assignment whose number of ones stays: a one and a zero change places."""
 
-    def sweep(self, temperature: float, random: np.random.Generator) -> int:
-        """Offer every variable of the larger side one swap with some of the other side."""
-        ones, zeros = _random_pairs(self.sign, random)
-        limits = _accepted_rises(random, len(ones), temperature)
-        between = self.matrix[ones, zeros]
-        before = self.num_flips
-        for start in range(0, len(limits), BLOCK):
-            block = slice(start, start + BLOCK)
-            rises = self.field[zeros[block]] - self.field[ones[block]] - between[block]
-            for k in (start + (rises < limits[block]).nonzero()[0]).tolist():
-                self._swap_if(int(ones[k]), int(zeros[k]), between.item(k), limits.item(k))
-        return (self.num_flips - before) // 2
+    def descend(self, random: np.random.Generator, is_over: Callable[[], bool] = never) -> None:
+        """Exchange the best zero for each one until no exchange lowers the energy by more than
+        rounding, or it `is_over`; no random number is needed."""
+        least, start, num_quiet = self.least_gain, 0, 0
+        ones = np.flatnonzero(self.sign < 0)
+        block = max(1, EXCHANGES_AT_ONCE // len(self.sign))
+        while num_quiet < len(ones) < len(self.sign) and not is_over():
+            rises, zeros = self._best_exchanges(ones[start : start + block])
+            num_quiet += len(rises)
+            for place in rises.argsort(kind="stable")[: np.count_nonzero(rises < -least)].tolist():
+                one, zero = int(ones[start + place]), int(zeros[place])
+                if self._exchange_if(one, zero, -least):
+                    ones[start + place] = zero
+                    num_quiet = 0
+            if num_quiet:  # else the same ones again
+                start = start + block if start + block < len(ones) else 0
 
-    def descend(self, random: np.random.Generator) -> None:
-        """Go down by best swaps: the one that costs most goes, the zero that is best then comes."""
-        least = _least_gain(self.field)
-        while (self.sign < 0).any() and (self.sign > 0).any():
-            leaving = int(np.where(self.sign < 0, self.field, -np.inf).argmax())
-            without = np.where(self.sign > 0, self.field - self.matrix[leaving], np.inf)
-            coming = int(without.argmin())
-            if not without.item(coming) - self.field.item(leaving) < -least:
-                return
-            self.flip(leaving)
-            self.flip(coming)
+    def kick(self, size: int, random: np.random.Generator) -> None:
+        """Let so many ones and zeros, by chance, change places."""
+        ones, zeros = np.flatnonzero(self.sign < 0), np.flatnonzero(self.sign > 0)
+        size = min(size, len(ones), len(zeros))
+        for side in (ones, zeros):
+            for i in side[random.permutation(len(side))[:size]].tolist():
+                self.flip(i)
 
-    def start_randomly(self, random: np.random.Generator) -> None:
-        """Give up the assignment for a random one with as many ones."""
-        chosen = random.permutation(len(self.sign))[: int((self.sign < 0).sum())]
-        wanted = np.ones_like(self.sign)
-        wanted[chosen] = -1
-        for i in (wanted != self.sign).nonzero()[0].tolist():
-            self.flip(i)
+    def _best_exchanges(self, ones: Indices) -> tuple[Floats, Indices]:
+        """Change of energy by the best zero for each of these ones, and that zero."""
+        coming = np.where(self.sign > 0, self.field, np.float32(np.inf))
+        rises = self.matrix[ones]
+        np.subtract(coming, rises, out=rises)
+        zeros = rises.argmin(axis=1)
+        return rises[np.arange(len(ones)), zeros] - self.field[ones], zeros
 
-    def _swap_if(self, one: int, zero: int, between: float, limit: float) -> None:
-        """Swap where both are still what they were and the energy rises by less than `limit`."""
-        if self.sign.item(one) > 0 or self.sign.item(zero) < 0:
-            return
-        if self.field.item(zero) - self.field.item(one) - between < limit:
+    def _exchange_if(self, one: int, zero: int, limit: float) -> bool:
+        """Exchange where the zero is still one and the energy rises by less than `limit`."""
+        if self.sign.item(zero) < 0:
+            return False
+        between = self.matrix.item(one, zero)
+        is_low = self.field.item(zero) - self.field.item(one) - between < limit
+        if is_low:
             self.flip(one)
             self.flip(zero)
+        return is_low
 
 
 def with_ones(problem: DenseProblem, bits: Bits, num_ones: int) -> SwapState:
@@ -182,11 +197,6 @@ def _accepted_rises(random: np.random.Generator, count: int, temperature: float)
     limits = random.standard_exponential(count, np.float32)
     limits *= np.float32(temperature)
     return limits
-
-
-def _least_gain(field: Floats) -> float:
-    """What float32 can still tell from zero here; smaller falls could go round in a circle."""
-    return 4 * float(np.finfo(np.float32).eps) * float(np.abs(field).max(initial=0.0))
 
 
 def _random_pairs(sign: Floats, random: np.random.Generator) -> tuple[Indices, Indices]:

@@ -39,19 +39,15 @@ class DenseProblem:
     def num_variables(self) -> int:
         return len(self.linear)
 
-    def field_scale(self, num_ones: int | None = None) -> float:
+    def field_scale(self) -> float:
         """Size of what the others do to a variable: the root of the mean sum of squared entries.
-
-        Where few are ones, or few zeros, only so many act on it.
 
         Temperatures are multiples of it. A model without interactions has the size of its linear
         terms, and one of zeros has 1.
         """
         squares = np.einsum("ij,ij->i", self.matrix, self.matrix, dtype=np.float64)
         squares = squares if squares.any() else np.square(self.linear, dtype=np.float64)
-        few = self.num_variables if num_ones is None else min(num_ones, len(squares) - num_ones)
-        acting = min(1.0, 2 * max(1, few) / max(1, self.num_variables))
-        return float(np.sqrt(acting * squares.mean())) or 1.0
+        return float(np.sqrt(squares.mean())) or 1.0
 
     @classmethod
     def of(cls, bqm: dimod.BinaryQuadraticModel, num_ones: int | None = None) -> "DenseProblem":

@@ -7,74 +7,42 @@ Hao: "Effective variable fixation and scoring strategies for binary quadratic pr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from infrastructure.quantum.samplers.deadline import Deadline
-from infrastructure.quantum.samplers.dense_moves import DenseState, with_ones
-from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem, Indices
+from infrastructure.quantum.samplers.dense_moves import DenseState
+from infrastructure.quantum.samplers.dense_problem import Bits, Indices
+from infrastructure.quantum.samplers.dense_reads import Search, TimeIsUp, distance, distinct
 
 # Temperatures are multiples of the problem's field scale; a spin glass freezes at a quarter of it.
+# Large problems begin below that, since time is short; small ones, the sparse above all, need heat.
 HOT, WARM, COLD = 0.13, 0.08, 0.02
+SMALL, SMALL_HOT, SMALL_WARM = 1000, 0.25, 0.15
 ANNEAL_SWEEPS, CHILD_SWEEPS, LAST_SWEEPS = 600, 100, 2
-FEWEST_SWEEPS = 30
+FEWEST_SWEEPS = 60
 SWEEPS_PER_VARIABLE = 0.3  # of an anneal; small problems need no more
 # Each read has twice the population of the one before: small ones are fast, large ones come nearer.
 LEAST_POPULATION, FIRST_POPULATION, LARGEST_POPULATION = 8, 16, 128
 VARIABLES_EACH = 20  # variables of the problem, for each assignment of a population
 MOST_CHAMPIONS = 8
 NUM_UNDECIDED = 100  # variables that parents agree on, and that a child decides anew all the same
-SAME_VARIABLES = 5  # assignments that differ in no more are one
 PATIENCE = 3  # children without a new best one, as a multiple of the population
-CONVERGED_READS = 3  # reads that came to the same energy, and none to a lower one
-
-
-class TimeIsUp(Exception):  # noqa: N818 - no error: the search ends where it is
-    """The deadline is there."""
 
 
 @dataclass
-class DenseSearch:
-    """One question while it is worked on.
+class DenseSearch(Search):
+    """Reads whose best ones are recombined with each other.
 
     Attributes:
-        spare_seconds: how long before the deadline the search ends.
-        num_ones: ones that every assignment has; None: any number.
         scale: the problem's `field_scale`.
-        best: the assignment of the lowest energy.
-        champions: the best of each read, recombined with each other; best first.
-        read_energies: of the champions before that, read by read.
-        is_cut_off: the deadline came first.
     """
 
-    problem: DenseProblem
-    random: np.random.Generator
-    deadline: Deadline
-    spare_seconds: float
-    num_ones: int | None
-    scale: float
-    best: DenseState | None = None
-    champions: list[DenseState] = field(default_factory=list)
-    read_energies: list[float] = field(default_factory=list)
-    num_children: int = 0
-    is_cut_off: bool = False
+    same_variables: ClassVar[int] = 5
+    converged_reads: ClassVar[int] = 3
 
-    def ranked(self) -> list[DenseState]:
-        """What was found, best first."""
-        found = [*self.champions, *([] if self.best is None else [self.best])]
-        return _distinct(found)
-
-    def state_of(self, bits: Bits) -> DenseState:
-        if self.num_ones is None:
-            return DenseState.of(self.problem, bits)
-        return with_ones(self.problem, bits, self.num_ones)
-
-    def first(self) -> DenseState:
-        """Where the anneals begin: all zeros, or the first `num_ones` ones."""
-        bits = np.zeros(self.problem.num_variables, np.int8)
-        bits[: self.num_ones or 0] = 1
-        return self.state_of(bits)
+    scale: float = 1.0
 
     def read(self, given: Sequence[Bits]) -> None:
         """One independent search; its best is a champion.
@@ -82,13 +50,14 @@ class DenseSearch:
         Raises:
             TimeIsUp: the deadline is there; what was found is kept.
         """
-        population = [self._improved(self.state_of(bits)) for bits in given]
-        start = self.first()
+        population = [self._improved(DenseState.of(self.problem, bits)) for bits in given]
+        start = DenseState.of(self.problem, np.zeros(self.problem.num_variables, np.int8))
         wanted = self._population()
+        hot, _ = self._temperatures()
         while len(population) < wanted:
             state = start.copy()
             state.start_randomly(self.random)
-            self._anneal(state, HOT, self._num_sweeps(ANNEAL_SWEEPS))
+            self._anneal(state, hot, self._num_sweeps(ANNEAL_SWEEPS))
             population.append(self._improved(state))
         self._evolve(population)
         champion = min(population, key=lambda state: state.energy)
@@ -96,15 +65,7 @@ class DenseSearch:
         self.champions.append(champion)
         if len(self.champions) > 1:
             self._evolve(self.champions)
-        self.champions = _distinct(self.champions)[:MOST_CHAMPIONS]
-
-    @property
-    def is_converged(self) -> bool:
-        """Whether searches that know nothing of each other end at the same energy."""
-        if self.best is None:
-            return False
-        limit = self.best.energy + 1e-6 * max(1.0, abs(self.best.energy))
-        return sum(energy <= limit for energy in self.read_energies) >= CONVERGED_READS
+        self.champions = distinct(self.champions, self.same_variables)[:MOST_CHAMPIONS]
 
     def _evolve(self, population: list[DenseState]) -> None:
         """Recombine until that has found nothing better for long; changes the list."""
@@ -113,7 +74,7 @@ class DenseSearch:
         while fruitless < PATIENCE * len(population):
             first, second = self.random.choice(len(population), 2, replace=False).tolist()
             child = self._child(population[first], population[second])
-            self.num_children += 1
+            self.num_steps += 1
             place = _place_of(child, population, first, second)
             if place is not None:
                 population[place] = child
@@ -124,9 +85,10 @@ class DenseSearch:
     def _child(self, first: DenseState, second: DenseState) -> DenseState:
         """What both agree on, and a search over the rest."""
         open_variables = _disputed(first, second)
+        _, warm = self._temperatures()
         child = first.copy()
         part = child.restricted(open_variables)
-        self._anneal(part, WARM, self._num_sweeps(CHILD_SWEEPS))
+        self._anneal(part, warm, self._num_sweeps(CHILD_SWEEPS))
         child.take(open_variables, part)
         for _ in range(LAST_SWEEPS):
             child.sweep(COLD * self.scale, self.random)
@@ -135,12 +97,17 @@ class DenseSearch:
     def _anneal(self, state: DenseState, start: float, num_sweeps: int) -> None:
         for temperature in np.geomspace(start * self.scale, COLD * self.scale, num_sweeps):
             state.sweep(float(temperature), self.random)
-            if self._is_over():
+            if self.is_over():
                 # Half an anneal is worth something only where there is nothing else yet.
                 if self.best is None and len(state.sign) == self.problem.num_variables:
                     state.descend(self.random)
                     self.best = state
                 raise TimeIsUp
+
+    def _temperatures(self) -> tuple[float, float]:
+        """Where anneals of everything and of a child's open variables begin."""
+        is_small = self.problem.num_variables <= SMALL
+        return (SMALL_HOT, SMALL_WARM) if is_small else (HOT, WARM)
 
     def _population(self) -> int:
         """Of the next read; a small problem needs no more than a small one."""
@@ -158,13 +125,9 @@ class DenseSearch:
         state.refresh(self.problem)
         if self.best is None or state.energy < self.best.energy:
             self.best = state.copy()
-        if self._is_over():
+        if self.is_over():
             raise TimeIsUp
         return state
-
-    def _is_over(self) -> bool:
-        self.is_cut_off = self.deadline.seconds_left <= self.spare_seconds
-        return self.is_cut_off
 
 
 def _place_of(
@@ -174,9 +137,9 @@ def _place_of(
 
     A twin beside it would take the differences away that recombining lives from.
     """
-    distances = [_distance(child, state) for state in population]
+    distances = [distance(child, state) for state in population]
     twin = int(np.argmin(distances))
-    if distances[twin] <= SAME_VARIABLES:
+    if distances[twin] <= DenseSearch.same_variables:
         places = [twin]
     else:
         nearer = first if distances[first] <= distances[second] else second
@@ -196,16 +159,3 @@ def _disputed(first: DenseState, second: DenseState) -> Indices:
     count = min(NUM_UNDECIDED, len(is_open))
     is_open[np.argsort(np.abs(first.field), kind="stable")[:count]] = True
     return np.flatnonzero(is_open)
-
-
-def _distance(one: DenseState, other: DenseState) -> int:
-    return int(np.count_nonzero(one.sign != other.sign))
-
-
-def _distinct(states: Sequence[DenseState]) -> list[DenseState]:
-    """Best first, each but once."""
-    kept: list[DenseState] = []
-    for state in sorted(states, key=lambda state: state.energy):
-        if all(_distance(state, other) > SAME_VARIABLES for other in kept):
-            kept.append(state)
-    return kept

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from infrastructure.monitoring.formatting import format_duration
 
 NUM_STEPS = 20  # that a step's time is the mean of
-# What `auto` takes for n variables, measured on one core: up to 20 are counted through, more are
-# searched (1.4 s for 24, 3.8 s for 50, 18 s for 200).
-EXACT_VARIABLES, EXACT_SECONDS, SECONDS_PER_VARIABLE = 20, 0.1, 0.08
+# What `auto` takes to choose among n, measured on one core: up to 20 are counted through, more are
+# searched (0.5 to 0.8 s for 50, 1.6 s for 200, 1 to 1.7 s for 600, 4.4 s for 2000, 13 s for 5000).
+EXACT_VARIABLES, EXACT_SECONDS = 20, 0.1
+SEARCH_SECONDS, SECONDS_PER_VARIABLE = 1.0, 0.0025
 
 
 @dataclass
@@ -65,7 +66,7 @@ def solver_seconds(num_variables: int) -> float:
     """About what a sampler takes for so many variables, before any was asked here."""
     if num_variables <= EXACT_VARIABLES:
         return EXACT_SECONDS
-    return SECONDS_PER_VARIABLE * num_variables
+    return SEARCH_SECONDS + SECONDS_PER_VARIABLE * num_variables
 
 
 def too_dear(cost_seconds: float, allowed_seconds: float, percent: float) -> str:

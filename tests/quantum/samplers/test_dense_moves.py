@@ -28,17 +28,24 @@ def assert_consistent(state: DenseState, problem: DenseProblem) -> None:
     np.testing.assert_allclose(state.field, anew.field, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", [DenseState, SwapState])
-def test_sweeps_keep_the_books(problem: DenseProblem, kind: type[DenseState]) -> None:
-    state, random = kind.of(problem, some_bits(100)), np.random.default_rng(2)
+def test_sweeps_keep_the_books(problem: DenseProblem) -> None:
+    state, random = DenseState.of(problem, some_bits(100)), np.random.default_rng(2)
     state.start_randomly(random)
     for temperature in (20.0, 5.0, 1.0):
         assert state.sweep(temperature, random) > 0
     assert_consistent(state, problem)
-    if kind is SwapState:
-        assert state.bits.sum() == 100
-        state.descend(random)
-        assert state.bits.sum() == 100
+
+
+@pytest.mark.parametrize(("num_ones", "moved"), [(100, 20), (N - 3, 3), (N, 0), (0, 0)])
+def test_a_kick_moves_what_it_is_to_and_keeps_the_books(
+    problem: DenseProblem, num_ones: int, moved: int
+) -> None:
+    state = SwapState.of(problem, some_bits(num_ones))
+    before = state.bits
+    state.kick(20, np.random.default_rng(2))
+    assert state.bits.sum() == num_ones
+    assert np.count_nonzero(state.bits != before) == 2 * moved
+    assert_consistent(state, problem)
 
 
 def test_a_hot_sweep_accepts_as_metropolis_does(problem: DenseProblem) -> None:
@@ -56,15 +63,27 @@ def test_descending_ends_where_no_flip_gains(problem: DenseProblem) -> None:
     assert (state.sign * state.field > -1e-3).all()
 
 
-def test_descending_by_swaps_ends_where_the_best_swap_gains_nothing(problem: DenseProblem) -> None:
+@pytest.mark.parametrize("pairs_at_once", [7, 10**6])
+def test_exchanging_ends_where_none_of_all_exchanges_gains(
+    problem: DenseProblem, monkeypatch: pytest.MonkeyPatch, pairs_at_once: int
+) -> None:
+    monkeypatch.setattr(dense_moves, "EXCHANGES_AT_ONCE", pairs_at_once)
     state, random = SwapState.of(problem, some_bits(40)), np.random.default_rng(4)
     before = state.energy
     state.descend(random)
     ones, zeros = np.flatnonzero(state.bits), np.flatnonzero(1 - state.bits)
-    leaving = ones[state.field[ones].argmax()]
-    gains = state.field[leaving] - state.field[zeros] + state.matrix[leaving, zeros]
-    assert gains.max() < 1e-3
+    between = state.matrix[np.ix_(ones, zeros)]
+    assert (state.field[zeros] - state.field[ones][:, None] - between).min() > -1e-3
     assert state.energy < before
+    assert len(ones) == 40
+    assert_consistent(state, problem)
+
+
+def test_exchanging_ends_when_it_is_told_to(problem: DenseProblem) -> None:
+    state = SwapState.of(problem, some_bits(40))
+    before = state.bits
+    state.descend(np.random.default_rng(4), lambda: True)
+    assert (state.bits == before).all()
 
 
 def test_a_part_is_the_whole_with_the_rest_held(problem: DenseProblem) -> None:
@@ -88,14 +107,13 @@ def test_a_count_is_reached_from_anywhere(problem: DenseProblem, wanted: int) ->
     assert state.bits.sum() == wanted
 
 
-def test_rounding_is_taken_out_after_many_flips(
-    problem: DenseProblem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dense_moves, "REFRESH_AFTER_FLIPS", 10)
+def test_rounding_is_taken_out_after_many_flips(problem: DenseProblem) -> None:
     state = DenseState.of(problem, some_bits(10))
     state.num_flips = 11
     state.field += 0.5
     state.energy += 7
     state.refresh(problem)
+    assert state.num_flips == 11  # too few to matter
+    state.refresh(problem, after_flips=10)
     assert_consistent(state, problem)
     assert state.num_flips == 0

@@ -1,0 +1,113 @@
+"""Search among the assignments with a given number of ones: kicks and exchanges.
+
+Iterated local search (Lourenço, Martin, Stützle: "Iterated Local Search", 2003): some ones and as
+many zeros, by chance, change places; then a one and a zero as long as that gains. How many a kick
+moves is drawn anew each time, since some questions (near-copies among the examples) want small ones
+and others (several groups that would do) large ones. How it compares with annealing by swaps,
+which it replaced: benchmarks/results/quantum_quality.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from infrastructure.quantum.samplers.dense_moves import SwapState, with_ones
+from infrastructure.quantum.samplers.dense_problem import Bits
+from infrastructure.quantum.samplers.dense_reads import Search, TimeIsUp, distinct
+
+LARGEST_KICK = 0.2  # of the ones, or of the zeros where they are fewer
+# Kicks of the first read: so many, divided by the ones or zeros, whichever are fewer. Each read has
+# twice as many as the one before: short walks try other places, long ones come nearer.
+KICKS, FEWEST_KICKS, KICKS_PER_VARIABLE, MOST_KICKS = 30_000, 100, 10, 1000
+READS = 2  # where their number is not given
+ACCEPTED_RISE = 0.1  # temperature of the walk, as a multiple of the mean rise after a kick
+MEMORY = 100  # rises that this mean goes back
+MOST_CHAMPIONS = 8
+
+
+@dataclass
+class ExchangeSearch(Search):
+    """Walks from one assignment that no exchange betters to the next.
+
+    Attributes:
+        num_ones: of every assignment.
+    """
+
+    same_variables: ClassVar[int] = 0
+    converged_reads: ClassVar[int] = 3
+
+    num_ones: int = 0
+
+    def read(self, given: Sequence[Bits]) -> None:
+        """A walk: the first from the greedy choice or a better one given, others from anywhere."""
+        start = self._anywhere() if self.read_energies else self._best_of(given)
+        found = self._walked(start)
+        self.read_energies.append(found.energy)
+        self.champions = distinct([*self.champions, found], self.same_variables)[:MOST_CHAMPIONS]
+
+    def _walked(self, walker: SwapState) -> SwapState:
+        """The best assignment on a walk."""
+        self._settle(walker)
+        found, mean_rise, num_rises = walker, 0.0, 0
+        for _ in range(self._num_kicks()):
+            kicked = walker.copy()
+            kicked.kick(self._kick_size(), self.random)
+            self._settle(kicked)
+            self.num_steps += 1
+            rise = kicked.energy - walker.energy
+            if rise > kicked.least_gain:
+                num_rises = min(MEMORY, num_rises + 1)
+                mean_rise += (rise - mean_rise) / num_rises
+            if rise <= ACCEPTED_RISE * mean_rise * self.random.standard_exponential():
+                walker = kicked
+            if self._is_better(kicked, found):
+                found = kicked
+        return found
+
+    def _settle(self, state: SwapState) -> None:
+        """Exchange until none gains.
+
+        Raises:
+            TimeIsUp: the deadline is there.
+        """
+        state.descend(self.random, self.is_over)
+        state.refresh(self.problem)
+        if self.best is None or self._is_better(state, self.best):
+            self.best = state.copy()
+        if self.is_over():
+            raise TimeIsUp
+
+    def _is_better(self, state: SwapState, other: SwapState) -> bool:
+        """By more than rounding, which is taken out of the first where it matters."""
+        limit = other.energy - state.least_gain
+        if state.energy < limit:
+            state.refresh(self.problem, after_flips=0)
+        return state.energy < limit
+
+    def _best_of(self, given: Sequence[Bits]) -> SwapState:
+        """The best of the greedy choice and of what is given, made to fit the number of ones."""
+        nothing = np.zeros(self.problem.num_variables, np.int8)
+        states = (with_ones(self.problem, bits, self.num_ones) for bits in [*given, nothing])
+        return min(states, key=lambda state: state.energy)
+
+    def _anywhere(self) -> SwapState:
+        bits = np.zeros(self.problem.num_variables, np.int8)
+        bits[self.random.permutation(len(bits))[: self.num_ones]] = 1
+        return SwapState.of(self.problem, bits)
+
+    @property
+    def _fewer(self) -> int:
+        """Ones or zeros, whichever are fewer."""
+        return min(self.num_ones, self.problem.num_variables - self.num_ones)
+
+    def _kick_size(self) -> int:
+        """From 1 to the largest, each power of two as often as another."""
+        return round(float(max(1.0, LARGEST_KICK * self._fewer) ** self.random.random()))
+
+    def _num_kicks(self) -> int:
+        """Of the next read."""
+        most = min(MOST_KICKS, KICKS_PER_VARIABLE * self.problem.num_variables)
+        first = min(most, max(FEWEST_KICKS, KICKS // max(1, self._fewer)))
+        return first << min(len(self.read_energies), 10) if self._fewer else 0
