@@ -20,13 +20,11 @@ class CostBound:
     Attributes:
         percent: of the training's time; `quantum.max_overhead_percent`.
         spent_seconds: of all quantum steps of this process.
-        cost_seconds: of the last one that was not skipped; None before.
     """
 
     percent: float
     clock: Callable[[], float] = time.monotonic
     spent_seconds: float = 0.0
-    cost_seconds: float | None = None
     _steps: list[float] = field(default_factory=list)
     _began: float = 0.0
     _spent_before: float = 0.0
@@ -59,7 +57,6 @@ class CostBound:
     def pay(self, seconds: float) -> None:
         """A quantum step took so long."""
         self.spent_seconds += seconds
-        self.cost_seconds = seconds
 
 
 def solver_seconds(num_variables: int) -> float:
