@@ -23,7 +23,7 @@ from infrastructure.training.data.samples.sample_chats import write_sample_chats
 from infrastructure.training.data.token_preview import token_preview, token_preview_html
 from infrastructure.training.trainer_factory import TrainerFactory
 
-HEIGHT_PIXELS = 720
+HEIGHT_PIXELS = 900
 EXPORTED = "exported"
 TOKENS_STYLE = "<style>.temper-tokens pre {white-space: pre-wrap; line-height: 1.7}</style>"
 
