@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from infrastructure.quantum.samplers.dense_moves import SwapState, with_ones
+from infrastructure.quantum.samplers.dense_moves import DenseState, SwapState, with_ones
 from infrastructure.quantum.samplers.dense_problem import Bits
 from infrastructure.quantum.samplers.dense_reads import Search, TimeIsUp, distinct
 
@@ -79,7 +79,7 @@ class ExchangeSearch(Search):
         if self.is_over():
             raise TimeIsUp
 
-    def _is_better(self, state: SwapState, other: SwapState) -> bool:
+    def _is_better(self, state: SwapState, other: DenseState) -> bool:
         """By more than rounding, which is taken out of the first where it matters."""
         limit = other.energy - state.least_gain
         if state.energy < limit:
