@@ -79,7 +79,7 @@ class ExchangeSearch(Search):
         if self.is_over():
             raise TimeIsUp
 
-    def _is_better(self, state: DenseState, other: DenseState) -> bool:
+    def _is_better(self, state: SwapState, other: DenseState) -> bool:
         """By more than rounding, which is taken out of the first where it matters."""
         limit = other.energy - state.least_gain
         if state.energy < limit:
