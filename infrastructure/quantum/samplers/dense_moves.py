@@ -32,11 +32,13 @@ class DenseState:
         field: change of energy by a one instead of a zero, of each variable; (n,) float32.
         energy: of the assignment.
         num_flips: since the field was summed anew.
+        is_backward: whether the next sweep goes from the last variable to the first.
     """
 
     def __init__(self, matrix: Floats, field: Floats, sign: Floats, energy: float) -> None:
         self.matrix, self.field, self.sign, self.energy = matrix, field, sign, energy
         self.num_flips = 0
+        self.is_backward = False
 
     @classmethod
     def of(cls, problem: DenseProblem, bits: Bits) -> Self:
@@ -90,14 +92,19 @@ class DenseState:
         self.num_flips += 1
 
     def sweep(self, temperature: float, random: np.random.Generator) -> int:
-        """Offer every variable one flip, as Metropolis does; the number of flips."""
+        """Offer every variable one flip, as Metropolis does; the number of flips.
+
+        Every other time from the last to the first: always in one order, a variable whose fall
+        another one's fall takes away would never fall.
+        """
         limits = _accepted_rises(random, len(self.sign), temperature)
         sign, field, matrix, energy = self.sign, self.field, self.matrix, self.energy
-        num_flips = 0
-        for start in range(0, len(limits), BLOCK):
+        num_flips, turn = 0, -1 if self.is_backward else 1
+        self.is_backward = not self.is_backward
+        for start in range(0, len(limits), BLOCK)[::turn]:
             end = start + BLOCK
             rises = sign[start:end] * field[start:end]
-            for i in (start + (rises < limits[start:end]).nonzero()[0]).tolist():
+            for i in (start + (rises < limits[start:end]).nonzero()[0]).tolist()[::turn]:
                 side = sign.item(i)
                 rise = side * field.item(i)
                 if rise < limits.item(i):  # `flip`, without the cost of calling it

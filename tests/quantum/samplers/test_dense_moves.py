@@ -1,5 +1,6 @@
 """Whatever moves are made, field and energy are those of the assignment."""
 
+import dimod
 import numpy as np
 import pytest
 
@@ -117,3 +118,21 @@ def test_rounding_is_taken_out_after_many_flips(problem: DenseProblem) -> None:
     state.refresh(problem, after_flips=10)
     assert_consistent(state, problem)
     assert state.num_flips == 0
+
+
+def test_a_variable_that_another_ones_fall_keeps_from_falling_has_its_turn() -> None:
+    """Of three spins that cannot all differ, the first in order would always fall first."""
+    couplings = {(0, 1): 1.0, (0, 2): 1.0, (1, 2): 1.0}
+    bqm = dimod.BinaryQuadraticModel({0: -0.003, 1: -0.005, 2: -0.5}, couplings, "SPIN")
+    lowest = dimod.ExactSolver().sample(bqm).first
+    problem = DenseProblem.of(bqm)
+    random = np.random.default_rng(0)
+    found = set()
+    for _ in range(30):
+        state = DenseState.of(problem, np.zeros(3, np.int8))
+        state.start_randomly(random)
+        for _ in range(20):
+            state.sweep(0.1, random)
+        state.descend(random)
+        found.add(round(state.energy, 4))
+    assert min(found) == round(lowest.energy, 4)
