@@ -32,13 +32,13 @@ class DenseState:
         field: change of energy by a one instead of a zero, of each variable; (n,) float32.
         energy: of the assignment.
         num_flips: since the field was summed anew.
-        is_backward: whether the next sweep goes from the last variable to the first.
+        num_sweeps: so far.
     """
 
     def __init__(self, matrix: Floats, field: Floats, sign: Floats, energy: float) -> None:
         self.matrix, self.field, self.sign, self.energy = matrix, field, sign, energy
         self.num_flips = 0
-        self.is_backward = False
+        self.num_sweeps = 0
 
     @classmethod
     def of(cls, problem: DenseProblem, bits: Bits) -> Self:
@@ -94,13 +94,13 @@ class DenseState:
     def sweep(self, temperature: float, random: np.random.Generator) -> int:
         """Offer every variable one flip, as Metropolis does; the number of flips.
 
-        Every other time from the last to the first: always in one order, a variable whose fall
-        another one's fall takes away would never fall.
+        Small problems every other time from the last to the first: always in one order, a variable
+        whose fall another one's fall takes away would never fall. Large ones came down slower so.
         """
         limits = _accepted_rises(random, len(self.sign), temperature)
         sign, field, matrix, energy = self.sign, self.field, self.matrix, self.energy
-        num_flips, turn = 0, -1 if self.is_backward else 1
-        self.is_backward = not self.is_backward
+        self.num_sweeps += 1
+        num_flips, turn = 0, -1 if len(limits) <= BLOCK and self.num_sweeps % 2 else 1
         for start in range(0, len(limits), BLOCK)[::turn]:
             end = start + BLOCK
             rises = sign[start:end] * field[start:end]
