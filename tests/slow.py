@@ -1,7 +1,8 @@
-"""What only `make test-slow` runs: it says little that a quicker test beside it does not say.
+"""What `make test` leaves to `make test-slow`: what takes longest of all.
 
-Further cases of a test whose first case always runs, whole storms beside their short form, more
-planted defects of a kind, and a few tests that wait for compilers, launchers or 100,000 steps.
+Further cases of a test whose first case always runs, storms of a kind that has a shorter one, more
+planted defects, and single tests that wait for compilers, launchers, installations, a whole
+notebook's kernel or 100,000 steps.
 """
 
 from collections.abc import Iterable

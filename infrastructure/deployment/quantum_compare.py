@@ -56,7 +56,7 @@ def compare(config: DeploymentConfig, as_json: bool) -> int:
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
     with interrupt_on_sigterm(), followers_dismissed():
-        rows, stopped = compared(config, say, say)
+        rows, stopped = compared(config, say)
     if stopped is not None:
         say("Stopped: the same command goes on with the comparison")
         return ended(stopped)
@@ -65,21 +65,18 @@ def compare(config: DeploymentConfig, as_json: bool) -> int:
 
 
 def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
-    """Train with the sampler's answers, with plain ones and without, and print the table; what the
-    trainings say is in their logs.
+    """Train with the sampler's answers, with plain ones and without, and print the table.
 
     Returns:
         A row for each training; what was trained before is not trained again.
     """
-    rows, _ = compared(config, print, lambda line: None)
+    rows, _ = compared(config)
     print("\n".join(table_of(rows)))
     return rows
 
 
 def compared(
-    config: DeploymentConfig,
-    say: Callable[[str], None],
-    say_of_training: Callable[[str], None],
+    config: DeploymentConfig, say: Callable[[str], None] = print
 ) -> tuple[list[Row], Mapping[str, Any] | None]:
     """A row for each answer; and the summary of a training that was stopped, None if none was.
 
@@ -91,7 +88,7 @@ def compared(
     steps: int | None = None
     for answer in (SAMPLER, *PLAIN[config.quantum.problem], NONE):
         say(f"Quantum compare: training with {answer}")
-        summary = TrainingDeployment(answered_by(config, answer, steps), say=say_of_training).run()
+        summary = TrainingDeployment(answered_by(config, answer, steps), say=say).run()
         if summary["status"] != "finished":
             return rows, summary
         steps = steps or summary["steps"]

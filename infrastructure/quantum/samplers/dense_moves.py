@@ -204,10 +204,3 @@ def _accepted_rises(random: np.random.Generator, count: int, temperature: float)
     limits = random.standard_exponential(count, np.float32)
     limits *= np.float32(temperature)
     return limits
-
-
-def _random_pairs(sign: Floats, random: np.random.Generator) -> tuple[Indices, Indices]:
-    """Ones and zeros side by side: all of the larger side, the smaller one again and again."""
-    ones, zeros = (random.permutation(side.nonzero()[0]) for side in (sign < 0, sign > 0))
-    count = max(len(ones), len(zeros)) if len(ones) and len(zeros) else 0
-    return np.resize(ones, count), np.resize(zeros, count)

@@ -1,6 +1,7 @@
 """Questions that are asked in a training step, once its gradients are there: which blocks train
 until the next answer, and which components of LoRA stay."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ PASSES = 2  # forward and backward: with the labels of the data, and with the mo
 
 
 @dataclass
-class StepQuestion:
+class StepQuestion(ABC):
     """What a question asked in a step is made from.
 
     Attributes:
@@ -53,28 +54,30 @@ class StepQuestion:
         is_sampled = self.config.answer == SAMPLER
         return passes + (solver_seconds(self.num_variables()) if is_sampled else 0.0)
 
+    @abstractmethod
     def num_variables(self) -> int:
         """How many things there are to choose from.
 
         Raises:
             ValueError: there is nothing.
         """
-        raise NotImplementedError
 
     def rows(self) -> Sequence[Any]:
         """The examples that it is measured with."""
         return self.examples
 
+    @abstractmethod
     def problem(self) -> QuantumProblem:
-        raise NotImplementedError
+        """The question."""
 
     def use(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> dict[str, Any]:
         """Let an answer hold; returns what was chosen, for people."""
         problem.apply(decision, decisions)
         return self.told(problem, decisions)
 
+    @abstractmethod
     def told(self, problem: QuantumProblem, decisions: Decisions) -> dict[str, Any]:
-        raise NotImplementedError
+        """What was chosen, for people."""
 
 
 class BlockQuestion(StepQuestion):
