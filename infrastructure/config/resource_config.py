@@ -14,7 +14,6 @@ from infrastructure.config.values import (
     EachOnce,
     Megabytes,
     MemoryAmount,
-    Names,
     PathText,
     Percent,
     Positive,
@@ -171,7 +170,12 @@ class QuantumResources(Section):
     timeout: Positive = Field(
         default=300, description="Hard bound on the wall time of one answer, in seconds."
     )
-    fallback: Annotated[Names, EachOnce] = Field(
+    fallback: Annotated[
+        list[str],
+        SplitCommas,
+        EachOnce,
+        Allowed('a list of names, each once, such as "tabu,exact"'),
+    ] = Field(
         default=[], description="Samplers that are asked when the solver fails, in this order."
     )
 

@@ -18,6 +18,8 @@ from infrastructure.quantum.samplers.deadline import Clock, Deadline
 from infrastructure.quantum.samplers.plain_model import vectors_of
 
 DEFAULT_READS = 10
+# An anneal of few variables is over at once and may miss: so many variables in all reads together.
+VARIABLES_ANNEALED, MOST_DEFAULT_READS = 1000, 100
 # Anneals become longer read by read, so that there is a first answer soon.
 FIRST_SWEEPS, MOST_SWEEPS = 100, 1000
 KEPT_ROWS = 20
@@ -51,7 +53,7 @@ class LibrarySampler(dimod.Sampler):
         self.remove_unknown_kwargs(**unknown)
         deadline = Deadline(time_limit, self.clock)
         random = np.random.default_rng(seed)
-        wanted = num_reads or DEFAULT_READS
+        wanted = num_reads or self.default_reads(bqm.num_variables)
         sets: list[dimod.SampleSet] = []
         longest, done = 0.0, 0
         while done < wanted and (not done or deadline.seconds_left > self.caution(done) * longest):
@@ -64,6 +66,10 @@ class LibrarySampler(dimod.Sampler):
         found.info.clear()
         found.info.update({"num_reads": done, "is_cut_off": done < wanted or self.ends_by_clock})
         return found
+
+    def default_reads(self, num_variables: int) -> int:
+        """Reads where none are asked for."""
+        return DEFAULT_READS
 
     def caution(self, done: int) -> float:
         """How many times longer than the longest so far the next read may take."""
@@ -89,6 +95,10 @@ class SimulatedAnnealing(LibrarySampler):
         library = require("dwave.samplers", "the sampler simulated_annealing")
         self.num_sweeps = num_sweeps
         self.library = getattr(library, self.library_class)()
+
+    def default_reads(self, num_variables: int) -> int:
+        enough = VARIABLES_ANNEALED // max(1, num_variables)
+        return min(MOST_DEFAULT_READS, max(DEFAULT_READS, enough))
 
     def caution(self, done: int) -> float:
         return 1.2 * self.sweeps(done) / self.sweeps(done - 1)

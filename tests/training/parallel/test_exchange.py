@@ -23,6 +23,7 @@ found = weights(0)
 exchange.spread(found)
 assert all(torch.equal(a, b) for a, b in zip(found, weights(7), strict=True)), found
 exchange.add_up(gradients(2))
+exchange.close()  # else gloo's threads may be ended in the middle of something
 """
 
 
