@@ -36,7 +36,7 @@ from infrastructure.core.redact import redact, redact_urls
 
 STATUS_FILE = "backup.json"
 POLL_SECONDS = 0.1
-ENDS_SECONDS = 10.0  # a copier with nothing left ends at once, on a busy machine (it is niced) later
+ENDS_SECONDS = 10.0  # with nothing left to copy it ends at once, on a busy machine (niced) later
 
 
 class RunBackup:
