@@ -79,7 +79,7 @@ class DenseAnnealer(dimod.Sampler):
             return dimod.SampleSet.from_samples_bqm(np.empty((1, 0), np.int8), bqm)
         problem = DenseProblem.of(bqm, num_ones)
         about = (problem, np.random.default_rng(seed), deadline, _spare_seconds(bqm, time_limit))
-        search: Search
+        search: Search[Any]
         if num_ones is None:
             search = DenseSearch(*about, scale=problem.field_scale())
         else:
@@ -98,14 +98,14 @@ def default_reads(num_variables: int, num_ones: int | None = None) -> int:
     return min(MOST_READS, max(FEWEST_READS, VARIABLES_SEARCHED // max(1, num_variables)))
 
 
-def _samples(search: Search, bqm: dimod.BinaryQuadraticModel) -> Bits:
+def _samples(search: Search[Any], bqm: dimod.BinaryQuadraticModel) -> Bits:
     """Rows in the model's vartype, best first."""
     states = search.ranked()
     bits = np.array([state.bits for state in states], np.int8)
     return bits if bqm.vartype is dimod.BINARY else (2 * bits - 1).astype(np.int8)
 
 
-def _told(search: Search) -> dict[str, Any]:
+def _told(search: Search[Any]) -> dict[str, Any]:
     return {
         "num_reads": len(search.read_energies),
         "num_steps": search.num_steps,

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from infrastructure.quantum.samplers.dense_moves import DenseState, SwapState, with_ones
+from infrastructure.quantum.samplers.dense_moves import SwapState, with_ones
 from infrastructure.quantum.samplers.dense_problem import Bits
 from infrastructure.quantum.samplers.dense_reads import Search, TimeIsUp, distinct
 
@@ -28,7 +28,7 @@ MOST_CHAMPIONS = 8
 
 
 @dataclass
-class ExchangeSearch(Search):
+class ExchangeSearch(Search[SwapState]):
     """Walks from one assignment that no exchange betters to the next.
 
     Attributes:
@@ -72,14 +72,14 @@ class ExchangeSearch(Search):
         Raises:
             TimeIsUp: the deadline is there.
         """
-        state.descend(self.random, self.is_over)
+        state.descend(self.is_over)
         state.refresh(self.problem)
         if self.best is None or self._is_better(state, self.best):
             self.best = state.copy()
         if self.is_over():
             raise TimeIsUp
 
-    def _is_better(self, state: SwapState, other: DenseState) -> bool:
+    def _is_better(self, state: SwapState, other: SwapState) -> bool:
         """By more than rounding, which is taken out of the first where it matters."""
         limit = other.energy - state.least_gain
         if state.energy < limit:

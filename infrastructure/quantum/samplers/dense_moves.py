@@ -25,20 +25,18 @@ def never() -> bool:
 
 
 class DenseState:
-    """An assignment that moves by flips of single variables.
+    """An assignment and what each flip would cost.
 
     Attributes:
         sign: +1 where the variable is zero, -1 where it is one; (n,) float32.
         field: change of energy by a one instead of a zero, of each variable; (n,) float32.
         energy: of the assignment.
         num_flips: since the field was summed anew.
-        num_sweeps: so far.
     """
 
     def __init__(self, matrix: Floats, field: Floats, sign: Floats, energy: float) -> None:
         self.matrix, self.field, self.sign, self.energy = matrix, field, sign, energy
         self.num_flips = 0
-        self.num_sweeps = 0
 
     @classmethod
     def of(cls, problem: DenseProblem, bits: Bits) -> Self:
@@ -71,16 +69,6 @@ class DenseState:
         copied.num_flips = self.num_flips
         return copied
 
-    def restricted(self, indices: Indices) -> Self:
-        """The same assignment where only these variables can move; it has only them."""
-        matrix = self.matrix[np.ix_(indices, indices)]
-        return type(self)(matrix, self.field[indices], self.sign[indices], self.energy)
-
-    def take(self, indices: Indices, other: "DenseState") -> None:
-        """Make `indices` what they are in `other`, which is over them only."""
-        for i in indices[self.sign[indices] != other.sign].tolist():
-            self.flip(i)
-
     def flip(self, i: int) -> None:
         sign = self.sign.item(i)
         self.energy += sign * self.field.item(i)
@@ -90,6 +78,26 @@ class DenseState:
             self.field -= self.matrix[i]
         self.sign[i] = -sign
         self.num_flips += 1
+
+
+class FlipState(DenseState):
+    """An assignment that moves by flips of single variables.
+
+    Attributes:
+        num_sweeps: so far.
+    """
+
+    num_sweeps: int = 0
+
+    def restricted(self, indices: Indices) -> Self:
+        """The same assignment where only these variables can move; it has only them."""
+        matrix = self.matrix[np.ix_(indices, indices)]
+        return type(self)(matrix, self.field[indices], self.sign[indices], self.energy)
+
+    def take(self, indices: Indices, other: DenseState) -> None:
+        """Make `indices` what they are in `other`, which is over them only."""
+        for i in indices[self.sign[indices] != other.sign].tolist():
+            self.flip(i)
 
     def sweep(self, temperature: float, random: np.random.Generator) -> int:
         """Offer every variable one flip, as Metropolis does; the number of flips.
@@ -131,9 +139,9 @@ class DenseState:
 class SwapState(DenseState):
     """An assignment whose number of ones stays: a one and a zero change places."""
 
-    def descend(self, random: np.random.Generator, is_over: Callable[[], bool] = never) -> None:
+    def descend(self, is_over: Callable[[], bool] = never) -> None:
         """Exchange the best zero for each one until no exchange lowers the energy by more than
-        rounding, or it `is_over`; no random number is needed."""
+        rounding, or it `is_over`."""
         least, start, num_quiet = self.least_gain, 0, 0
         ones = np.flatnonzero(self.sign < 0)
         block = max(1, EXCHANGES_AT_ONCE // len(self.sign))

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -14,12 +14,15 @@ from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem
 SAME_ENERGY = 1e-6  # of what is not constant: what running sums differ by
 
 
+State = TypeVar("State", bound=DenseState)
+
+
 class TimeIsUp(Exception):  # noqa: N818 - no error: the search ends where it is
     """The deadline is there."""
 
 
 @dataclass
-class Search(ABC):
+class Search(ABC, Generic[State]):
     """One question while it is worked on.
 
     Attributes:
@@ -35,8 +38,8 @@ class Search(ABC):
     random: np.random.Generator
     deadline: Deadline
     spare_seconds: float
-    best: DenseState | None = None
-    champions: list[DenseState] = field(default_factory=list)
+    best: State | None = None
+    champions: list[State] = field(default_factory=list)
     read_energies: list[float] = field(default_factory=list)
     num_steps: int = 0
     is_cut_off: bool = False
@@ -62,7 +65,7 @@ class Search(ABC):
         except TimeIsUp:
             self.is_cut_off = True
 
-    def ranked(self) -> list[DenseState]:
+    def ranked(self) -> list[State]:
         """What was found, best first."""
         found = [*self.champions, *([] if self.best is None else [self.best])]
         return distinct(found, self.same_variables)
@@ -87,9 +90,9 @@ def distance(one: DenseState, other: DenseState) -> int:
     return int(np.count_nonzero(one.sign != other.sign))
 
 
-def distinct(states: Sequence[DenseState], same_variables: int) -> list[DenseState]:
+def distinct(states: Sequence[State], same_variables: int) -> list[State]:
     """Best first, each but once."""
-    kept: list[DenseState] = []
+    kept: list[State] = []
     for state in sorted(states, key=lambda state: state.energy):
         if all(distance(state, other) > same_variables for other in kept):
             kept.append(state)

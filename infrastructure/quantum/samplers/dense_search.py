@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from infrastructure.quantum.samplers.dense_moves import DenseState
+from infrastructure.quantum.samplers.dense_moves import FlipState
 from infrastructure.quantum.samplers.dense_problem import Bits, Indices
 from infrastructure.quantum.samplers.dense_reads import Search, TimeIsUp, distance, distinct
 
@@ -32,7 +32,7 @@ PATIENCE = 3  # children without a new best one, as a multiple of the population
 
 
 @dataclass
-class DenseSearch(Search):
+class DenseSearch(Search[FlipState]):
     """Reads whose best ones are recombined with each other.
 
     Attributes:
@@ -50,8 +50,8 @@ class DenseSearch(Search):
         Raises:
             TimeIsUp: the deadline is there; what was found is kept.
         """
-        population = [self._improved(DenseState.of(self.problem, bits)) for bits in given]
-        start = DenseState.of(self.problem, np.zeros(self.problem.num_variables, np.int8))
+        population = [self._improved(FlipState.of(self.problem, bits)) for bits in given]
+        start = FlipState.of(self.problem, np.zeros(self.problem.num_variables, np.int8))
         wanted = self._population()
         hot, _ = self._temperatures()
         while len(population) < wanted:
@@ -67,7 +67,7 @@ class DenseSearch(Search):
             self._evolve(self.champions)
         self.champions = distinct(self.champions, self.same_variables)[:MOST_CHAMPIONS]
 
-    def _evolve(self, population: list[DenseState]) -> None:
+    def _evolve(self, population: list[FlipState]) -> None:
         """Recombine until that has found nothing better for long; changes the list."""
         best = min(state.energy for state in population)
         fruitless = 0
@@ -82,7 +82,7 @@ class DenseSearch(Search):
             if child.energy < _just_below(best):
                 best, fruitless = child.energy, 0
 
-    def _child(self, first: DenseState, second: DenseState) -> DenseState:
+    def _child(self, first: FlipState, second: FlipState) -> FlipState:
         """What both agree on, and a search over the rest."""
         open_variables = _disputed(first, second)
         _, warm = self._temperatures()
@@ -94,7 +94,7 @@ class DenseSearch(Search):
             child.sweep(COLD * self.scale, self.random)
         return self._improved(child)
 
-    def _anneal(self, state: DenseState, start: float, num_sweeps: int) -> None:
+    def _anneal(self, state: FlipState, start: float, num_sweeps: int) -> None:
         for temperature in np.geomspace(start * self.scale, COLD * self.scale, num_sweeps):
             state.sweep(float(temperature), self.random)
             if self.is_over():
@@ -120,7 +120,7 @@ class DenseSearch(Search):
         enough = int(SWEEPS_PER_VARIABLE * self.problem.num_variables)
         return min(most, max(FEWEST_SWEEPS, enough))
 
-    def _improved(self, state: DenseState) -> DenseState:
+    def _improved(self, state: FlipState) -> FlipState:
         state.descend(self.random)
         state.refresh(self.problem)
         if self.best is None or state.energy < self.best.energy:
@@ -131,7 +131,7 @@ class DenseSearch(Search):
 
 
 def _place_of(
-    child: DenseState, population: Sequence[DenseState], first: int, second: int
+    child: FlipState, population: Sequence[FlipState], first: int, second: int
 ) -> int | None:
     """Whom the child replaces: its twin, or the nearer parent, or the worse one; None: nobody.
 
@@ -153,7 +153,7 @@ def _just_below(energy: float) -> float:
     return energy - 1e-9 * max(1.0, abs(energy))
 
 
-def _disputed(first: DenseState, second: DenseState) -> Indices:
+def _disputed(first: FlipState, second: FlipState) -> Indices:
     """Where two assignments differ, and the variables that least depend on either."""
     is_open = first.sign != second.sign
     count = min(NUM_UNDECIDED, len(is_open))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from infrastructure.quantum.samplers import dense_moves
-from infrastructure.quantum.samplers.dense_moves import DenseState, SwapState, with_ones
+from infrastructure.quantum.samplers.dense_moves import DenseState, FlipState, SwapState, with_ones
 from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem
 from tests.quantum.samplers.questions import random_model
 
@@ -30,7 +30,7 @@ def assert_consistent(state: DenseState, problem: DenseProblem) -> None:
 
 
 def test_sweeps_keep_the_books(problem: DenseProblem) -> None:
-    state, random = DenseState.of(problem, some_bits(100)), np.random.default_rng(2)
+    state, random = FlipState.of(problem, some_bits(100)), np.random.default_rng(2)
     state.start_randomly(random)
     for temperature in (20.0, 5.0, 1.0):
         assert state.sweep(temperature, random) > 0
@@ -52,14 +52,14 @@ def test_a_kick_moves_what_it_is_to_and_keeps_the_books(
 def test_a_hot_sweep_accepts_as_metropolis_does(problem: DenseProblem) -> None:
     """From the best of a field of independent variables, exp(-rise / T) of them flip."""
     free = np.zeros((N, N), np.float32)
-    state = DenseState(free, np.full(N, 2.0, np.float32), np.ones(N, np.float32), 0.0)
+    state = FlipState(free, np.full(N, 2.0, np.float32), np.ones(N, np.float32), 0.0)
     random = np.random.default_rng(3)
     shares = [state.copy().sweep(2.0, random) / N for _ in range(200)]
     assert np.mean(shares) == pytest.approx(np.exp(-1), abs=0.01)
 
 
 def test_descending_ends_where_no_flip_gains(problem: DenseProblem) -> None:
-    state, random = DenseState.of(problem, some_bits(150)), np.random.default_rng(4)
+    state, random = FlipState.of(problem, some_bits(150)), np.random.default_rng(4)
     state.descend(random)
     assert (state.sign * state.field > -1e-3).all()
 
@@ -69,9 +69,9 @@ def test_exchanging_ends_where_none_of_all_exchanges_gains(
     problem: DenseProblem, monkeypatch: pytest.MonkeyPatch, pairs_at_once: int
 ) -> None:
     monkeypatch.setattr(dense_moves, "EXCHANGES_AT_ONCE", pairs_at_once)
-    state, random = SwapState.of(problem, some_bits(40)), np.random.default_rng(4)
+    state = SwapState.of(problem, some_bits(40))
     before = state.energy
-    state.descend(random)
+    state.descend()
     ones, zeros = np.flatnonzero(state.bits), np.flatnonzero(1 - state.bits)
     between = state.matrix[np.ix_(ones, zeros)]
     assert (state.field[zeros] - state.field[ones][:, None] - between).min() > -1e-3
@@ -83,12 +83,12 @@ def test_exchanging_ends_where_none_of_all_exchanges_gains(
 def test_exchanging_ends_when_it_is_told_to(problem: DenseProblem) -> None:
     state = SwapState.of(problem, some_bits(40))
     before = state.bits
-    state.descend(np.random.default_rng(4), lambda: True)
+    state.descend(lambda: True)
     assert (state.bits == before).all()
 
 
 def test_a_part_is_the_whole_with_the_rest_held(problem: DenseProblem) -> None:
-    state, random = DenseState.of(problem, some_bits(150)), np.random.default_rng(5)
+    state, random = FlipState.of(problem, some_bits(150)), np.random.default_rng(5)
     indices = np.sort(random.permutation(N)[:40])
     part = state.restricted(indices)
     part.sweep(3.0, random)
@@ -104,12 +104,12 @@ def test_a_part_is_the_whole_with_the_rest_held(problem: DenseProblem) -> None:
 def test_a_count_is_reached_from_anywhere(problem: DenseProblem, wanted: int) -> None:
     state = with_ones(problem, some_bits(100), wanted)
     assert state.bits.sum() == wanted
-    state.descend(np.random.default_rng(6))
+    state.descend()
     assert state.bits.sum() == wanted
 
 
 def test_rounding_is_taken_out_after_many_flips(problem: DenseProblem) -> None:
-    state = DenseState.of(problem, some_bits(10))
+    state = FlipState.of(problem, some_bits(10))
     state.num_flips = 11
     state.field += 0.5
     state.energy += 7
@@ -129,7 +129,7 @@ def test_a_variable_that_another_ones_fall_keeps_from_falling_has_its_turn() -> 
     random = np.random.default_rng(0)
     found = set()
     for _ in range(30):
-        state = DenseState.of(problem, np.zeros(3, np.int8))
+        state = FlipState.of(problem, np.zeros(3, np.int8))
         state.start_randomly(random)
         for _ in range(20):
             state.sweep(0.1, random)

@@ -7,6 +7,7 @@ import dimod
 import numpy as np
 import pytest
 
+from benchmarks.quantum_quality import small_problem
 from infrastructure.quantum.samplers.library_samplers import (
     LibrarySampler,
     PathIntegral,
@@ -39,6 +40,19 @@ def test_a_seed_repeats_the_answer(make: type[LibrarySampler]) -> None:
     bqm = random_model(150, 0)
     one, two = (make().sample(bqm, seed=4, num_reads=2) for _ in range(2))
     np.testing.assert_array_equal(one.record.sample, two.record.sample)
+
+
+@pytest.mark.parametrize(
+    ("make", "number"),
+    [(PathIntegral, 125), (PathIntegral, 127), (PathIntegral, 159), (SimulatedAnnealing, 91)],
+)
+def test_few_variables_have_more_reads(make: type[SimulatedAnnealing], number: int) -> None:
+    bqm = small_problem(number)
+    few = make().sample(bqm, seed=number, num_reads=10)
+    found = make().sample(bqm, seed=number)
+    assert found.info["num_reads"] > 10
+    assert found.first.energy == pytest.approx(least_energy(bqm))
+    assert found.first.energy < few.first.energy
 
 
 def test_reads_go_on_until_the_time_is_up_and_no_longer() -> None:
