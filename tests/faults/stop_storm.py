@@ -90,6 +90,8 @@ def train(directory: Path) -> int:
     training.loop.evaluate = lambda: evaluate(training)
     training.loop.save = slowly(training.loop.save)
     signals.PATIENCE_SECONDS = PATIENCE_SECONDS
+    for number in signals.SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # one that comes after the end has nothing to stop
     try:
         with stop_on_signals(training.state, lambda: training.loop.may_break_off):
             (directory / "ready").touch()

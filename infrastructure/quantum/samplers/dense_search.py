@@ -20,11 +20,12 @@ from infrastructure.quantum.samplers.dense_reads import Search, TimeIsUp, distan
 # Large problems begin below that, since time is short; small ones, the sparse above all, need heat.
 HOT, WARM, COLD = 0.13, 0.08, 0.02
 SMALL, SMALL_HOT, SMALL_WARM = 1000, 0.25, 0.15
-ANNEAL_SWEEPS, CHILD_SWEEPS, LAST_SWEEPS = 600, 100, 2
+ANNEAL_SWEEPS, CHILD_SWEEPS, LAST_SWEEPS = 300, 100, 2
 FEWEST_SWEEPS = 60
 SWEEPS_PER_VARIABLE = 0.3  # of an anneal; small problems need no more
-# Each read has twice the population of the one before: small ones are fast, large ones come nearer.
-LEAST_POPULATION, FIRST_POPULATION, LARGEST_POPULATION = 8, 16, 128
+# The first read is half of the others, since time may be short. Larger ones come no nearer than
+# several reads do in the time that they take.
+LEAST_POPULATION, FIRST_POPULATION, LARGEST_POPULATION = 8, 16, 32
 VARIABLES_EACH = 20  # variables of the problem, for each assignment of a population
 MOST_CHAMPIONS = 8
 NUM_UNDECIDED = 100  # variables that parents agree on, and that a child decides anew all the same
