@@ -28,7 +28,8 @@ SWEEPS_PER_VARIABLE = 0.3  # of an anneal; small problems need no more
 LEAST_POPULATION, FIRST_POPULATION, LARGEST_POPULATION = 8, 16, 32
 VARIABLES_EACH = 20  # variables of the problem, for each assignment of a population
 MOST_CHAMPIONS = 8
-NUM_UNDECIDED = 100  # variables that parents agree on, and that a child decides anew all the same
+# Variables that parents agree on, and that a child decides anew all the same.
+UNDECIDED_SHARE, FEWEST_UNDECIDED = 0.16, 100
 PATIENCE = 3  # children without a new best one, as a multiple of the population
 
 
@@ -157,6 +158,6 @@ def _just_below(energy: float) -> float:
 def _disputed(first: FlipState, second: FlipState) -> Indices:
     """Where two assignments differ, and the variables that least depend on either."""
     is_open = first.sign != second.sign
-    count = min(NUM_UNDECIDED, len(is_open))
+    count = min(len(is_open), max(FEWEST_UNDECIDED, int(UNDECIDED_SHARE * len(is_open))))
     is_open[np.argsort(np.abs(first.field), kind="stable")[:count]] = True
     return np.flatnonzero(is_open)
