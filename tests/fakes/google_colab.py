@@ -9,6 +9,7 @@ In another process (a real kernel) the same package is found with `variables(fol
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import colab.drive
 import colab.runtime
 import colab.secrets
+import colab.session_clock
 
 SITE = Path(__file__).resolve().parent / "colab_site"
 
@@ -26,7 +28,12 @@ SITE = Path(__file__).resolve().parent / "colab_site"
 def variables(folder: Path) -> dict[str, str]:
     """What makes another process find the package and take its machine for Colab's."""
     path = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH")]))
-    return {"FAKE_COLAB": str(folder), "PYTHONPATH": path, "TEMPER_PLATFORM": "colab"}
+    return {
+        "FAKE_COLAB": str(folder),
+        "PYTHONPATH": path,
+        "TEMPER_PLATFORM": "colab",
+        "TEMPER_SESSION_HOURS": "1000",  # the machine of a test may have run for days
+    }
 
 
 @dataclass
@@ -62,6 +69,8 @@ def colab_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     monkeypatch.setenv("TEMPER_PLATFORM", "colab")
     monkeypatch.syspath_prepend(str(SITE))
     monkeypatch.setattr(colab.drive, "MOUNT_POINT", tmp_path / "drive")
+    began = time.time() - 600  # the machine of a test may have run for days
+    monkeypatch.setattr(colab.session_clock, "session_start", lambda where: began)
     monkeypatch.setattr(colab.secrets._colab, "silent", "")
     monkeypatch.setattr(colab.runtime, "in_notebook_kernel", lambda: True)
     yield ColabSession(folder)
