@@ -16,8 +16,8 @@ from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer, Setting, Source
 from infrastructure.deployment import detached
-from infrastructure.deployment.going_on import newest_of_this_purpose
 from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.monitoring.trainer_process import read_trainer
 from infrastructure.training.data.samples import use_sample_data
 

@@ -19,7 +19,6 @@ from infrastructure.config.backup_config import BackupConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.lock import Lock
 from infrastructure.core.redact import redact
-from infrastructure.deployment.run_copies import newest_healthy
 from infrastructure.deployment.run_directory import RunDirectory, find_run
 from infrastructure.training.run_lock import LOCK_FILE
 
@@ -80,7 +79,7 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
 
 
 def _confirmed_step(run: RunDirectory, backup: RunBackup, seconds: float) -> int | None:
-    newest = newest_healthy(backup.store)
+    newest = backup.store.newest_healthy()
     if newest is None:
         raise StorageError(f"run {run.run_id} has no checkpoint yet")
     status = backup.finish(seconds)

@@ -18,7 +18,8 @@ from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.monitoring.page import page
 from infrastructure.monitoring.quantum_section import QUANTUM_FILE, quantum_steps, read_json
 from infrastructure.monitoring.report import REPORT_FILE
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.data.samples.sample_chats import write_sample_chats
 from infrastructure.training.data.token_preview import token_preview, token_preview_html
 from infrastructure.training.trainer_factory import TrainerFactory

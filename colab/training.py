@@ -20,7 +20,7 @@ from infrastructure.deployment import detached as detached_trainings
 from infrastructure.deployment.closing import closing_lines, paths_of
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.detached import OUTPUT_FILE, DetachedTraining
-from infrastructure.deployment.going_on import newest_of_this_purpose
+from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.deployment.signals import interrupt_on_sigterm
 from infrastructure.monitoring.live_run import LiveRun
 from infrastructure.monitoring.run_list import find_run_path

@@ -104,7 +104,7 @@ def _take_effect(config: DeploymentConfig) -> None:
 
 
 def _deployment(module: str = "commands") -> Any:
-    """A module that imports torch; loaded when a command needs it."""
+    """A module, which may import torch; loaded when a command needs it."""
     share_the_cores()
     return importlib.import_module(f"infrastructure.deployment.{module}")
 
@@ -193,7 +193,7 @@ def _backup(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     output_dir = _configure(options).output_dir
-    commands = _deployment("checkpoint_commands")
+    commands = _deployment("export")
     return int(commands.export(options.run, options.folder, output_dir, options.json))
 
 

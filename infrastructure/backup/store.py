@@ -7,6 +7,7 @@ written only when every object it names is on the disk and was read back. Nothin
 in place. FORMAT.md has the rules. One writer at a time; any number of readers.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,6 +149,14 @@ class Store:
             except CheckpointError as error:
                 rejected.append(Rejected(name, str(error)))
         return None, rejected
+
+    def newest_healthy(self) -> str | None:
+        """The newest version that a resume may choose; its manifest alone is read."""
+        for name in self.versions():
+            with contextlib.suppress(CheckpointError):
+                if self.read(name).healthy:
+                    return name
+        return None
 
     def commit(
         self,

@@ -21,11 +21,9 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.deployment.checkpoint_commands import NOTHING, describe, verify_versions
 from infrastructure.deployment.from_place import asked, named_run, restore_run
-from infrastructure.deployment.run_copies import newest_healthy
 from infrastructure.deployment.run_directory import RunDirectory, find_run
 from infrastructure.monitoring.formatting import format_bytes, format_number
 from infrastructure.monitoring.tables import render_table
-from infrastructure.training.checkpoints.checkpoint_manager import step_of
 
 DONE, FAILED = 0, 1
 
@@ -60,7 +58,7 @@ def create(told: Told) -> int:
         status = backup.finish()
     finally:
         backup.close()
-    is_safe = status.confirmed_name == newest_healthy(backup.store)
+    is_safe = status.confirmed_name == backup.store.newest_healthy()
     facts = {"run": run.run_id, "confirmed": is_safe, **asdict(status)}
     told.show(facts, status.possible_loss(time.time()).text)
     return DONE if is_safe else FAILED
@@ -130,7 +128,7 @@ def restore(told: Told) -> int:
     run, checkpoint = restore_run(
         name or None, options, Path(told.config.output_dir), int(step) if step else None
     )
-    number = step_of(checkpoint)
+    number = Store(checkpoint.parent.parent).read(checkpoint.stem).step
     command = f"temper train-resume {run.path}"
     facts = {"run": run.run_id, "path": str(run.path), "step": number, "go_on": command}
     told.show(facts, f"Run {run.run_id} is here, verified, at step {number}; go on with: {command}")

@@ -1,4 +1,4 @@
-"""`temper checkpoints list|verify` and `temper export`. Reads a run; changes nothing in it."""
+"""`temper checkpoints list|verify`. Reads a run; changes nothing in it, and needs no torch."""
 
 import json
 from collections.abc import Iterator
@@ -9,11 +9,9 @@ from infrastructure.backup.manifest import Manifest
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.bars import byte_bar
-from infrastructure.deployment.export import export_checkpoint
 from infrastructure.deployment.run_directory import RunDirectory, find_run
 from infrastructure.monitoring.formatting import format_bytes, format_number
 from infrastructure.monitoring.tables import render_table
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 
 DONE, DAMAGED = 0, 1
 NOTHING = "–"
@@ -47,17 +45,6 @@ def verify_checkpoints(name: str | None, output_dir: str, as_json: bool = False)
     else:
         print_verdicts(rows)
     return DAMAGED if damaged else DONE
-
-
-def export(name: str, folder: str, output_dir: str, as_json: bool = False) -> int:
-    """Write the model of a checkpoint in the ordinary layout."""
-    run, checkpoint = find_run(name, Path(output_dir))
-    exported = export_checkpoint(run, checkpoint, Path(folder))
-    if as_json:
-        _print_json(exported)
-    else:
-        print(f"Step {exported['step']} of run {run.run_id} as a model: {exported['folder']}")
-    return DONE
 
 
 def describe(store: Store, name: str) -> dict[str, Any]:
@@ -146,7 +133,7 @@ def _chosen(run: RunDirectory, checkpoint: Path | None) -> Iterator[tuple[Store,
     if checkpoint is not None:
         yield Store(checkpoint.parent.parent), checkpoint.stem
         return
-    store = CheckpointManager(run.checkpoints).store
+    store = Store(run.checkpoints)
     for name in store.versions():
         yield store, name
 

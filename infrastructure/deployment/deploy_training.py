@@ -25,7 +25,6 @@ from infrastructure.deployment.from_place import restore_run, run_at_place
 from infrastructure.deployment.going_on import (
     commit_of_base,
     has_other_data,
-    newest_of_this_purpose,
     record_accepted,
     what_differs,
 )
@@ -33,16 +32,14 @@ from infrastructure.deployment.run_checks import checked_before, checking_hooks,
 from infrastructure.deployment.run_copies import RunCopies, bytes_of_version
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
 from infrastructure.deployment.run_record import describe_model, record_run, unused_gpus
+from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.deployment.stages import Stages
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.testing.results import CheckResult
-from infrastructure.training.checkpoints.checkpoint_manager import (
-    CheckpointManager,
-    step_of,
-    verify,
-)
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import step_of, verify
 from infrastructure.training.data.ready_config import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook

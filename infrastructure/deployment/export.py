@@ -1,5 +1,7 @@
-"""A checkpoint as a model in the ordinary layout. Needs no GPU and none of the training data."""
+"""`temper export`: a checkpoint as a model in the ordinary layout. Needs no GPU and none of the
+training data."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +9,12 @@ import torch
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.going_on import commit_of_base, configuration_of
-from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.deployment.run_directory import RunDirectory, find_run
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
-    verify,
 )
+from infrastructure.training.checkpoints.checkpoint_paths import verify
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.trainable_state import load_trainable_state
@@ -83,3 +85,14 @@ def _refuse_other_base(identity: dict[str, Any], loaded: LoadedModel) -> None:
             f"the base model {loaded.description['name']} is not the one that this LoRA was trained"
             " on: bring that back, and export again"
         )
+
+
+def export(name: str, folder: str, output_dir: str, as_json: bool = False) -> int:
+    """Write the model of a checkpoint in the ordinary layout."""
+    run, checkpoint = find_run(name, Path(output_dir))
+    exported = export_checkpoint(run, checkpoint, Path(folder))
+    if as_json:
+        print(json.dumps(exported, ensure_ascii=False))
+    else:
+        print(f"Step {exported['step']} of run {run.run_id} as a model: {exported['folder']}")
+    return 0

@@ -19,9 +19,9 @@ from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
 from infrastructure.deployment.bars import byte_bar
-from infrastructure.deployment.going_on import is_same, settings_in
 from infrastructure.deployment.output_dir import writable
 from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.deployment.same_training import is_same, settings_in
 
 T = TypeVar("T")
 

@@ -1,76 +1,27 @@
-"""Which run the same command goes on with, and what a run is told anew when it goes on."""
+"""What a run is told anew when it goes on, and what it is remembered to have been told."""
 
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from infrastructure.backup.store import Store
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer, Setting, Source
 from infrastructure.config.purpose import differing_keys, purpose_of
-from infrastructure.core.errors import CheckpointError
 from infrastructure.core.files import write_json
 from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.monitoring.run_list import runs_in
+from infrastructure.deployment.same_training import settings_in, settings_now
 from infrastructure.training.accepted_changes import explain
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.data.sources import discover
-from infrastructure.training.resume_contract import Difference, Verdict, shown_name
+from infrastructure.training.resume_contract import Difference, Verdict
 
 log = logging.getLogger(__name__)
 
 AS_IT_WENT_ON = Source(Layer.KEYWORD, "accepted when the run went on")
-
-
-def newest_of_this_purpose(
-    config: DeploymentConfig, accepted: Collection[str]
-) -> RunDirectory | None:
-    """The newest run in `config.output_dir` that trains what `config` asks for.
-
-    Args:
-        accepted: names of settings that may differ; see `resume_contract.names`.
-    """
-    wanted = purpose_of(config)
-    for path in reversed(runs_in(Path(config.output_dir))):
-        run = RunDirectory(path)
-        if run.is_of_a_trainer():
-            continue
-        try:
-            recorded = purpose_of(run.read_configuration())
-        except ValueError as error:
-            log.warning("run %s is passed over: %s", run.run_id, error)
-            continue
-        if any(is_same(was, wanted, accepted) for was in (recorded, settings_now(run, recorded))):
-            return run
-    return None
-
-
-def is_same(
-    recorded: Mapping[str, Any], wanted: Mapping[str, Any], accepted: Collection[str]
-) -> bool:
-    """Whether two purposes differ in nothing but what is accepted."""
-    return all(shown_name(key) in accepted for key in differing_keys(recorded, wanted))
-
-
-def settings_now(run: RunDirectory, began_with: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings that count of the newest checkpoint: some may have been changed on the way."""
-    store = CheckpointManager(run.checkpoints).store
-    for name in store.versions():
-        try:
-            return settings_in(store.read(name).values) or began_with
-        except CheckpointError:
-            continue
-    return began_with
-
-
-def settings_in(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings that a version was trained with; empty where one's own loop recorded none."""
-    identity = values.get("identity")
-    settings = identity.get("settings") if isinstance(identity, Mapping) else None
-    return settings if isinstance(settings, Mapping) else {}
 
 
 def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentConfig:
@@ -84,7 +35,7 @@ def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentCo
     settings: Mapping[str, Any] = recorded
     if checkpoint is None:
         settings = settings_now(run, recorded)
-    elif (store := CheckpointManager(run.checkpoints).store).root == checkpoint.parent.parent:
+    elif (store := Store(run.checkpoints)).root == checkpoint.parent.parent:
         settings = settings_in(store.read(checkpoint.stem).values) or recorded
     changed = [key for key in differing_keys(recorded, settings) if key in recorded]
     return config.changed([Setting(key, settings[key], AS_IT_WENT_ON) for key in changed])

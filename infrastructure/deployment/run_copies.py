@@ -22,7 +22,7 @@ from infrastructure.backup.store import Store
 from infrastructure.backup.version_list import HERE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.errors import StorageError
 from infrastructure.deployment.bars import byte_bar
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.training.models.trainable_state import trainable_state
@@ -129,7 +129,7 @@ class RunCopies:
         """Wait until the newest version is confirmed, at most `seconds`; Ctrl-C ends the wait."""
         if not self.has_place:
             return
-        newest = newest_healthy(self.backup.store)
+        newest = self.backup.store.newest_healthy()
         status = self.backup.status()
         if newest is None or status.confirmed_name == newest or seconds <= 0:
             return
@@ -183,17 +183,6 @@ class RunCopies:
             yield
         except KeyboardInterrupt:
             self.say(f"Not waiting any longer; copying goes on by itself. {self.line()}")
-
-
-def newest_healthy(store: Store) -> str | None:
-    """The newest version that a resume may choose; its manifest alone is read."""
-    for name in store.versions():
-        try:
-            if store.read(name).healthy:
-                return name
-        except CheckpointError:
-            continue
-    return None
 
 
 def bytes_of_version(model: torch.nn.Module, training: TrainingConfig) -> int:

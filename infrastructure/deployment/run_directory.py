@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infrastructure.backup.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.output_dir import writable
 from infrastructure.monitoring.run_list import RUN_FILE, TRAINER_KEY, find_run_path
-from infrastructure.training.checkpoints.checkpoint_manager import (
-    CheckpointManager,
-    is_checkpoint,
-)
+from infrastructure.training.checkpoints.checkpoint_paths import by_step, is_checkpoint
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
 
 
 def _checkpoint_at(run: RunDirectory, step: str) -> Path:
-    found = CheckpointManager(run.checkpoints).at_step()
+    found = by_step(Store(run.checkpoints))
     if not step.isdecimal() or int(step) not in found:
         steps = ", ".join(map(str, sorted(found))) or "none"
         raise ValueError(f"run {run.run_id} has no checkpoint at step {step!r}; it has: {steps}")

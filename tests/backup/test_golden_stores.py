@@ -14,7 +14,8 @@ from infrastructure.backup.run_files import restore_run_files
 from infrastructure.backup.store import Store
 from infrastructure.backup.tensor_bytes import from_bytes
 from infrastructure.core.errors import CheckpointError
-from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint, verify
+from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
+from infrastructure.training.checkpoints.checkpoint_paths import verify
 from infrastructure.training.checkpoints.distributed import load_whole
 from tests.backup.make_fixture import FILES, FIXTURES, VALUES, make, shared_state, tensors_of
 

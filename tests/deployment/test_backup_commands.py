@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from infrastructure.deployment.commands import resume
 from tests.deployment.runs import deploy, newest_step, small_config
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
+ROOT = Path(__file__).resolve().parents[2]
 Temper = Callable[..., tuple[int, Any]]
 
 
@@ -62,6 +65,25 @@ def test_the_status_says_what_is_safe(run: Path, place: Path, temper: Temper) ->
         str(place),
     )
     assert told["possible_loss_seconds"] >= 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["backup status", "backup list", "backup verify", "backup prune", "checkpoints list"],
+)
+def test_looking_needs_no_torch(run: Path, place: Path, command: str) -> None:
+    """It takes seconds to import, in which nobody wants to wait for a list."""
+    options = [*command.split(), str(run), "--output", str(run.parent)]
+    told = [*options, "--place", str(place)] if command.startswith("backup") else options
+    code = f"""
+import sys
+from infrastructure.cli import main
+code = main({told!r})
+assert not {{"torch", "transformers"}} & set(sys.modules)
+raise SystemExit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == DONE, done.stderr
 
 
 def test_a_run_without_a_place_says_so(

@@ -20,7 +20,8 @@ from infrastructure.deployment.commands import resume, train
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.evaluation.held_out import measure
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter

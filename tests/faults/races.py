@@ -29,7 +29,8 @@ from infrastructure.backup.store import Store
 from infrastructure.core.errors import TemperError
 from infrastructure.training import run_lock
 from infrastructure.training.checkpoints import checkpoint_manager
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from tests.faults.judge import tell
 from tests.faults.kill_storm import in_child

@@ -9,7 +9,8 @@ import torch
 from infrastructure.core.errors import TrainingDivergedError
 from infrastructure.monitoring.metrics_file import read_metrics
 from infrastructure.training.checkpoints import checkpoint_manager
-from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint, step_of
+from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
@@ -125,7 +126,7 @@ def test_saving_in_the_background_changes_nothing(
 
     class Saved(Observer):
         def checkpoint_saved(self, state: TrainingState) -> None:
-            saved.append(checkpoint_manager.step_of(state.checkpoint))
+            saved.append(step_of(state.checkpoint))
 
     broken = with_metrics(
         tmp_path / "broken",

@@ -9,7 +9,8 @@ import torch
 
 from infrastructure.core.errors import StorageError, TrainingDivergedError
 from infrastructure.training.checkpoints import checkpoint_manager
-from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint, step_of
+from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.extensions.extension_hooks import Event, Observer
 from infrastructure.training.recovery.notes import num_rollbacks
 from infrastructure.training.state import TrainingState

@@ -10,7 +10,8 @@ import torch
 from infrastructure.core.errors import DeviceFailedError
 from infrastructure.training import stepping
 from infrastructure.training.checkpoints import checkpoint_manager, snapshot
-from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint, step_of
+from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.held_out_loss import HeldOutLoss
 from infrastructure.training.precision import Precision

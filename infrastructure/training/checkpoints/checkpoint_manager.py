@@ -14,7 +14,6 @@ import torch
 
 from infrastructure.backup.background_writer import BackgroundWriter
 from infrastructure.backup.kept_copy import State, size_of_state
-from infrastructure.backup.manifest import VersionName
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.run_files import CLASS as RUN_FILES
@@ -22,6 +21,7 @@ from infrastructure.backup.store import Store
 from infrastructure.backup.tensor_bytes import from_bytes, to_bytes
 from infrastructure.backup.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError
+from infrastructure.training.checkpoints.checkpoint_paths import by_step, store_of
 from infrastructure.training.checkpoints.snapshot import Snapshot
 
 # Smaller ones are written in less time than a helper takes to begin.
@@ -134,13 +134,7 @@ class CheckpointManager:
 
     def at_step(self) -> dict[int, Path]:
         """The newest readable checkpoint of every step that has one."""
-        found: dict[int, Path] = {}
-        for path in self.checkpoints():
-            try:
-                found[step_of(path)] = path
-            except CheckpointError as error:
-                log.warning("skipping a damaged checkpoint: %s: %s", path.stem, error)
-        return found
+        return by_step(self.store)
 
     def is_healthy(self, checkpoint: Path) -> bool:
         """Whether a training may go on from it, damage aside.
@@ -189,44 +183,16 @@ def as_bytes(state: State) -> dict[str, TensorBytes]:
     }
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether `path` has the name and the place of a checkpoint's manifest."""
-    return VersionName.parse(path.stem) is not None and path.parent.name == "versions"
-
-
-def step_of(checkpoint: Path) -> int:
-    """The optimizer steps that a checkpoint has behind it.
-
-    Raises:
-        CheckpointError: its manifest is damaged.
-    """
-    return _store_of(checkpoint).read(checkpoint.stem).step
-
-
-def verify(checkpoint: Path) -> None:
-    """Compare every byte of a checkpoint with what was written.
-
-    Raises:
-        CheckpointError: something is missing or has changed.
-    """
-    store = _store_of(checkpoint)
-    store.verify(store.read(checkpoint.stem))
-
-
 def load_checkpoint(checkpoint: Path) -> Snapshot:
     """Read a checkpoint, each part verified before it is used; tensors are on the CPU.
 
     Raises:
         CheckpointError: it is damaged.
     """
-    store = _store_of(checkpoint)
+    store = store_of(checkpoint)
     manifest = store.read(checkpoint.stem)
     snapshot = Snapshot({}, manifest.values)
     for full_name, stored in store.load(manifest, without=RUN_FILES):
         group, _, name = full_name.partition("/")
         snapshot.tensors.setdefault(group, {})[name] = from_bytes(stored)
     return snapshot
-
-
-def _store_of(checkpoint: Path) -> Store:
-    return Store(checkpoint.resolve().parent.parent)

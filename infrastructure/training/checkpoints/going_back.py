@@ -9,8 +9,8 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
-    step_of,
 )
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.snapshot import (
     Participants,
     Snapshot,

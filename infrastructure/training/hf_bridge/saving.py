@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infrastructure.core.errors import TrainingDivergedError
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.hf_bridge.trainer_state import has_finite_weights

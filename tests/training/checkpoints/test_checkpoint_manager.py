@@ -11,11 +11,9 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
-    is_checkpoint,
     load_checkpoint,
-    step_of,
-    verify,
 )
+from infrastructure.training.checkpoints.checkpoint_paths import is_checkpoint, step_of, verify
 from infrastructure.training.checkpoints.snapshot import Snapshot
 
 

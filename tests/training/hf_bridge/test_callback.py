@@ -14,8 +14,8 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError, TrainingDivergedError
-from infrastructure.deployment.going_on import newest_of_this_purpose
 from infrastructure.deployment.run_directory import find_run
+from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.monitoring.metrics_file import read_metrics
 from infrastructure.monitoring.run_facts import read_run_facts
 from infrastructure.training.checkpoints.checkpoint_manager import (

@@ -13,7 +13,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.section import ConfigurationError
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.launched import Launched
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, step_of
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.parallel import membership

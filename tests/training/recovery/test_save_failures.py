@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infrastructure.core.errors import StorageError
-from infrastructure.training.checkpoints.checkpoint_manager import step_of
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.recovery.save_failures import SaveFailures
 from infrastructure.training.state import TrainingState
 from tests.training.toy_training import Training
