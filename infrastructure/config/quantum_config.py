@@ -46,8 +46,10 @@ class QuantumConfig(Section):
         default=SAMPLER,
         description="Whose answer is taken: sampler, or a plain one such as greedy or random.",
     )
-    data_budget: ShareAboveZero = Field(
-        default=0.9, description="Share of the training examples that is trained on, from 0 to 1."
+    data_budget: ShareAboveZero | Auto = Field(
+        default="auto",
+        description="Share of the examples that is trained on;"
+        " auto: all but a tenth of those looked at.",
     )
     target: Literal["pool", "validation"] = Field(
         default="pool",

@@ -24,6 +24,7 @@ from infrastructure.deployment.from_place import asked, named_run, restore_run
 from infrastructure.deployment.run_directory import RunDirectory, find_run
 from infrastructure.monitoring.formatting import format_bytes, format_number
 from infrastructure.monitoring.tables import render_table
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
 
 DONE, FAILED = 0, 1
 
@@ -128,7 +129,7 @@ def restore(told: Told) -> int:
     run, checkpoint = restore_run(
         name or None, options, Path(told.config.output_dir), int(step) if step else None
     )
-    number = Store(checkpoint.parent.parent).read(checkpoint.stem).step
+    number = step_of(checkpoint)
     command = f"temper train-resume {run.path}"
     facts = {"run": run.run_id, "path": str(run.path), "step": number, "go_on": command}
     told.show(facts, f"Run {run.run_id} is here, verified, at step {number}; go on with: {command}")

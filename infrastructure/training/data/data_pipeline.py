@@ -172,9 +172,13 @@ class DataPipeline:
         return self.report.num_train
 
     @property
-    def selected(self) -> Indices | None:
-        """Ids of the examples that are trained on, ascending; None: no number was given."""
-        return None if self._num_selected is None else self._order().selected
+    def selected(self) -> Indices:
+        """Ids of the examples that are trained on, ascending.
+
+        Raises:
+            ValueError: they are read in an order of their own.
+        """
+        return self._order().selected
 
     def limit_to(self, num_examples: int) -> None:
         """Train on so many of the examples from now on: on random ones until `select` says which.
@@ -182,31 +186,40 @@ class DataPipeline:
         Raises:
             ValueError: there are not so many, or they are read in an order of their own.
         """
-        order = self._order()
+        self._order()
         if not 1 <= num_examples <= self.num_candidates:
             raise ValueError(
                 f"{num_examples} of {self.num_candidates} training examples cannot be selected"
             )
         self._num_selected = num_examples
-        order.select(random_selection(self.num_candidates, num_examples, self.seed))
+        self.unselect()
+
+    def unselect(self) -> None:
+        """Train on what `select` has not chosen yet: all, or as many random ones as `limit_to` has
+        said."""
+        order = self._order()
+        order.select(random_selection(self.num_candidates, self.num_examples, self.seed))
 
     def select(self, ids: Sequence[int] | Indices) -> None:
-        """Train on these examples, as many as `limit_to` has said, in epochs that begin from now
-        on.
+        """Train on these examples in epochs that begin from now on: as many as `limit_to` has said;
+        without a limit, on any number, some of which then come again in an epoch, so that it is as
+        long as with all of them.
 
         Raises:
             ValueError: they are not so many different ids.
         """
-        self._order().select(self.check_selection(ids))
+        self._order().select(self.check_selection(ids), self.num_examples)
 
     def check_selection(self, ids: Sequence[int] | Indices) -> Indices:
         """The ids as `select` takes them, ascending; raises what it does."""
         chosen = np.unique(np.asarray(ids, dtype=np.int64))
         is_known = len(chosen) == 0 or (chosen[0] >= 0 and chosen[-1] < self.num_candidates)
-        if len(chosen) != self._num_selected or len(chosen) != len(ids) or not is_known:
+        wanted = self._num_selected or max(1, len(chosen))
+        if len(chosen) != wanted or len(chosen) != len(ids) or not is_known:
+            number = "any number" if self._num_selected is None else wanted
             raise ValueError(
                 f"{len(ids)} ids, {len(chosen)} of them different, are no selection of"
-                f" {self._num_selected} from {self.num_candidates} training examples"
+                f" {number} from {self.num_candidates} training examples"
             )
         return chosen
 

@@ -50,6 +50,7 @@ class Order:
     Attributes:
         rows: those that are trained on: all, or the selected ones.
         selected: ids of these, ascending; an example's id is its place among all rows.
+        num_examples: in an epoch.
     """
 
     def __init__(self, rows: Indices, seed: int, groups: Indices | None = None) -> None:
@@ -57,10 +58,11 @@ class Order:
         self.seed = seed
         self.select(np.arange(len(rows)))
 
-    def select(self, ids: Indices) -> None:
+    def select(self, ids: Indices, num_examples: int | None = None) -> None:
         """Let epochs that begin from now on hold these examples only, in an order that depends on
-        (seed, epoch, ids)."""
+        (seed, epoch, ids); each once, or so often that there are `num_examples`."""
         self.selected = ids
+        self.num_examples = len(ids) if num_examples is None else num_examples
         self.rows = self.all_rows[ids]
         self.groups = None if self.all_groups is None else self.all_groups[ids]
         self._epoch = -1
@@ -70,16 +72,17 @@ class Order:
         """The rows of an epoch, in order; the last epoch asked for is remembered."""
         if epoch != self._epoch:
             if self.groups is None:
-                places = epoch_order(len(self.rows), self.seed, epoch)
+                places = epoch_order(len(self.rows), self.seed, epoch, self.num_examples)
             else:
-                places = balanced_order(self.groups, self.seed, epoch)
+                places = balanced_order(self.groups, self.seed, epoch, self.num_examples)
             self._epoch, self._order = epoch, self.rows[places]
         return self._order
 
     def part(self, epoch: int, start: int, count: int) -> list[int]:
         """A few rows of an epoch; safe beside a thread that walks through another one."""
-        order = Order(self.rows, self.seed, self.groups).of(epoch)
-        return [int(row) for row in order[start : start + count]]
+        order = Order(self.rows, self.seed, self.groups)
+        order.num_examples = self.num_examples
+        return [int(row) for row in order.of(epoch)[start : start + count]]
 
 
 class StoredExamples:
@@ -97,7 +100,7 @@ class StoredExamples:
         self.place_of = place_of
 
     def __len__(self) -> int:
-        return len(self.order.rows)
+        return self.order.num_examples
 
     def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
         for row in self.order.of(epoch)[start:]:
@@ -177,7 +180,7 @@ class AugmentedExamples:
         self.tokenizer = tokenizer
 
     def __len__(self) -> int:
-        return len(self.order.rows)
+        return self.order.num_examples
 
     def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
         rows = self.order.of(epoch)[start:]

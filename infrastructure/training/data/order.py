@@ -23,9 +23,17 @@ def random_state(use: int, seed: int, *numbers: int) -> np.random.RandomState:
     return np.random.RandomState(words)
 
 
-def epoch_order(num_examples: int, seed: int, epoch: int) -> Indices:
-    """The examples of an epoch, each once, shuffled: int64 (num_examples,)."""
-    return random_state(ORDER, seed, epoch).permutation(num_examples).astype(np.int64)
+def epoch_order(num_examples: int, seed: int, epoch: int, num_drawn: int | None = None) -> Indices:
+    """The examples of an epoch, shuffled: int64 (num_drawn,).
+
+    Args:
+        num_drawn: None: each once. More than there are: each as often as the others (± one).
+    """
+    rng = random_state(ORDER, seed, epoch)
+    everything = np.arange(num_examples)
+    if num_drawn is not None and num_drawn != num_examples:
+        everything = _draw(everything, num_drawn, rng)
+    return rng.permutation(everything).astype(np.int64)
 
 
 def random_selection(num_examples: int, num_selected: int, seed: int) -> Indices:
@@ -40,7 +48,9 @@ def selection_hash(ids: Indices | Sequence[int]) -> str:
     return hashlib.sha256(ascending.tobytes()).hexdigest()
 
 
-def balanced_order(groups: Sequence[int] | Indices, seed: int, epoch: int) -> Indices:
+def balanced_order(
+    groups: Sequence[int] | Indices, seed: int, epoch: int, num_drawn: int | None = None
+) -> Indices:
     """As many examples as there are, drawn so that each group has the same share.
 
     A small group's examples come again, each as often as the others of its group (± one); of a
@@ -48,12 +58,14 @@ def balanced_order(groups: Sequence[int] | Indices, seed: int, epoch: int) -> In
 
     Args:
         groups: the group of each example.
+        num_drawn: another number than there are.
     """
     rng = random_state(BALANCE, seed, epoch)
     groups = np.asarray(groups)
     names = np.unique(groups)
-    quotas = np.full(len(names), len(groups) // max(1, len(names)))
-    remainder = len(groups) - int(quotas.sum())
+    total = len(groups) if num_drawn is None else num_drawn
+    quotas = np.full(len(names), total // max(1, len(names)))
+    remainder = total - int(quotas.sum())
     quotas[(np.arange(remainder) + epoch) % max(1, len(names))] += 1
     drawn = [
         _draw(np.flatnonzero(groups == name), int(quota), rng)

@@ -27,6 +27,7 @@ from infrastructure.training.quantum.history import histogram
 from infrastructure.training.step_probe import StepProbe, without_a_trace
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
+AUTO_SHARE = 0.9  # of those that are looked at, where no budget is set
 NUM_TARGET = 256  # held-out rows whose mean gradient is the target, from everywhere
 NUM_PROBED = 16  # examples that the cost is foretold from
 NUM_NAMED = 20  # tasks, and examples that were not chosen
@@ -41,7 +42,7 @@ def num_selected(num_examples: int, budget: float) -> int:
 
 
 def limit_data(data: DataSource, config: QuantumConfig) -> None:
-    """Give a data source its budget before anything is counted by its size.
+    """Give a data source its budget, if one is set, before anything is counted by its size.
 
     Raises:
         ValueError: none of its examples can be selected.
@@ -53,7 +54,8 @@ def limit_data(data: DataSource, config: QuantumConfig) -> None:
             "quantum.problem data_selection selects rows of data files, and this model brings data"
             " of its own: choose block_selection, or leave the quantum step out"
         )
-    data.limit_to(num_selected(data.num_candidates, config.data_budget))
+    if config.data_budget != "auto":
+        data.limit_to(num_selected(data.num_candidates, config.data_budget))
 
 
 def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_at: int) -> str:
@@ -61,11 +63,13 @@ def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_a
     told = f"{num_selected:,} of {num_examples:,} training examples"
     if num_looked_at == num_examples:
         return told
-    others = num_examples - num_looked_at
-    return (
-        f"{told}: {num_chosen:,} of the {num_looked_at:,} that were looked at, and"
-        f" {num_selected - num_chosen:,} of the {others:,} others, the same share drawn by chance"
+    others, drawn = num_examples - num_looked_at, num_selected - num_chosen
+    rest = (
+        "all others"
+        if drawn == others
+        else f"{drawn:,} of the {others:,} others, the same share drawn by chance"
     )
+    return f"{told}: {num_chosen:,} of the {num_looked_at:,} that were looked at, and {rest}"
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,17 @@ class DataQuestion:
             training = min(probe.micro_batch(examples).seconds for _ in range(2))
         return Costs(training / len(examples), gradient / len(examples))
 
+    def has_choice(self, most: int) -> bool:
+        """Whether anything would be left out of as many as may be looked at; `most` as below."""
+        wanted = self.num_wanted(most)
+        return self._share(wanted) < wanted or self.data.num_examples < self.data.num_candidates
+
+    def nothing_to_leave_out(self, most: int) -> str:
+        """Why there is no choice."""
+        number = self.num_wanted(most) if self._is_auto else self.data.num_candidates
+        budget = f"quantum.data_budget {self.config.data_budget}"
+        return f"{budget} leaves out none of {number:,} training examples"
+
     def num_candidates(self, costs: Costs, allowed_seconds: float, most: int) -> int:
         """How many examples are looked at: those asked for, or as many as may be paid for; 0 where
         that is too few to say anything.
@@ -143,7 +158,8 @@ class DataQuestion:
 
     def problem(self, num_candidates: int) -> DataSelection:
         """The question about so many examples, drawn at random; of them the same share is chosen as
-        of all. Those without a supervised token are left to chance.
+        of all, or nine in ten where no budget is set. Those without a supervised token count as
+        not looked at.
 
         Raises:
             ValueError, TemperError: their gradients cannot be told apart, or say nothing.
@@ -183,6 +199,10 @@ class DataQuestion:
             "dropped": self.data.places_of(dropped[:NUM_NAMED]),
         }
 
+    @property
+    def _is_auto(self) -> bool:
+        return self.config.data_budget == "auto"
+
     def _by_task(self, candidates: Ids, chosen: Ids) -> dict[str, list[int]]:
         """Of each task: how many were chosen, and how many looked at; those with most of them."""
         is_chosen = np.isin(candidates, chosen)
@@ -195,14 +215,16 @@ class DataQuestion:
 
     def completed(self, candidates: Ids, chosen: Ids) -> Ids:
         """A whole selection: what was chosen of the candidates, and of the others as many as are
-        lacking, by chance."""
+        lacking, by chance; all of them where no budget is set."""
         others = np.setdiff1d(np.arange(self.data.num_candidates), candidates)
-        missing = self.data.num_examples - len(chosen)
+        missing = len(others) if self._is_auto else self.data.num_examples - len(chosen)
         drawn = others[random_selection(len(others), missing, self.seed + 1)]
         return np.sort(np.concatenate([chosen, drawn]))
 
     def _share(self, num_candidates: int) -> int:
         """Of how many candidates how many are chosen, so that the others can give the rest."""
+        if self._is_auto:
+            return num_selected(num_candidates, AUTO_SHARE)
         n, k = self.data.num_candidates, self.data.num_examples
         least = max(1, k - (n - num_candidates))
         return min(num_candidates, k, max(least, round(k * num_candidates / n)))

@@ -145,7 +145,7 @@ class QuantumExtension(Asking):
         if state.position.example == 0:
             self.in_force = self.decisions.selection
         if self.in_force is None:
-            self._data.limit_to(self._data.num_examples)
+            self._data.unselect()
         elif not _are_same(self.in_force, self._data.selected):
             self._data.select(self.in_force)
 
@@ -177,12 +177,10 @@ class QuantumExtension(Asking):
         )
 
     def _ask_for_data(self, state: TrainingState) -> None:
-        if self._data.num_examples == self._data.num_candidates:
-            number, share = self._data.num_candidates, self.config.data_budget
-            what = f"quantum.data_budget {share:g} of {number:,} training examples"
-            self.skip(state, f"{what} is all of them, and there is nothing to choose")
-            return
         loop, question = self.trainer.prepare(), self.data_question(state)
+        if not question.has_choice(self.resources.max_qubits):
+            self.skip(state, question.nothing_to_leave_out(self.resources.max_qubits))
+            return
         costs = question.costs()
         step_seconds = self.cost.step_seconds or costs.training * loop.batch_size
         allowed = self.cost.allowed_seconds(self._steps_ahead(state), step_seconds)

@@ -1,5 +1,6 @@
 """A pipeline that trains on selected examples: how many, which, in which order, what is refused."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_the_number_is_the_selections_from_the_start_on(data: Path, cache: Path)
     assert prepared.fingerprint not in (whole.fingerprint, limited(data, cache, 21).fingerprint)
     assert prepared.fingerprint == limited(data, cache, 20).fingerprint
     assert list(prepared.selected) == list(random_selection(whole.num_examples, 20, 0))
-    assert whole.selected is None
+    assert list(whole.selected) == list(range(whole.num_examples))
 
 
 @pytest.mark.parametrize("mode", [{}, {"balance_by": "task"}, {"memory_size": 0}])
@@ -77,6 +78,40 @@ def test_epochs_hold_the_selected_examples_in_an_order_of_their_own(
 def test_selecting_all_is_as_if_nothing_was_selected(data: Path, cache: Path) -> None:
     whole = pipeline(data, cache)
     assert epoch(limited(data, cache, whole.num_examples), 1) == epoch(whole, 1)
+
+
+@pytest.mark.parametrize("mode", [{}, {"balance_by": "task"}, {"memory_size": 0}])
+def test_without_a_limit_an_epoch_stays_as_long(
+    data: Path, cache: Path, mode: dict[str, Any]
+) -> None:
+    prepared, again, whole = (pipeline(data, cache, **mode) for _ in range(3))
+    left_out = [0, 3, 7]
+    kept = sorted(set(range(whole.num_examples)) - set(left_out))
+    for one in (prepared, again):
+        one.select(kept)
+    assert prepared.num_examples == whole.num_examples == len(heard(prepared, 1))
+    assert prepared.fingerprint == whole.fingerprint
+    assert prepared.lengths().shape == (whole.num_examples,)
+    assert set(heard(prepared, 1)) <= set(said(prepared, kept))
+    if not mode.get("balance_by"):
+        times = sorted(Counter(heard(prepared, 1)).values())
+        assert times == [1] * (len(kept) - len(left_out)) + [2] * len(left_out)
+    assert heard(prepared, 1) == heard(again, 1) != heard(again, 2)
+    assert heard(prepared, 1, 5) == heard(prepared, 1)[5:]
+    assert prepared.places(1, 3, 9) == again.places(1, 0, 12)[3:]
+    prepared.unselect()
+    assert epoch(prepared, 1) == epoch(whole, 1)
+
+
+def test_without_a_limit_few_come_many_times(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache)
+    prepared.select([2, 5])
+    times = Counter(heard(prepared)).values()
+    assert len(times) == 2
+    assert max(times) - min(times) <= 1
+    for ids in ([], [1, 1], [10**6]):
+        with pytest.raises(ValueError, match="are no selection of any number from"):
+            prepared.select(ids)
 
 
 @pytest.mark.usefixtures("shouting")

@@ -80,6 +80,37 @@ def test_some_are_looked_at_and_the_others_drawn(saved_llama: Path, tmp_path: Pa
     assert len(selection) == trainer.data.num_examples
 
 
+def test_without_a_budget_a_tenth_of_those_looked_at_is_left_out(
+    saved_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    seen = Seen()
+    trainer = quantum_trainer(saved_llama, tmp_path, asked={"candidates": 10}, hooks=(seen,))
+    plain = quantum_trainer(saved_llama, tmp_path, enabled_extensions=[])
+    assert trainer.prepare().total_steps == plain.prepare().total_steps
+    trainer.train()
+    number = trainer.data.num_candidates
+    (record,) = records(trainer)
+    assert (record["num_variables"], record["facts"]["num_chosen"]) == (10, 9)
+    assert record["num_selected"] == number - 1
+    selection = extension_of(trainer).decisions.selection
+    assert selection is not None
+    for epoch in (0, 1):
+        assert set(seen.epochs[epoch]) == set(ids_of(trainer, selection))
+        assert sum(seen.epochs[epoch].values()) == number
+    assert f"{number - 1} of {number} training examples: 9 of the 10 that were" in caplog.text
+    assert "and all others" in caplog.text
+
+
+@pytest.mark.parametrize("asked", [{"candidates": 4}, {"candidates": 1}])
+def test_too_few_to_leave_one_out(saved_llama: Path, tmp_path: Path, asked: dict[str, Any]) -> None:
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=1)
+    trainer.train()
+    (record,) = records(trainer)
+    told = f"quantum.data_budget auto leaves out none of {asked['candidates']} training examples"
+    assert (record["outcome"], record["why"]) == ("skipped", told)
+
+
 def test_no_more_variables_than_allowed(saved_llama: Path, tmp_path: Path) -> None:
     resources = {"max_qubits": 7}
     trainer = quantum_trainer(saved_llama, tmp_path, resources=resources, max_steps=1)
@@ -149,6 +180,18 @@ def test_a_question_that_costs_too_much_is_not_asked(
     assert "quantum.max_overhead_percent 1e-06 allows" in record["why"]
     assert "would be needed" in caplog.text
     assert len(set(trainer.data.selected)) == trainer.data.num_examples  # by chance
+
+
+def test_without_a_budget_a_question_that_is_not_asked_leaves_nothing_out(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    asked = {"max_overhead_percent": 1e-6}
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked)
+    plain = quantum_trainer(saved_llama, tmp_path, enabled_extensions=[])
+    for one in (trainer, plain):
+        one.train()
+    assert records(trainer)[0]["outcome"] == "skipped"
+    assert same_weights(trainer, plain)
 
 
 def test_a_model_with_data_of_its_own_is_refused(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_budget_that_is_all_of_the_data_is_told(saved_llama: Path, tmp_path: P
     trainer.train()
     (record,) = records(trainer)
     assert record["outcome"] == "skipped"
-    assert "is all of them, and there is nothing to choose" in record["why"]
+    assert "quantum.data_budget 0.99 leaves out none of 18 training examples" in record["why"]
 
 
 def test_numbers_that_are_not_told_yet_are_told_after_a_resume(
