@@ -58,8 +58,8 @@ form = colab.show_form(config)
 # %% [markdown]
 # ## 4 · Train
 # Before the first step Temper tries out your model, your data and this machine, and says how long it
-# will take. A small *quantum step* chooses which examples are trained on: nine in ten of them, so that
-# their gradients stand for all ([03](03_quantum_step.ipynb) has more). Stop it with the cell's stop button: the step is finished, everything is saved, and
+# will take. A small *quantum step* looks at twenty examples and leaves out two of them, so that the
+# gradients of the others stand for all ([03](03_quantum_step.ipynb) has more). Stop it with the cell's stop button: the step is finished, everything is saved, and
 # running the cell again goes on.
 
 # %% nbmake={"post_cell_execute": ["from pathlib import Path", "assert summary['status'] == 'finished'", "assert summary['after']['eval_loss'] < summary['before']['eval_loss']", "assert Path(summary['paths']['run'], 'run.json').is_file()"]}

@@ -201,14 +201,14 @@ class DataPipeline:
         order.select(random_selection(self.num_candidates, self.num_examples, self.seed))
 
     def select(self, ids: Sequence[int] | Indices) -> None:
-        """Train on these examples in epochs that begin from now on: as many as `limit_to` has said;
-        without a limit, on any number, some of which then come again in an epoch, so that it is as
-        long as with all of them.
+        """Train on these examples in epochs that begin from now on: on as many as `limit_to` has
+        said; without a limit, on any number, some of which then come again in the places of the
+        others, so that an epoch stays as long.
 
         Raises:
             ValueError: they are not so many different ids.
         """
-        self._order().select(self.check_selection(ids), self.num_examples)
+        self._order().select(self.check_selection(ids), is_filled=self._num_selected is None)
 
     def check_selection(self, ids: Sequence[int] | Indices) -> Indices:
         """The ids as `select` takes them, ascending; raises what it does."""

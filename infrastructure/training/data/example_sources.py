@@ -22,6 +22,7 @@ from infrastructure.training.data.order import (
     balanced_order,
     epoch_order,
     random_state,
+    with_replacements,
 )
 from infrastructure.training.data.rows import BadRow, Conversation
 from infrastructure.training.data.streaming_dataset import StreamingDataset
@@ -48,9 +49,9 @@ class Order:
     """Which row of the store stands at which position of an epoch.
 
     Attributes:
-        rows: those that are trained on: all, or the selected ones.
-        selected: ids of these, ascending; an example's id is its place among all rows.
-        num_examples: in an epoch.
+        all_rows: an example's id is its place among them.
+        selected: ids of those that are trained on, ascending: all, or the selected ones.
+        is_filled: an epoch has a place for every example, those that are not selected included.
     """
 
     def __init__(self, rows: Indices, seed: int, groups: Indices | None = None) -> None:
@@ -58,31 +59,40 @@ class Order:
         self.seed = seed
         self.select(np.arange(len(rows)))
 
-    def select(self, ids: Indices, num_examples: int | None = None) -> None:
+    def select(self, ids: Indices, *, is_filled: bool = False) -> None:
         """Let epochs that begin from now on hold these examples only, in an order that depends on
-        (seed, epoch, ids); each once, or so often that there are `num_examples`."""
-        self.selected = ids
-        self.num_examples = len(ids) if num_examples is None else num_examples
-        self.rows = self.all_rows[ids]
-        self.groups = None if self.all_groups is None else self.all_groups[ids]
+        (seed, epoch, ids): each once, or, `is_filled`, in the order of all, where some of them come
+        again in the places of the others."""
+        self.selected, self.is_filled = ids, is_filled
         self._epoch = -1
         self._order = np.zeros(0, dtype=np.int64)
+
+    @property
+    def num_examples(self) -> int:
+        """In an epoch."""
+        return len(self.all_rows if self.is_filled else self.selected)
 
     def of(self, epoch: int) -> Indices:
         """The rows of an epoch, in order; the last epoch asked for is remembered."""
         if epoch != self._epoch:
-            if self.groups is None:
-                places = epoch_order(len(self.rows), self.seed, epoch, self.num_examples)
-            else:
-                places = balanced_order(self.groups, self.seed, epoch, self.num_examples)
-            self._epoch, self._order = epoch, self.rows[places]
+            self._epoch, self._order = epoch, self.all_rows[self._ids_of(epoch)]
         return self._order
 
     def part(self, epoch: int, start: int, count: int) -> list[int]:
         """A few rows of an epoch; safe beside a thread that walks through another one."""
-        order = Order(self.rows, self.seed, self.groups)
-        order.num_examples = self.num_examples
-        return [int(row) for row in order.of(epoch)[start : start + count]]
+        return [int(row) for row in self.all_rows[self._ids_of(epoch)[start : start + count]]]
+
+    def _ids_of(self, epoch: int) -> Indices:
+        if not self.is_filled:
+            return self.selected[self._shuffled(self.selected, epoch)]
+        order = self._shuffled(np.arange(len(self.all_rows)), epoch)
+        return with_replacements(order, self.selected, self.all_groups, self.seed, epoch)
+
+    def _shuffled(self, ids: Indices, epoch: int) -> Indices:
+        """Places of `ids` in the order of an epoch that has only them."""
+        if self.all_groups is None:
+            return epoch_order(len(ids), self.seed, epoch)
+        return balanced_order(self.all_groups[ids], self.seed, epoch)
 
 
 class StoredExamples:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
-ORDER, BALANCE, WINDOW, AUGMENT, SELECT = range(5)  # keep the streams of different uses apart
+# Keep the streams of different uses apart.
+ORDER, BALANCE, WINDOW, AUGMENT, SELECT, REPLACE = range(6)
 
 
 def random_state(use: int, seed: int, *numbers: int) -> np.random.RandomState:
@@ -23,17 +24,9 @@ def random_state(use: int, seed: int, *numbers: int) -> np.random.RandomState:
     return np.random.RandomState(words)
 
 
-def epoch_order(num_examples: int, seed: int, epoch: int, num_drawn: int | None = None) -> Indices:
-    """The examples of an epoch, shuffled: int64 (num_drawn,).
-
-    Args:
-        num_drawn: None: each once. More than there are: each as often as the others (± one).
-    """
-    rng = random_state(ORDER, seed, epoch)
-    everything = np.arange(num_examples)
-    if num_drawn is not None and num_drawn != num_examples:
-        everything = _draw(everything, num_drawn, rng)
-    return rng.permutation(everything).astype(np.int64)
+def epoch_order(num_examples: int, seed: int, epoch: int) -> Indices:
+    """The examples of an epoch, each once, shuffled: int64 (num_examples,)."""
+    return random_state(ORDER, seed, epoch).permutation(num_examples).astype(np.int64)
 
 
 def random_selection(num_examples: int, num_selected: int, seed: int) -> Indices:
@@ -48,9 +41,7 @@ def selection_hash(ids: Indices | Sequence[int]) -> str:
     return hashlib.sha256(ascending.tobytes()).hexdigest()
 
 
-def balanced_order(
-    groups: Sequence[int] | Indices, seed: int, epoch: int, num_drawn: int | None = None
-) -> Indices:
+def balanced_order(groups: Sequence[int] | Indices, seed: int, epoch: int) -> Indices:
     """As many examples as there are, drawn so that each group has the same share.
 
     A small group's examples come again, each as often as the others of its group (± one); of a
@@ -58,14 +49,12 @@ def balanced_order(
 
     Args:
         groups: the group of each example.
-        num_drawn: another number than there are.
     """
     rng = random_state(BALANCE, seed, epoch)
     groups = np.asarray(groups)
     names = np.unique(groups)
-    total = len(groups) if num_drawn is None else num_drawn
-    quotas = np.full(len(names), total // max(1, len(names)))
-    remainder = total - int(quotas.sum())
+    quotas = np.full(len(names), len(groups) // max(1, len(names)))
+    remainder = len(groups) - int(quotas.sum())
     quotas[(np.arange(remainder) + epoch) % max(1, len(names))] += 1
     drawn = [
         _draw(np.flatnonzero(groups == name), int(quota), rng)
@@ -73,6 +62,24 @@ def balanced_order(
     ]
     everything = np.concatenate(drawn) if drawn else np.zeros(0)
     return rng.permutation(everything).astype(np.int64)
+
+
+def with_replacements(
+    order: Indices, kept: Indices, groups: Sequence[int] | Indices | None, seed: int, epoch: int
+) -> Indices:
+    """An epoch in which examples that are not kept give way to kept ones, of their group where it
+    has any; all others stay where they are.
+
+    Each kept one of a group comes as often in others' places as any other (± one).
+    """
+    rng, filled = random_state(REPLACE, seed, epoch), order.copy()
+    is_out = ~np.isin(order, kept)
+    group_of = np.zeros(int(order.max(initial=0)) + 1) if groups is None else np.asarray(groups)
+    for name in np.unique(group_of[order[is_out]]):
+        places = np.flatnonzero(is_out & (group_of[order] == name))
+        alike = kept[group_of[kept] == name]
+        filled[places] = _draw(alike if len(alike) else kept, len(places), rng)
+    return filled
 
 
 def _draw(members: Indices, quota: int, rng: np.random.RandomState) -> Indices:

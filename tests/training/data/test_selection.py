@@ -96,11 +96,23 @@ def test_without_a_limit_an_epoch_stays_as_long(
     if not mode.get("balance_by"):
         times = sorted(Counter(heard(prepared, 1)).values())
         assert times == [1] * (len(kept) - len(left_out)) + [2] * len(left_out)
+        pairs = list(zip(heard(prepared, 1), heard(whole, 1), strict=True))
+        assert {was for now, was in pairs if now != was} == set(said(whole, left_out))
     assert heard(prepared, 1) == heard(again, 1) != heard(again, 2)
     assert heard(prepared, 1, 5) == heard(prepared, 1)[5:]
     assert prepared.places(1, 3, 9) == again.places(1, 0, 12)[3:]
     prepared.unselect()
     assert epoch(prepared, 1) == epoch(whole, 1)
+
+
+def test_groups_stay_as_large(data: Path, cache: Path) -> None:
+    prepared, whole = (pipeline(data, cache, balance_by="task") for _ in range(2))
+    prepared.select([i for i in range(whole.num_examples) if i % 3])
+    tasks = [
+        Counter(example.task for batch in one.train_batches(1, 0, 8) for example in batch)
+        for one in (prepared, whole)
+    ]
+    assert tasks[0] == tasks[1]
 
 
 def test_without_a_limit_few_come_many_times(data: Path, cache: Path) -> None:
