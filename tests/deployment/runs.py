@@ -12,7 +12,7 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.training.checkpoints.checkpoint_paths import by_step, step_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,7 +96,7 @@ def when_saved(folder: Path, step: int, process: subprocess.Popen[str]) -> Path:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         for run in runs_of(folder):
-            found = CheckpointManager(run / "checkpoints").at_step()
+            found = by_step(CheckpointManager(run / "checkpoints").store)
             if max(found, default=0) >= step:
                 return run
         if process.poll() is not None:

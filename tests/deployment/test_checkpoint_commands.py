@@ -11,6 +11,7 @@ from infrastructure.backup.store import Store
 from infrastructure.cli import DONE, FAILED, WRONG_INPUT, main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from tests.deployment.runs import deploy, small_config, small_settings
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
@@ -26,7 +27,7 @@ def damage(run: Path, step: int) -> None:
     """Flip a bit in an object that only the version of `step` names."""
     manager = CheckpointManager(run / "checkpoints")
     store = Store(run / "checkpoints")
-    packs = {s: set(store.read(p.stem).packs) for s, p in manager.at_step().items()}
+    packs = {s: set(store.read(p.stem).packs) for s, p in by_step(manager.store).items()}
     others = set().union(*(found for s, found in packs.items() if s != step))
     pack = max(packs[step] - others, key=lambda found: found.size_bytes)
     path = store.objects.path_of(pack.hash)
@@ -79,7 +80,7 @@ def test_verifying_finds_what_is_damaged_and_says_so_by_its_exit_code(
 def test_a_damaged_manifest_is_listed_as_such(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    newest = CheckpointManager(run / "checkpoints").at_step()[3]
+    newest = by_step(CheckpointManager(run / "checkpoints").store)[3]
     newest.write_bytes(newest.read_bytes()[:-1])
     capsys.readouterr()
     assert main(["checkpoints", "list"]) == DONE

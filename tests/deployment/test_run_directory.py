@@ -8,6 +8,7 @@ import pytest
 from infrastructure.backup.store import Store
 from infrastructure.deployment.run_directory import RunDirectory, find_run, plan_run
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import by_step
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_a_run_is_named_by_id_or_path(runs: Path) -> None:
 
 
 def test_a_checkpoint_is_named_by_step_or_path(runs: Path) -> None:
-    path = CheckpointManager(runs / "20260101-000000-a-11" / "checkpoints").at_step()[10]
+    path = by_step(CheckpointManager(runs / "20260101-000000-a-11" / "checkpoints").store)[10]
     for name in ("20260101-000000-a-11@10", str(path)):
         run, checkpoint = find_run(name, runs)
         assert run.run_id == "20260101-000000-a-11"

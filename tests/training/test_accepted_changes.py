@@ -14,6 +14,7 @@ from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.accepted_changes import explain
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.state import Position, TrainingState
@@ -62,7 +63,7 @@ class Training:
         )
 
     def go_on(self, folder: Path, step: int, accept: list[str]) -> "Training":
-        checkpoint = CheckpointManager(folder / "checkpoints").at_step()[step]
+        checkpoint = by_step(CheckpointManager(folder / "checkpoints").store)[step]
         self.trainer.restore(checkpoint, accept)
         self.trainer.train()
         return self

@@ -14,6 +14,7 @@ from infrastructure.config.model_config import LoraConfig, ModelConfig
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters import get_model_adapter
@@ -104,7 +105,7 @@ def test_a_resumed_lora_training_gives_the_same_bits(
     saved = CheckpointManager(tmp_path / "a", Retention(99))
     for step in (2, num_steps // 2 + 1):
         again = Training(saved_llama, data_file, checkpoints=tmp_path / "b", **settings)
-        again.trainer.restore(saved.at_step()[step])
+        again.trainer.restore(by_step(saved.store)[step])
         again.run()
         assert again.losses.values == whole.losses.values[step:]
         assert_same_bits(again.weights, whole.weights)
@@ -212,7 +213,7 @@ def test_the_micro_batch_that_fitted_is_begun_with_next_time(
     other.trainer.prepare()
     assert other.trainer.state is not None
     assert other.trainer.state.micro_batch_size == 4
-    start = CheckpointManager(tmp_path / "runs").at_step()[0]
+    start = by_step(CheckpointManager(tmp_path / "runs").store)[0]
     second.trainer.restore(start)
     assert second.trainer.state.micro_batch_size == 4
 

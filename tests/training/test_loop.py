@@ -10,6 +10,7 @@ from infrastructure.core.errors import TrainingDivergedError
 from infrastructure.training.checkpoints.checkpoint_manager import (
     load_checkpoint,
 )
+from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
     take_snapshot,
@@ -38,7 +39,7 @@ def test_resuming_anywhere_gives_the_same_bits(tmp_path: Path, step: int) -> Non
     whole = Training(tmp_path, checkpoint_frequency=1).run()
     assert len(whole.recorder.losses) == 12
     again = Training(tmp_path / "again", checkpoint_frequency=1)
-    again.resume(whole.checkpoints.at_step()[step])
+    again.resume(by_step(whole.checkpoints.store)[step])
     assert again.recorder.losses == whole.recorder.losses[step:]
     assert torch.equal(again.weights, whole.weights)
     assert again.source.seen == whole.source.seen[consumed_examples(step) :]
@@ -53,7 +54,7 @@ def consumed_examples(step: int) -> int:
 def test_a_checkpoint_without_a_part_would_be_noticed(tmp_path: Path, left_out: str) -> None:
     """The test above can fail: each missing part changes the result."""
     whole = Training(tmp_path, checkpoint_frequency=1).run()
-    saved = load_checkpoint(whole.checkpoints.at_step()[5])
+    saved = load_checkpoint(by_step(whole.checkpoints.store)[5])
     again = Training()
     fresh = take_snapshot(again.state, again.parts)
     if left_out == "torch":

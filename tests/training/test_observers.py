@@ -12,6 +12,7 @@ import torch
 
 from infrastructure.core.errors import TrainingDivergedError
 from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner, Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
@@ -137,7 +138,7 @@ def test_the_numbers_of_a_killed_run_are_those_of_a_whole_one(tmp_path: Path) ->
     crashing = observed(tmp_path / "killed", Crash(step=7))
     with pytest.raises(RuntimeError, match="went away"):
         crashing.run()
-    observed(tmp_path / "killed").resume(crashing.checkpoints.at_step()[4])
+    observed(tmp_path / "killed").resume(by_step(crashing.checkpoints.store)[4])
     whole = read_metrics(tmp_path / "whole" / "metrics.jsonl")
     killed = read_metrics(tmp_path / "killed" / "metrics.jsonl")
     assert lasting(killed) == lasting(whole)

@@ -21,7 +21,7 @@ from infrastructure.backup.store import Store
 from infrastructure.backup.tensor_bytes import from_bytes, to_bytes
 from infrastructure.backup.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError
-from infrastructure.training.checkpoints.checkpoint_paths import by_step, store_of
+from infrastructure.training.checkpoints.checkpoint_paths import store_of
 from infrastructure.training.checkpoints.snapshot import Snapshot
 
 # Smaller ones are written in less time than a helper takes to begin.
@@ -131,10 +131,6 @@ class CheckpointManager:
     def checkpoints(self) -> list[Path]:
         """All checkpoints, the oldest first, verified or not."""
         return [self.store.manifest_path(name) for name in reversed(self.store.versions())]
-
-    def at_step(self) -> dict[int, Path]:
-        """The newest readable checkpoint of every step that has one."""
-        return by_step(self.store)
 
     def is_healthy(self, checkpoint: Path) -> bool:
         """Whether a training may go on from it, damage aside.

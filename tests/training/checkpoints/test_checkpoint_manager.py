@@ -13,7 +13,12 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
-from infrastructure.training.checkpoints.checkpoint_paths import is_checkpoint, step_of, verify
+from infrastructure.training.checkpoints.checkpoint_paths import (
+    by_step,
+    is_checkpoint,
+    step_of,
+    verify,
+)
 from infrastructure.training.checkpoints.snapshot import Snapshot
 
 
@@ -61,7 +66,7 @@ def test_of_one_step_the_newer_counts(tmp_path: Path) -> None:
     again = snapshot(3)
     again.values["note"] = "second"
     manager.save(again)
-    assert load_checkpoint(manager.at_step()[3]).values["note"] == "second"
+    assert load_checkpoint(by_step(manager.store)[3]).values["note"] == "second"
 
 
 def flip_a_bit(path: Path) -> None:
@@ -103,7 +108,7 @@ def test_damage_is_no_reason_to_remove_anything(tmp_path: Path) -> None:
     """Rotation counts only checkpoints that verify."""
     for step in (1, 2, 3):
         CheckpointManager(tmp_path, Retention(9)).save(snapshot(step))
-    damaged = CheckpointManager(tmp_path).at_step()[3]
+    damaged = by_step(CheckpointManager(tmp_path).store)[3]
     flip_a_bit(files_of(damaged)[1])
     manager = CheckpointManager(tmp_path, Retention(2))
     manager.save(snapshot(4))

@@ -22,6 +22,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
 from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.hf_bridge.callback import FOLDER
@@ -84,7 +85,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 
 def steps_of(folder: Path) -> list[int]:
-    return sorted(CheckpointManager(run_of(folder) / "checkpoints").at_step())
+    return sorted(by_step(CheckpointManager(run_of(folder) / "checkpoints").store))
 
 
 def test_the_callback_changes_no_weight_and_takes_the_place_of_the_trainers_folders(
@@ -296,7 +297,7 @@ def test_a_damaged_version_is_passed_over(
 ) -> None:
     stop = At(Event.AFTER_BACKWARD, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     train(tmp_path, hooks=[stop])
-    newest = CheckpointManager(run_of(tmp_path) / "checkpoints").at_step()[6]
+    newest = by_step(CheckpointManager(run_of(tmp_path) / "checkpoints").store)[6]
     newest.write_text("{}")
     trainer, _, said = train(tmp_path)
     assert any("going on from step 5" in line for line in said)

@@ -20,6 +20,7 @@ from infrastructure.core.errors import MissingPackageError
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
+from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum.cost_bound import CostBound
@@ -212,7 +213,7 @@ def test_an_answer_in_the_background_is_used_where_it_is_recorded(
     used = answered["used_at_step"]
     assert 1 <= used <= 4
     assert trainer.checkpoints is not None
-    steps = trainer.checkpoints.at_step()
+    steps = by_step(trainer.checkpoints.store)
     assert used + 1 in steps  # saved at once, so a resume uses it there too
     again = quantum_trainer(
         saved_llama, tmp_path, asked=asked, optimization_frequency=50, max_steps=7

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from infrastructure.config.model_config import LoraConfig
+from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.quantum.components import matrices, ranks_of
 from tests.training.quantum.quantum_runs import quantum_trainer, records, same_weights
@@ -81,7 +82,7 @@ def test_a_training_that_goes_on_has_taken_out_the_same(saved_llama: Path, tmp_p
     whole.train()
     assert whole.checkpoints is not None
     again = quantum_trainer(saved_llama, tmp_path, asked=ASKED, lora=LORA, **settings)
-    again.restore(whole.checkpoints.at_step()[3])
+    again.restore(by_step(whole.checkpoints.store)[3])
     again.train()
     assert same_weights(whole, again)
     assert present(again) == present(whole)
