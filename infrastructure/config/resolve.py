@@ -9,7 +9,7 @@ from infrastructure.config.training_config import TrainingConfig
 # From scratch, LoRA, all weights: common starting points for AdamW.
 SCRATCH_LEARNING_RATE = 1e-3
 # What suits the default embedded model; a wider one learns slower, in proportion to its width.
-EMBEDDED_LEARNING_RATE, EMBEDDED_WIDTH = 3e-3, 128
+EMBEDDED_LEARNING_RATE, EMBEDDED_WIDTH = 1.5e-3, 128
 LORA_LEARNING_RATE = 2e-4
 FULL_LEARNING_RATE = 2e-5
 SCRATCH_EPOCHS = 4

@@ -10,7 +10,7 @@ LORA = ModelConfig(name="some/model", lora_config=LoraConfig())
 
 @pytest.mark.parametrize(
     ("model", "learning_rate", "num_epochs"),
-    [(EMBEDDED, 3e-3, 4), (HUB, 2e-5, 3), (LORA, 2e-4, 3)],
+    [(EMBEDDED, 1.5e-3, 4), (HUB, 2e-5, 3), (LORA, 2e-4, 3)],
 )
 def test_auto(model: ModelConfig, learning_rate: float, num_epochs: int) -> None:
     given = TrainingConfig()
@@ -22,7 +22,7 @@ def test_auto(model: ModelConfig, learning_rate: float, num_epochs: int) -> None
 def test_a_wider_new_model_learns_slower() -> None:
     wide = ModelConfig(embedded=EmbeddedModelConfig(hidden_size=384, num_heads=6, num_kv_heads=6))
     resolved = resolve_auto(TrainingConfig(), wide, num_steps_per_epoch=10)
-    assert resolved.learning_rate == pytest.approx(1e-3)
+    assert resolved.learning_rate == pytest.approx(5e-4)
 
 
 def test_what_is_given_stays() -> None:
