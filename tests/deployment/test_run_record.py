@@ -94,7 +94,7 @@ def test_a_loss_that_is_no_number_is_named(trainer: EnhancedTrainer, tmp_path: P
 def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> None:
     line = describe_model(trainer)
     assert line.startswith(f"Model {saved_llama}: 0.")
-    assert line.endswith("M parameters, fp32 on cpu")
+    assert line.endswith(f"M parameters, {trainer.precision.name} on cpu")
 
 
 def test_more_gpus_than_the_run_uses_are_told(

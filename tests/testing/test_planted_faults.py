@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.testing.parameter_checks import check_learning
 from infrastructure.testing.preflight import INTEGRATION, UNIT, run_check
 from infrastructure.testing.results import lines_of
 from infrastructure.testing.subject import Subject
@@ -45,7 +46,7 @@ def faulty(config: DeploymentConfig, fault: Fault) -> EnhancedTrainer:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_seen(fault: Fault, model_folders: Path, tmp_path: Path) -> None:
     model = {"name": str(model_folders / fault.architecture), **(LORA if fault.lora else {})}
-    config = DeploymentConfig(**settings_of(tmp_path, model))
+    config = DeploymentConfig(**settings_of(tmp_path, model, mixed_precision="fp32"))
     subject = Subject(faulty(config, fault), lambda: faulty(config, fault))
     check = next(
         c
@@ -55,6 +56,16 @@ def test_a_planted_fault_is_seen(fault: Fault, model_folders: Path, tmp_path: Pa
     result = run_check(check, subject, "unit")
     assert (result.name, result.status) == (fault.seen_by, "fail"), result
     assert "could not be carried out" not in result.text
+
+
+def test_what_rounding_does_to_a_loss_is_not_learning(model_folders: Path, tmp_path: Path) -> None:
+    [fault] = [one for one in FAULTS if one.name == "uphill"]
+    model = {"name": str(model_folders / fault.architecture)}
+    for learning_rate in (2e-5, 1e-7):
+        settings = {"mixed_precision": "bf16", "learning_rate": learning_rate}
+        config = DeploymentConfig(**settings_of(tmp_path, model, **settings))
+        assert check_learning(Subject(trainer_of(config))).status in ("pass", "warn")
+        assert check_learning(Subject(faulty(config, fault))).status in ("fail", "warn")
 
 
 HEALTHY = [(architecture, lora) for architecture in MODELS for lora in (False, True)]
