@@ -2,6 +2,7 @@
 becomes of those that nobody looked at."""
 
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -139,9 +140,9 @@ class DataQuestion:
             return wanted
         if self.config.candidates != "auto":
             return 0
-        for_rows = allowed_seconds - self.cost_seconds(costs, 0)
-        each = (self.cost_seconds(costs, wanted) - self.cost_seconds(costs, 0)) / wanted
-        number = int(max(0.0, for_rows) / each)
+        number = bisect_right(
+            range(1, wanted + 1), allowed_seconds, key=lambda n: self.cost_seconds(costs, n)
+        )
         return number if number >= LEAST_CANDIDATES else 0
 
     def num_wanted(self, most: int) -> int:

@@ -3,12 +3,15 @@
 import logging
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from infrastructure.config.quantum_config import QuantumConfig
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.quantum.data_question import LEAST_CANDIDATES, Costs, DataQuestion
 from infrastructure.training.state import TrainingState
 from tests.training.quantum.quantum_runs import (
     StopAt,
@@ -192,6 +195,21 @@ def test_without_a_budget_a_question_that_is_not_asked_leaves_nothing_out(
         one.train()
     assert records(trainer)[0]["outcome"] == "skipped"
     assert same_weights(trainer, plain)
+
+
+@pytest.mark.parametrize("answer", ["sampler", "greedy"])
+@pytest.mark.parametrize("allowed", [0.13, 0.2, 0.5, 1.05, 1.1, 1.5, 3.0, 100.0])
+def test_no_more_are_looked_at_than_may_be_paid_for(answer: str, allowed: float) -> None:
+    nothing: Any = None
+    data: Any = SimpleNamespace(num_candidates=1000)
+    config = QuantumConfig(answer=answer)
+    question = DataQuestion(*(config, *[nothing] * 4, data, nothing), batch_size=4, seed=0)
+    costs = Costs(training=0.005, gradient=0.002)
+    number = question.num_candidates(costs, allowed, most=900)
+    if number:
+        assert question.cost_seconds(costs, number) <= allowed
+    more = max(number + 1, LEAST_CANDIDATES)
+    assert number == 900 or question.cost_seconds(costs, more) > allowed
 
 
 def test_a_model_with_data_of_its_own_is_refused(tmp_path: Path) -> None:
