@@ -53,7 +53,7 @@ def test_the_limit_is_kept_by_a_search_that_would_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "large.bqm"
-    with random_model(300, 0).to_file() as written:
+    with random_model(1000, 0).to_file() as written:
         path.write_bytes(written.read())
     told = ["--reads", "10000", "--time-limit", "0.5", "--seed", "0"]
     assert main(["quantum", "solve", str(path), *told]) == 0
