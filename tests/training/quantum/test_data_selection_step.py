@@ -142,16 +142,19 @@ def test_a_plain_answer_can_be_taken(saved_llama: Path, tmp_path: Path, answer: 
     assert record["energy"] == record["alternatives"][answer]
 
 
-def test_a_training_that_goes_on_trains_on_the_same(saved_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [{"data_budget": 0.5}, {"candidates": 10}])
+def test_a_training_that_goes_on_trains_on_the_same(
+    saved_llama: Path, tmp_path: Path, asked: dict[str, Any]
+) -> None:
     settings = {"num_epochs": 4, "optimization_frequency": 4, "checkpoint_frequency": 1}
-    whole = quantum_trainer(saved_llama, tmp_path, asked={"data_budget": 0.5}, **settings)
+    whole = quantum_trainer(saved_llama, tmp_path, asked=asked, **settings)
     whole.train()
     for stop in (2, 6):
         folder = tmp_path / f"checkpoints{stop}"
         first = quantum_trainer(
             saved_llama,
             tmp_path,
-            asked={"data_budget": 0.5},
+            asked=asked,
             checkpoints=folder,
             hooks=(StopAt(stop),),
             **settings,
@@ -160,9 +163,7 @@ def test_a_training_that_goes_on_trains_on_the_same(saved_llama: Path, tmp_path:
         assert first.state is not None
         assert first.state.step == stop
         assert first.checkpoints is not None
-        again = quantum_trainer(
-            saved_llama, tmp_path, asked={"data_budget": 0.5}, checkpoints=folder, **settings
-        )
+        again = quantum_trainer(saved_llama, tmp_path, asked=asked, checkpoints=folder, **settings)
         again.restore(first.checkpoints.newest())
         again.train()
         assert same_weights(whole, again)
