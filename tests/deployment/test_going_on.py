@@ -137,7 +137,7 @@ def test_an_accepted_setting_goes_on_with_the_run_that_had_another(
         stop_after(patch, 6)
         again, said = deploy(changed, accept=["learning_rate"])
     assert again == stopped
-    assert any(line.startswith("accepted: learning_rate: was 0.012, is 0.0001") for line in said)
+    assert any(line.startswith("accepted: learning_rate: was 0.006, is 0.0001") for line in said)
     record = json.loads((stopped / "run.json").read_text())
     assert record["config"]["training.learning_rate"]["value"] == "auto"
     assert deploy(changed)[0] == stopped  # it is what the run is now
