@@ -225,8 +225,8 @@ def run_seed(
             tokenized(part, adapter.tokenizer, MAX_LENGTH)
             for part in (of.pool, of.target, of.held_out)
         )
-        model.load_state_dict(weights)
         if case.pool not in selections:
+            model.load_state_dict(weights)
             selections[case.pool] = Selections(adapter, pool, target, seed)
         chosen, seconds, distances = selections[case.pool].choose(case)
         runs = []

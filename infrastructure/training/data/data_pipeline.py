@@ -186,7 +186,7 @@ class DataPipeline:
         Raises:
             ValueError: there are not so many, or they are read in an order of their own.
         """
-        self._order()
+        self._order()  # a stream says why none can be selected
         if not 1 <= num_examples <= self.num_candidates:
             raise ValueError(
                 f"{num_examples} of {self.num_candidates} training examples cannot be selected"
@@ -195,8 +195,11 @@ class DataPipeline:
         self.unselect()
 
     def unselect(self) -> None:
-        """Train on what `select` has not chosen yet: all, or as many random ones as `limit_to` has
-        said."""
+        """Train on all again, or on as many random ones as `limit_to` has said.
+
+        Raises:
+            ValueError: they are read in an order of their own.
+        """
         order = self._order()
         order.select(random_selection(self.num_candidates, self.num_examples, self.seed))
 

@@ -55,7 +55,9 @@ def limit_data(data: DataSource, config: QuantumConfig) -> None:
             "quantum.problem data_selection selects rows of data files, and this model brings data"
             " of its own: choose block_selection, or leave the quantum step out"
         )
-    if config.data_budget != "auto":
+    if config.data_budget == "auto":
+        data.unselect()  # refuses what cannot be selected from
+    else:
         data.limit_to(num_selected(data.num_candidates, config.data_budget))
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infrastructure.config.quantum_config import QuantumConfig
 from infrastructure.training.data.augmentation import (
     register_augmentation,
     unregister_augmentation,
 )
 from infrastructure.training.data.order import random_selection, selection_hash
 from infrastructure.training.data.rows import Conversation, Turn
+from infrastructure.training.quantum.data_question import limit_data
 from tests.training.data.builders import epoch, pipeline
 
 
@@ -157,6 +159,8 @@ def test_a_limit_that_cannot_be(data: Path, cache: Path) -> None:
             limited(data, cache, number)
     with pytest.raises(ValueError, match="streaming reads examples in an order of its own"):
         limited(data, cache, 3, streaming=True)
+    with pytest.raises(ValueError, match="streaming reads examples in an order of its own"):
+        limit_data(pipeline(data, cache, streaming=True), QuantumConfig())
 
 
 def test_a_selection_has_a_name() -> None:
