@@ -1,4 +1,4 @@
-"""The architecture as a test: layers, cycles, hidden imports, side effects, file length.
+"""The architecture as a test: layers, cycles, hidden imports, side effects.
 
 Python does not forbid import cycles, so this test does. It needs nothing but the standard library.
 """
@@ -14,7 +14,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "infrastructure"
 NOTEBOOK_SIDE = "colab"  # above all layers: nothing in them knows of it
-MAX_LINES = 400
 
 # Low to high. A module imports from lines above its own and from its own folder.
 # Folders on one line are siblings: they never import each other.
@@ -198,13 +197,6 @@ def test_the_quantum_layer_and_config_know_no_torch() -> None:
         or (isinstance(node, ast.ImportFrom) and str(node.module).startswith("torch"))
     ]
     assert using == []
-
-
-def test_files_stay_readable() -> None:
-    folders = [ROOT / PACKAGE, ROOT / NOTEBOOK_SIDE, ROOT / "benchmarks"]
-    files = [path for folder in folders for path in folder.rglob("*.py")]
-    long = {str(p): n for p in files if (n := len(p.read_text().splitlines())) > MAX_LINES}
-    assert long == {}
 
 
 def test_importing_everything_has_no_side_effect() -> None:
