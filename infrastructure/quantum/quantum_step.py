@@ -112,7 +112,8 @@ def quantum_solve(
     The answer is a function of problem, seed and `initial` where `info["bound_hit"]` is False.
 
     Args:
-        resources: who is asked, how large a question may be, and how long all may take.
+        resources: who is asked, how large a question may be, and how long all may take; None: what
+            the problem says, else the defaults.
         initial: an assignment to begin with, for samplers that can.
         chain: kept by `create_chain` from question to question; None: made for this one.
 
@@ -120,7 +121,7 @@ def quantum_solve(
         ValueError: the problem cannot be formulated, or no sampler has such a name.
         SamplerError: no sampler answered and the problem has no alternative.
     """
-    resources = resources or QuantumResources()
+    resources = resources or problem.resources or QuantumResources()
     deadline = Deadline(resources.timeout)
     asked = chain or create_chain(resources)
     try:

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Protocol
 
 import dimod
 
+from infrastructure.config.resource_config import QuantumResources
+
 Variable = Hashable  # a plain value with a meaning: an example's id, a block's name
 Sample = Mapping[Variable, int]  # each variable of the model: 0 or 1
 Question = dimod.BinaryQuadraticModel | dimod.ConstrainedQuadraticModel
@@ -36,6 +38,7 @@ class QuantumProblem(ABC):
     """
 
     name: ClassVar[str]  # as `quantum.problem` in a configuration spells it
+    resources: QuantumResources | None = None  # who answers, where whoever asks does not say
 
     @abstractmethod
     def formulate(self) -> Question:

@@ -28,8 +28,8 @@ from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution, quantum_solve
-from infrastructure.training.loop import TrainingLoop
-from infrastructure.training.quantum.blocks import block_name, phase_blocks, train_only
+from infrastructure.training.loop import TrainingLoop, select_trainable
+from infrastructure.training.quantum.blocks import block_name, phase_blocks
 from infrastructure.training.quantum.components import ranks_of
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.quantum_records import quantum_extension_of
@@ -47,7 +47,7 @@ class OwnLoopTrainer(Protocol):
     quantum_resources: QuantumResources
 
     @property
-    def gradients(self) -> dict[str, torch.Tensor]: ...
+    def gradients(self) -> "TrainerGradients": ...
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]: ...
@@ -65,24 +65,46 @@ class OwnLoop(Protocol):
     def state(self) -> TrainingState: ...
 
 
+class TrainerGradients(dict[str, torch.Tensor]):
+    """Gradients by parameter, with the configuration of the trainer that they come from: so
+    `formulate_quantum_problem` and `quantum_solve` keep to it where nothing else is given."""
+
+    def __init__(
+        self, gradients: dict[str, torch.Tensor], config: QuantumConfig, resources: QuantumResources
+    ) -> None:
+        super().__init__(gradients)
+        self.config, self.resources = config, resources
+
+
 class LastGradients:
-    """Gradients and parameters of a trainer, for those who look at them between two steps."""
+    """Gradients and parameters of a trainer, for those who look at them between two steps.
+
+    Both are of all that trains in this phase where every block does: a choice of blocks is made
+    among all of them, whichever the last choice left.
+    """
 
     def prepare(self) -> TrainingLoop:
         raise NotImplementedError
 
     state: TrainingState | None
+    quantum_config: QuantumConfig
+    quantum_resources: QuantumResources
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """What trains, by name."""
-        self.prepare()
+        """What trains in this phase where every block does, by name."""
+        loop = self.prepare()
         assert self.state is not None
-        named = self.state.model.named_parameters()
-        return {name: parameter for name, parameter in named if parameter.requires_grad}
+        state, trained = self.state, [p.requires_grad for p in self.state.model.parameters()]
+        try:
+            select_trainable(state.model, state.phase, loop.optimizer)
+            return {name: p for name, p in state.model.named_parameters() if p.requires_grad}
+        finally:
+            for parameter, trains in zip(state.model.parameters(), trained, strict=True):
+                parameter.requires_grad_(trains)
 
     @property
-    def gradients(self) -> dict[str, torch.Tensor]:
+    def gradients(self) -> TrainerGradients:
         """Of the mean loss of the last batch at the weights as they are now, by parameter. Computed
         when asked for, and without a trace: a step forgets its own.
 
@@ -93,7 +115,9 @@ class LastGradients:
         if state is None or not state.batch:
             raise ValueError(NO_BATCH)
         adapter, strategy = loop.adapter, loop.strategy
+        parameters = self.parameters
         with measuring(state.model, adapter.device, parameters_have_gradients=True):
+            select_trainable(state.model, state.phase, loop.optimizer)
             size = state.micro_batch_size
             for start in range(0, len(state.batch), size):
                 batch = adapter.prepare_batch(state.batch[start : start + size])
@@ -102,11 +126,12 @@ class LastGradients:
                 if loss.num_items:
                     loss.loss_sum.backward()
             items = max(1, adapter.count_items(state.batch))
-            return {
+            gradients = {
                 name: parameter.grad.detach() / items
-                for name, parameter in self.parameters.items()
+                for name, parameter in parameters.items()
                 if parameter.grad is not None
             }
+        return TrainerGradients(gradients, self.quantum_config, self.quantum_resources)
 
 
 def formulate_quantum_problem(
@@ -121,7 +146,8 @@ def formulate_quantum_problem(
 
     Args:
         gradients, parameters: by the same names, which say the blocks.
-        num_blocks: that train at a time; None: half of them.
+        num_blocks: that train at a time; None: what `quantum.num_blocks` says where a trainer gave
+            the gradients, else half of them.
 
     Raises:
         ValueError: fewer than two blocks have a gradient, or a gradient is of no parameter.
@@ -138,9 +164,15 @@ def formulate_quantum_problem(
     if len(names) < 2:
         raise ValueError(f"{len(names)} blocks have a gradient: there is nothing to choose")
     decrease = np.array([squares[name] for name in names])
-    chosen = num_chosen_blocks(QuantumConfig(num_blocks=num_blocks), len(names))
+    config, resources = QuantumConfig(num_blocks=num_blocks), None
+    if isinstance(gradients, TrainerGradients):
+        resources = gradients.resources
+        config = gradients.config if num_blocks is None else config
+    chosen = num_chosen_blocks(config, len(names))
     nothing = np.zeros((len(names), len(names)))
-    return BlockSelection(names, -decrease, nothing, chosen, gradient_norms=np.sqrt(decrease))
+    problem = BlockSelection(names, -decrease, nothing, chosen, gradient_norms=np.sqrt(decrease))
+    problem.resources = resources
+    return problem
 
 
 def should_optimize(context: OwnLoop) -> bool:
@@ -173,16 +205,15 @@ def quantum_optimize(context: OwnLoop) -> Solution:
 
 def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem:
     trainer: OwnLoopTrainer = context.trainer
-    config = trainer.quantum_config
-    if config.problem == DATA_SELECTION:
+    problem = trainer.quantum_config.problem
+    if problem == DATA_SELECTION:
         question = extension.data_question(context.state)
         return question.problem(question.num_wanted(trainer.quantum_resources.max_qubits))
-    if config.problem == RANK_ALLOCATION:
+    if problem == RANK_ALLOCATION:
         if not context.state.batch:
             raise ValueError(NO_BATCH)
         return extension.step_question(context.state, extension.num_asked).problem()
-    train_only(context.state, None)  # the question is about all blocks, and needs their gradients
-    return formulate_quantum_problem(trainer.gradients, trainer.parameters, config.num_blocks)
+    return formulate_quantum_problem(trainer.gradients, trainer.parameters)
 
 
 def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from infrastructure.config.model_config import LoraConfig
+from infrastructure.config.quantum_config import QuantumConfig
 from infrastructure.quantum.quantum_step import Solution
 from infrastructure.training import (
     apply_quantum_solution,
@@ -172,3 +174,59 @@ def test_what_cannot_be_asked(context: TrainingContext, saved_llama: Path, tmp_p
     plain = initialize_training(configure(saved_llama, tmp_path))
     with pytest.raises(ValueError, match="there is no quantum step in this training"):
         apply_quantum_solution(plain, strange)
+
+
+def deep(folder: Path, name: str, saved_llama: Path, **asked: Any) -> TrainingContext:
+    """A training of a model with eight blocks; two of a name begin with the same bits."""
+    config = AutoConfig.from_pretrained(saved_llama, num_hidden_layers=8)
+    torch.manual_seed(0)
+    model = folder / "eight_blocks"
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    AutoTokenizer.from_pretrained(saved_llama).save_pretrained(model)
+    configured = configure(model, folder, optimization_frequency=2, num_epochs=4)
+    configured.quantum = QuantumConfig(problem="block_selection", **asked)
+    configured.resources.quantum.solver = "dense_annealer"
+    return initialize_training(configured, checkpoint_directory=folder / name)
+
+
+def own_sequence(context: TrainingContext) -> Solution:
+    """As seed 000 writes it."""
+    problem = formulate_quantum_problem(context.trainer.gradients, context.trainer.parameters)
+    solution = quantum_solve(problem)
+    apply_quantum_solution(context, solution)
+    return solution
+
+
+@pytest.mark.parametrize("asked", [{}, {"num_blocks": 3}])
+def test_the_three_functions_again_and_again_are_quantum_optimize(
+    saved_llama: Path, tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    """Each choice is one among all eight blocks, whichever train now."""
+    decisions: list[list[Any]] = []
+    for name, optimize in (("one", own_sequence), ("two", quantum_optimize)):
+        context = deep(tmp_path, name, saved_llama, **asked)
+        decisions.append([])
+        for _ in range(2):
+            context.start_epoch()
+            for batch in context.pipeline:
+                context.trainer.train_step(batch)
+                decisions[-1].append(optimize(context).decision)
+                assert trained_blocks(context) == set(decisions[-1][-1])
+            context.end_epoch()
+    assert decisions[0] == decisions[1]
+    assert [len(blocks) for blocks in decisions[0]] == [asked.get("num_blocks", 4)] * 10
+
+
+def test_gradients_are_those_of_all_blocks_and_leave_no_trace(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    context = deep(tmp_path, "one", saved_llama, num_blocks=1)
+    context.trainer.train_step(next(iter(context.pipeline)))
+    before = context.trainer.gradients
+    solution = own_sequence(context)
+    chosen = solution.decision
+    assert solution.answered_by == "dense_annealer", "the configuration names who answers"
+    after = context.trainer.gradients
+    assert before.keys() == after.keys() == context.trainer.parameters.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert trained_blocks(context) == set(chosen)
