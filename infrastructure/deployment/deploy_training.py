@@ -277,7 +277,7 @@ class TrainingDeployment:
         loop = trainer.prepare()
         assert trainer.state is not None
         keep_round(run.path, trainer.state.step, self.checks)
-        size_bytes = bytes_of_version(trainer.state.model, self.config.training)
+        size_bytes = bytes_of_version(trainer.state.model, trainer.create_optimizer)
         copies.tell_room(size_bytes, loop.total_steps)
         forecast.tell(trainer)
         ending.started = time.monotonic()

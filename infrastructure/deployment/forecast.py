@@ -234,7 +234,7 @@ def made_of(
     held_out = getattr(getattr(loop.data, "report", None), "num_evaluation", 0)
     seconds = left * costs.step_seconds + measure_seconds
     seconds += evaluations * held_out * costs.evaluation_seconds
-    version = bytes_of_version(state.model, config.training)
+    version = bytes_of_version(state.model, trainer.create_optimizer)
     options = place_options(config)
     final = sum(p.numel() * p.element_size() for p in _saved_parameters(trainer, state.model))
     kept = min(versions_kept(config.training, loop.total_steps), saves_left(loop, seconds))

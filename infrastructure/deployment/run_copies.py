@@ -25,6 +25,7 @@ from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.deployment.bars import byte_bar
 from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
 from infrastructure.training.models.trainable_state import trainable_state
 from infrastructure.training.observers import CopiesObserver
 
@@ -34,9 +35,6 @@ HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them else
 LOOK_SECONDS = 1.0  # between two looks at how the copy stands
 TELL_SECONDS = 30.0
 CONFIRM_FACTOR = 1.5  # links are not always as fast as they were
-# Bytes of an optimizer's memory for each byte, or for each number, that trains.
-OPTIMIZER_SHARE = {"adamw": 2.0, "sgd": 0.0}
-BYTES_PER_NUMBER_8BIT = 2.1  # two states of a byte, and their scales
 SMALL_BYTES = 1_000_000  # random states, run files, manifest
 
 
@@ -185,15 +183,14 @@ class RunCopies:
             self.say(f"Not waiting any longer; copying goes on by itself. {self.line()}")
 
 
-def bytes_of_version(model: torch.nn.Module, training: TrainingConfig) -> int:
-    """About what a checkpoint of this training takes, before there is one."""
-    tensors = [t for t in trainable_state(model).values() if t.is_floating_point()]
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    if training.optimizer.endswith("_8bit"):
-        memory = BYTES_PER_NUMBER_8BIT * sum(tensor.numel() for tensor in tensors)
-    else:
-        memory = OPTIMIZER_SHARE[training.optimizer] * weights
-    return int(weights + memory) + SMALL_BYTES
+def bytes_of_version(model: torch.nn.Module, create_optimizer: CreateOptimizer) -> int:
+    """About what a checkpoint of this training takes, before there is one.
+
+    Args:
+        create_optimizer: makes the training's optimizer for a module.
+    """
+    weights = sum(t.numel() * t.element_size() for t in trainable_state(model).values())
+    return weights + optimizer_state_bytes(create_optimizer, model) + SMALL_BYTES
 
 
 def versions_kept(training: TrainingConfig, total_steps: int) -> int:

@@ -187,7 +187,7 @@ class EnhancedTrainer(LastGradients):
     def machine_fit(self) -> MachineFit:
         """What measures this training's steps on this machine."""
         model, data = self.initialize_model(), self.initialize_data()
-        optimizer = partial(self._create_optimizer, model)
+        optimizer = partial(self.create_optimizer, model)
         return MachineFit(model, self.adapter, self.strategy, data, optimizer, self.memory_budget)
 
     @property
@@ -207,7 +207,7 @@ class EnhancedTrainer(LastGradients):
                 model,
                 micro_batch_size=self.planner.memory_limit().at_most(self.batch_plan().batch_size),
             )
-            self.state.optimizer = self._create_optimizer(model)
+            self.state.optimizer = self.create_optimizer(model)
             self.loop = self._build_loop(model, data, self.state.optimizer)
             self.state.total_steps = self.planned_steps = self.loop.total_steps
         return self.loop
@@ -218,7 +218,8 @@ class EnhancedTrainer(LastGradients):
         self.strategy.precision = self.precision
         return self.strategy
 
-    def _create_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+    def create_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """A new optimizer of this training for the weights of `model`, or of samples of them."""
         return self.bind_strategy().create_optimizer(model, self._learning_rate())
 
     def _learning_rate(self) -> float:

@@ -22,6 +22,7 @@ from infrastructure.optimization.memory_prediction import (
     MemoryPoint,
     fit_line,
 )
+from infrastructure.optimization.optimizer_memory import optimizer_state_bytes
 from infrastructure.optimization.peak_memory import PeakMemory
 from infrastructure.training.batch_plan import BatchPlan
 from infrastructure.training.checkpoints.checkpoint_manager import BACKGROUND_BYTES
@@ -223,9 +224,14 @@ class MachineFit:
         return max(trained.peak_bytes, evaluated.peak_bytes) + self._copy_bytes(probe)
 
     def _fixed_bytes(self) -> int:
-        """Memory now, with the gradients and AdamW's two states that will come."""
+        """Memory now, with the gradients and the optimizer's state that will come."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        return PeakMemory(self.adapter.device).now() + 3 * sum(map(_size_bytes, trained))
+        states = optimizer_state_bytes(
+            lambda samples: self.strategy.create_optimizer(samples, 0.0),
+            self.model,
+            self.adapter.device.type,
+        )
+        return PeakMemory(self.adapter.device).now() + sum(map(_size_bytes, trained)) + states
 
     def _copy_bytes(self, probe: StepProbe) -> int:
         """The copy of weights and optimizer that is kept in main memory while a process writes it;

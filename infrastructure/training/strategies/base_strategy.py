@@ -77,6 +77,9 @@ class TrainingStrategy(ABC):
     ) -> torch.optim.Optimizer:
         """The optimizer named by the configuration over `parameter_groups`.
 
+        Of the model it reads the named parameters only: what an optimizer will hold is foretold
+        with samples of them (`optimization.optimizer_memory`).
+
         Raises:
             ValueError: nothing in the model can be trained.
         """

@@ -1,0 +1,76 @@
+"""What an optimizer remembers of a model, in bytes, before its first step.
+
+Nothing is known of any optimizer by its name: a small one is made in the same way over samples of
+the model's weights, stepped once, and what it then holds is counted.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+# Numbers of a sample of one weight; optimizers of 8 bits keep small weights in 32.
+SAMPLE_NUMBERS = 1 << 16
+
+CreateOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
+
+
+def optimizer_state_bytes(
+    create_optimizer: CreateOptimizer, model: torch.nn.Module, device_type: str | None = None
+) -> int:
+    """Bytes of the state that an optimizer of the weights that train will have.
+
+    Args:
+        create_optimizer: makes it for a module, of which it reads the named parameters only.
+        device_type: count what lies on such a device, "cuda" or "cpu"; None: wherever it lies.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    kinds: dict[tuple[torch.Size, torch.dtype], list[str]] = {}
+    for name, parameter in trained.items():
+        kinds.setdefault((parameter.shape, parameter.dtype), []).append(name)
+    samples = {names[0]: _sample(trained[names[0]]) for names in kinds.values()}
+    if not samples:
+        return 0
+    optimizer = create_optimizer(_Samples(samples))
+    optimizer.step()
+    return sum(
+        round(len(names) * _share(trained[names[0]], samples[names[0]]) * state_bytes)
+        for names in kinds.values()
+        for state_bytes in [_state_bytes(optimizer.state.get(samples[names[0]], {}), device_type)]
+    )
+
+
+class _Samples(torch.nn.Module):
+    """Parameters under the names that they have in another module."""
+
+    def __init__(self, named: dict[str, torch.nn.Parameter]) -> None:
+        super().__init__()
+        self._named = named
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        yield from self._named.items()
+
+
+def _sample(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """A weight of the same kind, with fewer rows where it is large, and a gradient of nothing."""
+    shape = list(parameter.shape)
+    if shape and parameter.numel() > SAMPLE_NUMBERS:
+        shape[0] = max(1, SAMPLE_NUMBERS // math.prod(shape[1:]))
+    sample = torch.nn.Parameter(torch.zeros(shape, dtype=parameter.dtype, device=parameter.device))
+    sample.grad = torch.zeros_like(sample)
+    return sample
+
+
+def _share(parameter: torch.Tensor, sample: torch.Tensor) -> float:
+    return parameter.numel() / max(1, sample.numel())
+
+
+def _state_bytes(state: Any, device_type: str | None) -> int:
+    if isinstance(state, dict):
+        return sum(_state_bytes(value, device_type) for value in state.values())
+    if not isinstance(state, torch.Tensor) or device_type not in (None, state.device.type):
+        return 0
+    return state.numel() * state.element_size()
