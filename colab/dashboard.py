@@ -3,11 +3,11 @@
 import importlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from colab.runtime import Platform, platform
+from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.optional import require
 
 HEIGHT_PIXELS = 720
@@ -15,7 +15,7 @@ HEIGHT_PIXELS = 720
 
 def show_dashboard(
     run: str | None = None, output_dir: str | Path = "runs", height_pixels: int = HEIGHT_PIXELS
-) -> subprocess.Popen[str]:
+) -> HelperProcess:
     """Start `temper dashboard` in a process of its own and show it below the cell.
 
     The process outlives the training, and ends with the notebook's kernel or by `terminate()`.
@@ -34,12 +34,12 @@ def show_dashboard(
     return process
 
 
-def _address(process: subprocess.Popen[str]) -> dict[str, Any]:
+def _address(process: HelperProcess) -> dict[str, Any]:
     """What the dashboard says of itself first; nothing is read of what it says later."""
     assert process.stdout is not None
     said: list[str] = []
     with process.stdout as lines:
-        for line in lines:
+        for line in map(bytes.decode, lines):
             if line.startswith("{"):
                 return dict(json.loads(line))
             said.append(line.removeprefix("temper: ").strip())
@@ -47,16 +47,16 @@ def _address(process: subprocess.Popen[str]) -> dict[str, Any]:
     raise ValueError(" ".join(said) or "the dashboard did not start")
 
 
-def start_dashboard(run: str | None, output_dir: str | Path) -> subprocess.Popen[str]:
+def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
     """`temper dashboard --json` on a free port; its first line of output says where it is."""
-    command = [sys.executable, "-m", "infrastructure", "dashboard", "--json", "--port", "0"]
-    command += ["--output", str(output_dir), *([run] if run is not None else [])]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
+    arguments = ["dashboard", "--json", "--port", "0", "--output", str(output_dir)]
+    return HelperProcess(
+        "infrastructure",
+        *arguments,
+        *([run] if run is not None else []),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        own_session=False,  # it ends with the notebook's kernel
     )
 
 

@@ -2,7 +2,9 @@
 
 import sys
 
-from infrastructure.cli import main
-
 if __name__ == "__main__":
+    if not sys.flags.safe_path:  # the current folder, which may hold a torch.py, is looked at last
+        sys.path.append(sys.path.pop(0))
+    from infrastructure.cli import main
+
     sys.exit(main())

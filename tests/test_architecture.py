@@ -4,6 +4,7 @@ Python does not forbid import cycles, so this test does. It needs nothing but th
 """
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -185,6 +186,57 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
             if roots & LAZY_PACKAGES:
                 eager.append(f"{name}:{node.lineno}")
     assert eager == []
+
+
+# Modules that start programs which are none of ours: pip, Python's venv, nvidia-smi.
+START_OTHER_PROGRAMS = {
+    f"{PACKAGE}.core.helper_process",
+    f"{PACKAGE}.core.nvidia_driver",
+    f"{PACKAGE}.deployment.environment",
+    f"{PACKAGE}.deployment.pip_runner",
+}
+STARTS = re.compile(
+    r"subprocess\.(Popen|run|call|check_call|check_output|getoutput|getstatusoutput)"
+    r"|os\.(system|popen|fork|forkpty|exec\w+|spawn\w+|posix_spawn\w*)|pty\.(fork|spawn)"
+    r"|asyncio\.create_subprocess_\w+|(\w+\.)*ProcessPoolExecutor|runpy\.\w+"
+    r"|(multiprocessing|mp|context|torch\.multiprocessing)\.(get_context|Process|Pool|\w*spawn)"
+    r"|(psutil\.)?Popen|get_context|Process|Pool|fork"
+)
+
+
+def starts_of_processes(tree: ast.Module) -> list[str]:
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    called = (f"{ast.unparse(call.func)}:{call.lineno}" for call in calls)
+    return [name for name in called if STARTS.fullmatch(name.rpartition(":")[0])]
+
+
+def test_helpers_are_started_in_one_way() -> None:
+    """From a folder of the user with a package of our name, any other way starts the user's."""
+    starting = [
+        f"{name}: {call}"
+        for name, tree in TREES.items()
+        if name not in START_OTHER_PROGRAMS
+        for call in starts_of_processes(tree)
+        if name != f"{PACKAGE}.core.helper_main"
+    ]
+    assert starting == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'subprocess.Popen([sys.executable, "-m", "infrastructure.x"])',
+        "subprocess.run(command)",
+        'get_context("spawn")',
+        'multiprocessing.get_context("spawn")',
+        "ProcessPoolExecutor(2)",
+        "concurrent.futures.ProcessPoolExecutor(2)",
+        "torch.multiprocessing.spawn(work)",
+        "os.execv(path, arguments)",
+    ],
+)
+def test_another_way_is_seen(call: str) -> None:
+    assert starts_of_processes(ast.parse(f"x = {call}")) != []
 
 
 def test_the_quantum_layer_and_config_know_no_torch() -> None:

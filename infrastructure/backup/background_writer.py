@@ -9,10 +9,8 @@ the bytes are in memory that this process has too, and are written from here.
 import contextlib
 import json
 import logging
-import os
 import select
 import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,12 @@ from infrastructure.backup.kept_copy import KeptCopy, Place, State
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.writer_process import LOCK_FILE, commit_message
 from infrastructure.core.errors import StorageError
+from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.lock import Lock
 
-PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+MODULE = "infrastructure.backup.writer_process"
+
+ENDS_SECONDS = 1.0  # between the end of its output and its own
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class BackgroundWriter:
         self.retention = retention
         self.compress = compress
         self._copy = KeptCopy()
-        self._helper: subprocess.Popen[bytes] | None = None
+        self._helper: HelperProcess | None = None
         self._lock: Lock | None = None
         self._places: list[Place] | None = None
         self._spelled = b"[]"
@@ -73,7 +74,11 @@ class BackgroundWriter:
         place, self._in_flight = self._in_flight, None
         answer = self._answer()
         if answer is None:
-            log.warning("the helper that writes checkpoints is gone; this one is written here")
+            log.warning(
+                "the process that writes checkpoints is gone: %s; this one is written here, and the"
+                " training waits for it",
+                self._fate(),
+            )
             answer = commit_message(self.root, self.retention, self._copy.memory, *place)
         if "error" in answer:
             raise StorageError(answer["error"])
@@ -127,26 +132,27 @@ class BackgroundWriter:
                         pipe.close()
         self._helper = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _fate(self) -> str:
+        if self._helper is None:
+            return "it could not be started"
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe is closed, it is not
+            self._helper.wait(ENDS_SECONDS)
+        return self._helper.fate() or "it does not answer"
+
+    def _start(self) -> HelperProcess:
         descriptor = self._copy.descriptor
         if self._lock is None:
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.root / LOCK_FILE)
             self._lock.take()
-        command = [sys.executable, "-m", "infrastructure.backup.writer_process"]
-        path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
-        return subprocess.Popen(
-            [
-                *command,
-                str(self.root.resolve()),
-                json.dumps(asdict(self.retention)),
-                str(descriptor),
-            ],
+        return HelperProcess(
+            MODULE,
+            str(self.root.resolve()),
+            json.dumps(asdict(self.retention)),
+            str(descriptor),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[descriptor, self._lock.descriptor],
-            start_new_session=True,  # Ctrl-C in the terminal is for the training alone
-            env={**os.environ, "PYTHONPATH": path},
         )
 
     def _has_answer(self) -> bool:

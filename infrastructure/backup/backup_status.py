@@ -1,7 +1,7 @@
 """How the backup of a run stands: what is safe, what is on its way, what is wrong.
 
-Written by the copier, read by everybody who shows something. The age of the last confirmed version
-is what would be lost if this machine died now.
+Written by the copier, or by its training where that cannot run; read by everybody who shows
+something. The age of the last confirmed version is what would be lost if this machine died now.
 """
 
 import itertools
@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 
 from infrastructure.core.files import write_json
 
-UNKNOWN, OFF = "unknown", "off"
-FINISHED = "finished"
+UNKNOWN, OFF, STARTING = "unknown", "off", "starting"
+FINISHED, DOWN = "finished", "down"
 STATES = {
     UNKNOWN: "nothing is known of it",
     OFF: "there is no place: versions lie on this machine only",
-    "starting": "looks at the place",
+    STARTING: "looks at the place",
     "idle": "all is confirmed",
     "copying": "copies a version",
     "confirming": "waits for the place to confirm what was copied",
     "doubtful": "the place has confirmed nothing for long; copying goes on, nothing is removed",
     "retrying": "the place did not answer as it should",
     "fenced": "another machine goes on with this run; copying has stopped",
+    DOWN: "the process that copies cannot run: nothing is copied",
     FINISHED: "the training ended, and its last version is confirmed",
     "left": "the training ended, and its last version is not confirmed",
 }
@@ -88,7 +89,7 @@ class BackupStatus:
         if self.error is not None:
             times = f", {self.num_failures} times" if self.num_failures > 1 else ""
             what += f"; {self.error}{times}" + (f" ({self.advice})" if self.advice else "")
-        elif self.state in ("doubtful", "fenced", "left"):
+        elif self.state in ("doubtful", "fenced", "left", DOWN):
             what += f"; {STATES[self.state]}"
         if self.state == FINISHED:
             return PossibleLoss(0.0, f"backup: {what}")
@@ -116,6 +117,8 @@ def short_words(status: BackupStatus, now: float) -> str:
     """`safe: step 120, 45 s old`: the last confirmed version, and how old its state is."""
     if status.state == "fenced":
         return "backup: fenced"
+    if status.state == DOWN:
+        return "backup: nothing is copied"
     if status.saved_at is None:
         return "backup: nothing confirmed yet"
     return f"backup: step {status.confirmed_step}, {age_words(now - status.saved_at)} old"

@@ -6,11 +6,19 @@ cannot reach. A copier in a process of its own turns one into the other. Knows n
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from infrastructure.backup.backup_status import OFF, BackupStatus, read_status
+from infrastructure.backup.backup_status import (
+    DOWN,
+    OFF,
+    STARTING,
+    BackupStatus,
+    read_status,
+    write_status,
+)
 from infrastructure.backup.copier_client import CopierClient
 from infrastructure.backup.copier_process import CopierSettings
 from infrastructure.backup.fetching import fetch_newest
@@ -136,17 +144,53 @@ class RunBackup:
 
     def status(self) -> BackupStatus:
         """How the copy stands; a copier that died is started again."""
-        if self._copier is None:
+        if self._copier is None or self._link is None:
             return BackupStatus(state=OFF)
         if self._copier.is_started:
             self._copier.start()
+        place = redact_urls(self._link.place.url)
         status = read_status(self.status_path)
-        if self._link is not None and status.place != redact_urls(self._link.place.url):
+        if status.place != place:
             status = BackupStatus()  # of another place, from before
-        if self._copier.num_restarts and status.error is None:
-            told = f"the copier died and was started again ({self._copier.num_restarts})"
-            return replace(status, error=told)
+        if self._copier.cannot_run:
+            return self._told_down(self._copier, replace(status, place=place))
+        if self._copier.process_id is not None and status.state == DOWN:
+            return replace(status, state=STARTING)  # what ended those before it may be gone
+        if self._copier.failure is not None and status.error is None:
+            return replace(status, error=f"the process that copies ended: {self._copier.failure}")
         return status
+
+    def _told_down(self, copier: CopierClient, known: BackupStatus) -> BackupStatus:
+        """What is known of the copy, and that nobody copies; others read it in the file."""
+        status = replace(
+            known,
+            state=DOWN,
+            error=f"the process that copies cannot run: {copier.failure}",
+            advice="what is not confirmed lies on this machine only; temper doctor, then temper"
+            " backup create",
+            num_failures=copier.num_failures,
+            in_flight_step=None,
+            newest_name=self.newest_name(),
+        )
+        if status.newest_name is not None and status.newest_name != known.newest_name:
+            status = replace(status, newest_step=self.store.read(status.newest_name).step)
+        if status != known:
+            status = replace(status, changed_at=time.time())
+            with suppress(OSError):  # a disk that refuses is asked again
+                write_status(self.status_path, status)
+        return status
+
+    @property
+    def num_copier_failures(self) -> int:
+        """How often in a row the process that copies could not be started, or ended soon."""
+        return 0 if self._copier is None else self._copier.num_failures
+
+    def look_after(self) -> None:
+        """Start a copier that died again, and tell where it cannot run: call it often."""
+        if self._copier is not None and self._copier.is_started:
+            self._copier.start()
+            if self._copier.cannot_run:
+                self.status()
 
     def prune(self) -> list[str]:
         """Remove old versions here, and at the place those that `keep` newer ones replace which
@@ -191,6 +235,11 @@ class RunBackup:
         if self._copier is not None:
             self._copier.start()
 
+    def try_again(self) -> None:
+        """Start a copier that cannot run once more: what is waited for now may work by now."""
+        if self._copier is not None:
+            self._copier.try_again()
+
     def nudge(self) -> None:
         """Tell the copier that a version was committed."""
         if self._copier is not None:
@@ -205,7 +254,7 @@ class RunBackup:
         newest = self.newest_name()
         while True:
             status = self.status()
-            is_over = status.confirmed_name == newest or status.state in (OFF, "fenced")
+            is_over = status.confirmed_name == newest or status.state in (OFF, "fenced", DOWN)
             if is_over or time.monotonic() >= deadline:
                 return status
             time.sleep(POLL_SECONDS)

@@ -109,6 +109,9 @@ class AlertThresholds(Section):
     backup_age: Duration = Field(
         default=7200.0, description="Age of the newest confirmed backup, in seconds."
     )
+    copier_failures: Count = Field(
+        default=2, description="Ends in a row of the process that copies backups."
+    )
 
 
 class MonitorConfig(Section):

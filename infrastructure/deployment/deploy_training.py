@@ -266,6 +266,7 @@ class TrainingDeployment:
         probes: dict[str, Probe] = dict(quantum_probes(trainer.hooks.hooks))
         if copies.has_place:
             probes["backup_age_seconds"] = copies.age_seconds
+            probes["copier_failures"] = lambda: copies.backup.num_copier_failures
         watched = trainer.adapter, trainer.precision
         watching = watching_hooks(self.config, run.path, *watched, self.say, probes)
         recorded = quantum_observers(run.path, trainer.hooks.hooks, self.say)

@@ -14,7 +14,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -28,6 +27,7 @@ from infrastructure.config.layers import Layer
 from infrastructure.config.purpose import differing_keys, purpose_of
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.files import write_json
+from infrastructure.core.helper_process import HelperProcess
 from infrastructure.deployment.output_dir import writable
 from infrastructure.deployment.saved import SavedSteps
 from infrastructure.monitoring.trainer_process import TrainerProcess, read_trainer, write_trainer
@@ -35,7 +35,6 @@ from infrastructure.training.data.ready_config import make_ready
 
 FOLDER, RUN_NAME, PURPOSE_NAME, OUTPUT_NAME = ".detached", "run", "purpose.json", "output.txt"
 OUTPUT_FILE = Path("logs") / OUTPUT_NAME  # in the run's directory
-PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 LOOK_SECONDS = 0.1
 STOP_SECONDS = 300.0  # saving, and copying to the place, may take long
 MAX_LINES_OF_FAILURE = 3
@@ -43,7 +42,7 @@ MAX_LINES_OF_FAILURE = 3
 Say = Callable[[str], None]
 
 # Of this process; a thread waits for the end of each, so that none stays behind as a zombie.
-_STARTED: dict[Path, "subprocess.Popen[bytes]"] = {}
+_STARTED: dict[Path, HelperProcess] = {}
 
 
 @dataclass(frozen=True)
@@ -86,15 +85,14 @@ def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTra
     _forget_the_dead(Path(config.output_dir))
     training = DetachedTraining(_new_folder(Path(config.output_dir)))
     write_json(training.folder / PURPOSE_NAME, purpose_of(config))
-    path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
     with (training.folder / OUTPUT_NAME).open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "infrastructure", "train-detached", str(training.folder)],
+        process = HelperProcess(
+            "infrastructure",
+            *("train-detached", str(training.folder)),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # neither Ctrl-C nor the end of the shell is for it
-            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+            environment={"PYTHONUNBUFFERED": "1"},
         )
     _STARTED[training.folder] = process
     threading.Thread(target=process.wait, daemon=True, name="temper-detached").start()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.backup_status import BackupStatus, age_words, short_words
+from infrastructure.backup.backup_status import DOWN, BackupStatus, age_words, short_words
 from infrastructure.backup.places import open_place
 from infrastructure.backup.retention import retention_of
 from infrastructure.backup.room import require_room
@@ -29,8 +29,9 @@ from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimi
 from infrastructure.training.models.trainable_state import trainable_state
 from infrastructure.training.observers import CopiesObserver
 
-# What a wait would not change: another machine has gone on, or this place never says what is safe.
-NO_MORE = ("fenced", "doubtful")
+# What a wait would not change: another machine has gone on, this place never says what is safe, or
+# nobody copies.
+NO_MORE = ("fenced", "doubtful", DOWN)
 HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 LOOK_SECONDS = 1.0  # between two looks at how the copy stands
 TELL_SECONDS = 30.0
@@ -128,6 +129,7 @@ class RunCopies:
         if not self.has_place:
             return
         newest = self.backup.store.newest_healthy()
+        self.backup.try_again()
         status = self.backup.status()
         if newest is None or status.confirmed_name == newest or seconds <= 0:
             return

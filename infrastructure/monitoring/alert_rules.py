@@ -54,6 +54,14 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
             "the newest confirmed backup is {value:.0f} s old (limit {limit:g} s): see temper "
             "backup status",
         ),
+        AlertRule(
+            "copier_failures",
+            "copier_failures",
+            limits.copier_failures,
+            "the process that copies backups ended {value:.0f} times in a row (limit {limit:g}): "
+            "nothing is copied; see temper backup status",
+            severity="critical",
+        ),
     ]
 
 

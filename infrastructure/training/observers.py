@@ -29,6 +29,7 @@ ERRORS_FILE = Path("logs") / "errors" / "errors.jsonl"
 MAX_ERROR_LINES = 1000
 REPORT_INTERVAL_SECONDS = 60.0
 REPORT_TIME_SHARE = 0.01
+LOOK_AT_COPIER_SECONDS = 1.0
 
 
 class MetricsObserver(Observer):
@@ -273,13 +274,20 @@ class ReportObserver(Observer):
 
 
 class CopiesObserver(Observer):
-    """Tells the copier of a run that there is something new."""
+    """Tells the copier of a run that there is something new, and sees to it that one runs."""
 
     def __init__(self, backup: RunBackup) -> None:
         self.backup = backup
+        self._next_look = float("-inf")
 
     def train_start(self, state: TrainingState) -> None:
         self._attempt(self.backup.start)
+
+    def step_end(self, state: TrainingState) -> None:
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_AT_COPIER_SECONDS
+            self._attempt(self.backup.look_after)
 
     def checkpoint_saved(self, state: TrainingState) -> None:
         self._attempt(self.backup.nudge)

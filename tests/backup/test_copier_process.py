@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from infrastructure.backup.backup_status import BackupStatus, read_status
-from infrastructure.backup.copier_client import PACKAGE_PARENT, CopierClient
+from infrastructure.backup.copier_client import CopierClient
 from infrastructure.backup.copier_process import CopierSettings
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.store import Store
+from infrastructure.core.helper_process import PACKAGE_PARENT
 
 NUM_KILLS = 15
 PATIENCE_SECONDS = 60.0

@@ -51,7 +51,7 @@ class Scenario:
 
 def scenario(sink: WebhookAlerts) -> Scenario:
     machine, gpus, moments = ScriptedMachine(), ScriptedGpus(), Moments()
-    ages = {"checkpoint_age_seconds": 5.0, "backup_age_seconds": 9.0}
+    ages = {"checkpoint_age_seconds": 5.0, "backup_age_seconds": 9.0, "copier_failures": 0.0}
     monitor = TrainingMonitor(
         sinks=[sink],
         cooldown_seconds=60.0,
@@ -61,6 +61,7 @@ def scenario(sink: WebhookAlerts) -> Scenario:
         probes={
             "checkpoint_age_seconds": lambda: ages["checkpoint_age_seconds"],
             "backup_age_seconds": lambda: ages["backup_age_seconds"],
+            "copier_failures": lambda: ages["copier_failures"],
         },
     )
     return Scenario(monitor, machine, gpus, moments, ages)
@@ -72,6 +73,7 @@ INCIDENTS: dict[str, Callable[[Scenario], None]] = {
     "disk_free": lambda s: s.machine.set(disk_free_bytes=10**8),
     "checkpoint_age": lambda s: s.ages.update(checkpoint_age_seconds=8000.0),
     "backup_age": lambda s: s.ages.update(backup_age_seconds=8000.0),
+    "copier_failures": lambda s: s.ages.update(copier_failures=3.0),
     "gpu_utilization": lambda s: s.gpus.set(utilization_percent=99.0),
     "gpu_memory_percent": lambda s: s.gpus.set(memory_used_bytes=15 * GIB),
     "gpu_temperature": lambda s: s.gpus.set(temperature_celsius=91.0),
@@ -86,7 +88,7 @@ OF_THE_TRAINING = {
 def calm_down(s: Scenario) -> None:
     s.machine.set()
     s.gpus.set()
-    s.ages.update(checkpoint_age_seconds=5.0, backup_age_seconds=9.0)
+    s.ages.update(checkpoint_age_seconds=5.0, backup_age_seconds=9.0, copier_failures=0.0)
 
 
 def test_every_rule_fires_once_per_incident_and_reaches_the_webhook() -> None:

@@ -9,22 +9,20 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import dimod
 import numpy as np
 
 from infrastructure.core.errors import SamplerError
+from infrastructure.core.helper_process import HelperProcess
 from infrastructure.quantum.samplers import wire
 from infrastructure.quantum.samplers.deadline import Deadline
 from infrastructure.quantum.samplers.plain_model import as_arrays, coefficient_sum, vectors_of
 
-PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 MODULE = "infrastructure.quantum.samplers.sampler_process"
 SHARE_KEPT_FREE = 0.05  # of the time that a sampler is told: its answer has a way to go
 MOST_KEPT_FREE_SECONDS = 1.0
@@ -130,15 +128,14 @@ class Child:
 
     def __init__(self, module: str = MODULE) -> None:
         lifeline, self._held = os.pipe()
-        path = [str(PACKAGE_PARENT), *(entry or "." for entry in sys.path)]
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, str(lifeline)],
+            self.process = HelperProcess(
+                module,
+                str(lifeline),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[lifeline],
-                start_new_session=True,  # its own group, ended as one; Ctrl-C is for this process
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+                shows_words=True,
             )
         except BaseException:
             os.close(self._held)

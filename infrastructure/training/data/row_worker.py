@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Self
 
 from infrastructure.core.errors import DataError
+from infrastructure.core.helper_process import worker_pool
 from infrastructure.core.process_memory import HardLimit, can_limit_hard, resident_bytes
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.data.fingerprints import content_number
@@ -190,10 +190,7 @@ def _work_in_pool(
 
 
 def _pool(worker: RowWorker, num_processes: int) -> ProcessPoolExecutor:
-    context = get_context("spawn")  # forking a process that has threads may hang it
-    return ProcessPoolExecutor(
-        num_processes, context, initializer=_start_process, initargs=(worker,)
-    )
+    return worker_pool(num_processes, _start_process, (worker,))
 
 
 class CarefulWorker:

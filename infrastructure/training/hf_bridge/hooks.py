@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from infrastructure.config.training_config import QUANTUM
+from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import create_extensions
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun, precision_name
@@ -43,7 +44,10 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     config, directory = run.config, run.directory
     check_watching(config)
     precision = Precision(precision_name(parts.args), parts.device.type)
-    probes = {"backup_age_seconds": run.copies_age_seconds} if run.has_place else {}
+    probes: dict[str, Probe] = {}
+    if run.has_place:
+        probes["backup_age_seconds"] = run.copies_age_seconds
+        probes["copier_failures"] = lambda: run.backup.num_copier_failures
     sinks = [name for name in config.training.metrics_sinks if name != CONSOLE]
     hooks: list[Hook] = [
         *create_extensions(config.training.enabled_extensions, parts, {QUANTUM: _refuse_quantum}),

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 
-from infrastructure.backup.backup_status import short_words
+from infrastructure.backup.backup_status import DOWN, short_words
 from infrastructure.backup.retention import retention_of
 from infrastructure.backup.run_backup import RunBackup, place_options
 from infrastructure.backup.run_files import read_run_files, restore_run_files
@@ -46,7 +46,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 LOOK_AT_COPIES_SECONDS = 1.0
 # What a wait would not change: there is no place, another machine has gone on, or it never answers.
-NO_MORE = ("off", "fenced", "doubtful")
+NO_MORE = ("off", "fenced", "doubtful", DOWN)
 # Settings of the configuration that mean something here; all else is the Trainer's to decide.
 TAKES_EFFECT = (
     *("backup.", "monitor.", "output_dir", "enable_monitoring", "enable_backups", "cache."),
@@ -246,6 +246,7 @@ class TrainerRun:
     def wait_for_copies(self, seconds: float) -> None:
         """Wait until the newest version is confirmed, at most `seconds`; Ctrl-C ends the wait."""
         deadline, newest = time.monotonic() + seconds, self.backup.newest_name()
+        self.backup.try_again()
         try:
             while (left := deadline - time.monotonic()) > 0:
                 status = self.backup.finish(min(LOOK_AT_COPIES_SECONDS, left))

@@ -6,12 +6,10 @@ word that only members know.
 
 import hmac
 import json
-import os
 import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,10 +20,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.launched import Launched, launched
 from infrastructure.training.parallel.messages import Channel, Message
 
-PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 FOLLOWER_MODULE = "infrastructure.training.follower_process"
 KEY = "leader"
 NOT_NEEDED = "not needed"
@@ -64,25 +62,19 @@ def on_this_machine(folder: Path, rank: int, size: int) -> Member:
     return Member(rank, size, rank, LOOPBACK, dist.FileStore(str(folder / "store"), size))
 
 
-def start_followers(
-    folder: Path, size: int, num_threads: int | None
-) -> list[subprocess.Popen[bytes]]:
+def start_followers(folder: Path, size: int, num_threads: int | None) -> list[HelperProcess]:
     """Start the processes of the ranks from 1 on.
 
     Args:
         num_threads: for each; None: as many as it likes.
     """
-    path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    if num_threads is not None:
-        environment["OMP_NUM_THREADS"] = str(num_threads)
+    environment = {} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)}
     return [
-        subprocess.Popen(
-            [sys.executable, "-m", FOLLOWER_MODULE, str(folder), str(rank), str(size)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # Ctrl-C in the terminal is for the leader alone
+        HelperProcess(
+            FOLLOWER_MODULE,
+            *(str(folder), str(rank), str(size)),
+            environment=environment,
+            shows_words=True,
         )
         for rank in range(1, size)
     ]
@@ -169,18 +161,14 @@ def followers_dismissed() -> Iterator[None]:
         by_launcher(told).store.compare_set(KEY, "", NOT_NEEDED)
 
 
-def fate_of(process: subprocess.Popen[bytes], patience_seconds: float) -> str | None:
+def fate_of(process: HelperProcess, patience_seconds: float) -> str | None:
     """How a process ended, in words; None while it lives."""
-    try:
-        code = process.wait(patience_seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    if code < 0:
-        return f"it was killed by {signal.Signals(-code).name}"
-    return f"it ended with exit code {code}"
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience_seconds)
+    return process.fate()
 
 
-def end_all(processes: Sequence[subprocess.Popen[bytes]], patience_seconds: float) -> None:
+def end_all(processes: Sequence[HelperProcess], patience_seconds: float) -> None:
     """Wait for processes that have been told to end; kill those that do not."""
     deadline = time.monotonic() + patience_seconds
     for process in processes:

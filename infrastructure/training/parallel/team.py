@@ -6,7 +6,6 @@ is lost.
 """
 
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import ProcessLostError
+from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.launched import Launched
 from infrastructure.optimization.compiling import is_compiled
 from infrastructure.training.error_handlers import is_out_of_memory
@@ -77,7 +77,7 @@ class Team:
         self.told = told
         self.exchange: Exchange | None = None
         self._channels: dict[int, Channel] = {}
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, HelperProcess] = {}
         self._folder: Path | None = None
         self._member: Member | None = None
         self._reception: Reception | None = None

@@ -1,0 +1,177 @@
+"""The one way to start a process of ours: a module of this very package, in another Python.
+
+A helper finds this package and what this process has imported it with, wherever it is started: a
+folder of the user may hold a package `infrastructure`, a `torch.py` or a `json.py`. What it writes
+to standard error is read while this process lives, and the end of it is kept, so that whoever sees
+a helper die can say why.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from multiprocessing import context, popen_spawn_posix, spawn
+from pathlib import Path
+from typing import IO, Any
+
+from infrastructure.core import helper_main
+from infrastructure.core.redact import redact
+
+PACKAGE = "infrastructure"
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+SAFE_PATH = "PYTHONSAFEPATH"
+KEPT_BYTES = 8192
+LONGEST_WORDS = 300  # characters of a sentence
+LAST_WORDS_SECONDS = 1.0  # until what a dead helper wrote has been read
+
+
+class HelperProcess(subprocess.Popen[bytes]):
+    """A module of this package, running in a Python of its own.
+
+    Args:
+        module: its full name; it runs as `__main__`.
+        arguments: for it.
+        stderr: where its words go; PIPE: they are kept here.
+        shows_words: write what is kept to this process's standard error, too.
+        own_session: what is sent to this process's group, such as Ctrl-C in a terminal, is not for
+            it.
+        environment: variables besides those of this process.
+        pass_fds: descriptors that it inherits.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | IO[bytes] = subprocess.DEVNULL,
+        stderr: int = subprocess.PIPE,
+        shows_words: bool = False,
+        own_session: bool = True,
+        environment: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self._words = b""
+        self._reader: threading.Thread | None = None
+        found_at = {helper_main.PATH_VARIABLE: "\n".join(module_path())}
+        super().__init__(
+            [sys.executable, "-P", helper_main.__file__, module, *arguments],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+            start_new_session=own_session,
+            env={**os.environ, **(environment or {}), **found_at},
+        )
+        if self.stderr is not None:
+            read = threading.Thread(
+                target=self._read, args=(self.stderr, shows_words), daemon=True, name="helper-words"
+            )
+            self._reader = read
+            read.start()
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it wrote to standard error, without secrets; "" where there is none.
+        A Python that dies of an exception ends with its type and text."""
+        if self._reader is not None and self.poll() is not None:
+            self._reader.join(LAST_WORDS_SECONDS)
+        lines = self._words.decode(errors="replace").split("\n")
+        spoken = [line.strip() for line in lines if line.strip()]
+        return redact(spoken[-1])[:LONGEST_WORDS] if spoken else ""
+
+    def fate(self) -> str | None:
+        """How it ended, in words, with its last ones; None while it lives."""
+        code = self.poll()
+        if code is None:
+            return None
+        if code < 0:
+            return f"it was killed by {signal.Signals(-code).name}"
+        words = f" ({self.last_words})" if self.last_words else ""
+        return f"it ended with exit code {code}{words}"
+
+    def _read(self, stream: IO[bytes], shows_words: bool) -> None:
+        with stream, suppress(OSError, ValueError):  # ValueError: closed meanwhile
+            while piece := os.read(stream.fileno(), KEPT_BYTES):
+                self._words = (self._words + piece)[-KEPT_BYTES:]
+                if shows_words:
+                    with suppress(OSError):  # a closed terminal
+                        os.write(2, piece)
+
+
+def module_path() -> list[str]:
+    """Where a helper looks for modules: where this process does, but in the folders that Python
+    itself put first (the current one, the script's) last of all, and in this very package's before
+    any other that holds one of its name."""
+    own, current = str(PACKAGE_PARENT), str(Path.cwd())
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    by_chance = {_real(current), *([_real(str(Path(main).parent))] if main else [])}
+    entries = [entry or current for entry in sys.path if isinstance(entry, str)]
+    entries = [str(Path(entry).absolute()) for entry in entries]
+    path = [entry for entry in entries if _real(entry) not in by_chance]
+    holders = (i for i, entry in enumerate(path) if Path(entry, PACKAGE).exists())
+    path.insert(next(holders, len(path)), own)
+    return list(dict.fromkeys([*path, *entries]))
+
+
+def _real(path: str) -> str:
+    return os.path.realpath(path)
+
+
+def worker_pool(
+    num_processes: int, initializer: Callable[..., None], arguments: tuple[Any, ...]
+) -> ProcessPoolExecutor:
+    """Processes that call functions of this package; started anew, because forking a process that
+    has threads may hang it."""
+    with _modules_found():  # its locks start a process, too
+        return ProcessPoolExecutor(
+            num_processes, _WorkerContext(), initializer=initializer, initargs=arguments
+        )
+
+
+class _WorkerPopen(popen_spawn_posix.Popen):
+    """Starts one process of a pool."""
+
+    def _launch(self, process_obj: Any) -> None:
+        with _modules_found():
+            super()._launch(process_obj)  # type: ignore[misc]
+
+
+class _Worker(context.SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802
+        return _WorkerPopen(process_obj)
+
+
+class _WorkerContext(context.SpawnContext):
+    Process = _Worker
+
+
+_STARTING = threading.RLock()
+
+
+@contextmanager
+def _modules_found() -> Iterator[None]:
+    """What `multiprocessing` starts inside finds modules as a helper does. It has no parameter for
+    that: its processes begin with the current folder first, and then take this process's path."""
+    told = spawn.get_preparation_data
+
+    def tell(name: str) -> dict[str, Any]:
+        return {**told(name), "sys_path": module_path()}
+
+    with _STARTING:
+        before = os.environ.get(SAFE_PATH)
+        os.environ[SAFE_PATH] = "1"
+        spawn.get_preparation_data = tell
+        try:
+            yield
+        finally:
+            spawn.get_preparation_data = told
+            if before is None:
+                os.environ.pop(SAFE_PATH)
+            else:
+                os.environ[SAFE_PATH] = before
