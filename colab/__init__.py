@@ -4,7 +4,13 @@
 The names below can be taken from here; what is behind them is loaded when it is asked for.
 """
 
-from infrastructure.core.lazy import lazy_names
+try:
+    from infrastructure.core.lazy import lazy_names
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "Temper's package `infrastructure` is hidden by another of that name, which Python finds first"
+        f" ({error}): rename that folder, or start the notebook in another one"
+    ) from None
 
 _PLACES: dict[str, str] = {
     "ConfigForm": "colab.form",

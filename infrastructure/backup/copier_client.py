@@ -141,7 +141,7 @@ class CopierClient:
             )
 
     def _send(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # it died; the next call starts another one
+        with contextlib.suppress(OSError, ValueError):  # it died; the next call starts another one
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.write(line.encode() + b"\n")
                 self._process.stdin.flush()

@@ -8,15 +8,12 @@ import sys
 
 PATH_VARIABLE = "_TEMPER_MODULE_PATH"
 
-
-def main() -> None:
-    """Run the module named first as `__main__`, with the modules that the parent finds."""
+if __name__ == "__main__":
     sys.path[:] = os.environ.pop(PATH_VARIABLE).split("\n")
     import runpy
 
+    from infrastructure.core.standard_output import survive_lost_output
+
+    survive_lost_output("stderr")  # nobody reads it when the parent has ended
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

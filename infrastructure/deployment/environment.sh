@@ -19,7 +19,7 @@ find_python() { # prints the first that can make environments; says why none cou
     if [ -n "${TEMPER_PYTHON:-}" ]; then candidates=("$TEMPER_PYTHON"); fi
     for candidate in "${candidates[@]}"; do
         command -v "$candidate" >/dev/null 2>&1 || continue
-        answer="$("$candidate" -c 'import sys
+        answer="$("$candidate" -I -c 'import sys
 version = sys.version_info[:2]
 if version < (3, 11):
     print("is %d.%d" % version)

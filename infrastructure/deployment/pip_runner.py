@@ -95,7 +95,7 @@ class Pip:
 
     def _run(self, arguments: Sequence[str], show: Callable[[str], None]) -> tuple[int, list[str]]:
         """The exit code and the last lines of what was said. A stop of ours stops pip too."""
-        command = [str(self.python), "-m", "pip", *arguments]
+        command = [str(self.python), "-P", "-m", "pip", *arguments]
         last_lines: deque[str] = deque(maxlen=NUM_ERROR_LINES)
         with (
             self.log.open("a") as log,

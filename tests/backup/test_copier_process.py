@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.backup.backup_status import BackupStatus, read_status
-from infrastructure.backup.copier_client import CopierClient
+from infrastructure.backup import copier_client
+from infrastructure.backup.backup_status import BackupStatus, read_status, short_words
+from infrastructure.backup.copier_client import MANY_FAILURES, MODULE, CopierClient
 from infrastructure.backup.copier_process import CopierSettings
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import Retention, versions_to_keep
+from infrastructure.backup.run_backup import RunBackup
 from infrastructure.backup.store import Store
+from infrastructure.config.backup_config import BackupConfig
 from infrastructure.core.helper_process import PACKAGE_PARENT
 
 NUM_KILLS = 15
@@ -251,3 +254,45 @@ def test_an_unreachable_place_blocks_nobody_and_is_told_with_advice(rig: Rig) ->
 def test_it_loads_no_torch() -> None:
     probe = "import sys, infrastructure.backup.run_backup; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", probe], check=True, cwd=PACKAGE_PARENT)
+
+
+def test_a_copier_that_cannot_run_is_told_with_its_last_words_within_seconds(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where something of its own cannot be imported: nobody waits for what never comes."""
+    monkeypatch.setattr(copier_client, "MODULE", "infrastructure.backup.no_such_process")
+    name = commit(rig.store, 7)
+    options = BackupConfig(place=str(rig.place))
+    with RunBackup(rig.store.root, options, run_id="run-1", status_path=rig.status_path) as backup:
+        backup.start()
+        wait_for(lambda: backup.look_after() or rig.status().state == "down")  # type: ignore[func-returns-value]
+        begin = time.monotonic()
+        status = backup.finish(PATIENCE_SECONDS)
+        assert time.monotonic() - begin < PATIENCE_SECONDS / 2
+        assert status == rig.status(), "what other processes read"
+        assert (status.state, status.newest_name, status.newest_step) == ("down", name, 7)
+        assert status.num_failures == backup.num_copier_failures == MANY_FAILURES
+        assert "No module named infrastructure.backup.no_such_process" in str(status.error)
+        assert str(status.error) in status.possible_loss(time.time()).text
+        assert short_words(status, time.time()) == "backup: nothing is copied"
+        assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "ERROR"]
+        assert "no_such_process" in caplog.records[-1].getMessage()
+        monkeypatch.setattr(copier_client, "MODULE", MODULE)
+        backup.try_again()
+        rig.wait_confirmed(name)
+        assert backup.status().state == "idle"
+
+
+def test_a_copier_for_which_there_is_no_process_costs_the_training_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(copier_client, "HelperProcess", refuse)
+    client = rig.client()
+    for _ in range(3):
+        client.start()
+        client.try_again()
+    assert client.num_failures == 1, "not too often"
+    assert client.failure == "it could not be started: Resource temporarily unavailable"

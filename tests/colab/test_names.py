@@ -1,5 +1,6 @@
 """`import colab` is light, and what it offers is there, the second time too."""
 
+import os
 import pkgutil
 import subprocess
 import sys
@@ -34,3 +35,19 @@ def test_installing_needs_nothing_but_python() -> None:
         check=False,
     )
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_another_package_of_the_name_is_one_sentence(tmp_path: Path) -> None:
+    """A notebook's folder is looked at first: over a thousand projects have an `infrastructure`."""
+    (tmp_path / "infrastructure/core").mkdir(parents=True)
+    for folder in ("infrastructure", "infrastructure/core"):
+        (tmp_path / folder / "__init__.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", "import colab"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "is hidden by another of that name" in done.stderr.splitlines()[-1]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from infrastructure.backup import copier_client
 from infrastructure.backup.backup_status import BackupStatus, short_words
 from infrastructure.backup.store import Store
 from infrastructure.config.training_config import TrainingConfig
@@ -20,6 +21,8 @@ from infrastructure.deployment.run_copies import (
     versions_kept,
 )
 from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.monitoring.run_facts import read_run_facts
+from infrastructure.monitoring.run_sentences import safety_words
 from tests.deployment.runs import (
     deploy,
     end,
@@ -75,6 +78,25 @@ def test_every_view_says_what_is_safe(tmp_path: Path, place: Path) -> None:
     (run / "summary.json").write_text(json.dumps(summary))
     again = deploy(with_place(tmp_path, place, max_steps=4))[1]
     assert any(line.startswith("backup: step 4 confirmed") for line in again)
+
+
+def test_a_copier_that_cannot_run_is_told_everywhere_and_not_waited_for(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copier_client, "MODULE", "infrastructure.backup.no_such_process")
+    config = with_place(tmp_path, place, max_steps=4)
+    config.backup.finish_seconds = 600.0  # as it would wait for a place that is slow
+    begin = time.monotonic()
+    run, said = deploy(config)
+    assert time.monotonic() - begin < 300
+    why = "cannot run: it ended with exit code 1"
+    assert any(line.startswith("backup: nothing is confirmed yet") for line in said)
+    assert any("No module named infrastructure.backup.no_such_process" in line for line in said)
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["backup"]["state"], summary["backup"]["newest_step"]) == ("down", 4)
+    assert why in summary["backup"]["text"]
+    assert why in (run / "report.html").read_text()
+    assert why in safety_words(read_run_facts(run), time.time())
 
 
 def test_without_a_place_there_is_one_line(tmp_path: Path) -> None:
