@@ -8,8 +8,8 @@ try:
     from infrastructure.core.lazy import lazy_names
 except ModuleNotFoundError as error:
     raise ImportError(
-        "Temper's package `infrastructure` is hidden by another of that name, which Python finds first"
-        f" ({error}): rename that folder, or start the notebook in another one"
+        "Temper's package `infrastructure` is hidden by another of that name, which Python finds"
+        f" first ({error}): rename that folder, or start the notebook in another one"
     ) from None
 
 _PLACES: dict[str, str] = {
