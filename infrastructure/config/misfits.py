@@ -24,9 +24,11 @@ from infrastructure.config.quantum_config import (
 )
 from infrastructure.config.resolve import attention_for
 from infrastructure.config.resource_config import MemoryConfig, QuantumResources, ResourcesConfig
+from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import QUANTUM, TrainingConfig
 from infrastructure.config.words import show
+from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.core.lookup import unknown_name
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
@@ -223,6 +225,7 @@ def misfits(config: HasSections, source_of: SourceOf) -> Iterator[str]:
     yield from _web_addresses(config)
     yield from _unmeasured(config)
     yield from _nothing_to_decide(config)
+    yield from _nobody_to_answer(config)
     for unused, value, is_default in _without_effect(config):
         if not is_default:
             yield f"{_told(unused, value, source_of)}: {unused.remedy}"
@@ -331,6 +334,17 @@ def _nothing_to_decide(config: HasSections) -> Iterator[str]:
             "quantum.problem rank_allocation chooses among the components of LoRA, and there is no"
             " model.lora_config: give one, or another problem"
         )
+
+
+def _nobody_to_answer(config: HasSections) -> Iterator[str]:
+    """A sentence for each sampler that could not be asked from this machine."""
+    if _asks_nothing(config) or _asks_no_sampler(config):
+        return
+    for key, name in config.resources.quantum.samplers():
+        try:
+            check_sampler(name)
+        except (ValueError, MissingPackageError, MissingSecretError) as error:
+            yield f"resources.quantum.{key}: {error}"
 
 
 def _comes_too_late(config: HasSections) -> bool:

@@ -57,7 +57,8 @@ class QuantumConfig(Section):
     )
     candidates: Count | Auto = Field(
         default="auto",
-        description="Examples that are looked at; auto: as many as max_qubits and the cost allow.",
+        description="Examples that are looked at;"
+        " auto: as many as max_qubits, the solver and the cost allow.",
     )
     num_blocks: Count | None = Field(
         default=None, description="Blocks that train at a time; none: half of them."

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from infrastructure.config.sampler_needs import most_variables
 from infrastructure.config.section import Section
 from infrastructure.config.values import (
     Allowed,
@@ -181,6 +182,21 @@ class QuantumResources(Section):
     ] = Field(
         default=[], description="Samplers that are asked when the solver fails, in this order."
     )
+
+    def samplers(self) -> list[tuple[str, str]]:
+        """Setting and name of each sampler that may be asked, the preferred one first."""
+        return [("solver", self.solver), *(("fallback", name) for name in self.fallback)]
+
+    @property
+    def most_candidates(self) -> int:
+        """Variables of the largest problem that is worth making: the solver takes no larger one."""
+        return min(self.max_qubits, most_variables(self.solver) or self.max_qubits)
+
+    @property
+    def largest_problem(self) -> int:
+        """Variables of the largest problem that any of the samplers takes."""
+        limits = [most_variables(name) or self.max_qubits for _, name in self.samplers()]
+        return min(self.max_qubits, max(limits))
 
 
 class ResourcesConfig(Section):

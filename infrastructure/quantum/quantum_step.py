@@ -9,18 +9,15 @@ from typing import Any
 import dimod
 
 from infrastructure.config.resource_config import QuantumResources
-from infrastructure.core.errors import MissingPackageError, SamplerError
+from infrastructure.config.sampler_needs import check_sampler
+from infrastructure.core.errors import MissingPackageError, MissingSecretError, SamplerError
 from infrastructure.core.redact import redact
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample
 from infrastructure.quantum.question import Question
 from infrastructure.quantum.samplers.deadline import Deadline
 from infrastructure.quantum.samplers.fallback import FallbackSampler
 from infrastructure.quantum.samplers.process_sampler import ProcessSampler
-from infrastructure.quantum.samplers.sampler_factory import (
-    check_there,
-    close_sampler,
-    create_sampler,
-)
+from infrastructure.quantum.samplers.sampler_factory import close_sampler, create_sampler
 
 ROUNDING = 1e-7  # of an energy; a smaller difference is none
 
@@ -43,7 +40,7 @@ class Solution:
         remarks: a sentence on each thing that is worth knowing though nothing failed.
         info: what the sampler told, such as `num_reads` and `chain_break_fraction`;
             `bound_hit`: a time limit decided, so that asking again may answer otherwise;
-            `left_out`: variables that were fixed at 0 since there were more than `max_qubits`.
+            `left_out`: variables that were fixed at 0 since there were more than may be asked.
     """
 
     decision: Any
@@ -81,15 +78,15 @@ def create_chain(resources: QuantumResources) -> FallbackSampler:
     Raises:
         ValueError: there is no sampler of such a name.
         MissingPackageError: its package is not installed.
+        MissingSecretError: the environment does not say how its machine is reached.
     """
     samplers: dict[str, dimod.Sampler] = {}
-    for key, names in (("solver", [resources.solver]), ("fallback", resources.fallback)):
-        for name in names:
-            try:
-                samplers.setdefault(name, create_sampler(name))
-                check_there(name)
-            except (ValueError, MissingPackageError) as error:
-                raise type(error)(f"resources.quantum.{key}: {error}") from None
+    for key, name in resources.samplers():
+        try:
+            check_sampler(name)
+            samplers.setdefault(name, create_sampler(name))
+        except (ValueError, MissingPackageError, MissingSecretError) as error:
+            raise type(error)(f"resources.quantum.{key}: {error}") from None
     return FallbackSampler(samplers)
 
 
@@ -135,7 +132,7 @@ def quantum_solve(
         if initial is not None:
             given["initial_states"] = initial
         began = deadline.elapsed_seconds
-        answer = _ask(question, asked, deadline, resources.max_qubits, given)
+        answer = _ask(question, asked, deadline, resources.largest_problem, given)
         solver_seconds = deadline.elapsed_seconds - began
         taken = _compared(answer, question)
         assert taken.sample is not None
@@ -174,12 +171,12 @@ def _ask(
     question: Question,
     chain: FallbackSampler,
     deadline: Deadline,
-    max_qubits: int,
+    max_variables: int,
     given: dict[str, Any],
 ) -> _Answer:
     """The chain's answer; what went wrong is in it."""
     try:
-        bqm = question.cut_to(max_qubits)
+        bqm = question.cut_to(max_variables)
         if deadline.is_over:
             text = f"formulating took all of the {deadline.seconds:g} s that there were"
             return _Answer("", failures=[text], info={"bound_hit": True})

@@ -67,6 +67,15 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             {"training.optimization_frequency": 9, "quantum.data_budget": 1.0},
             "quantum.data_budget 1 keeps every example",
         ),
+        ({**QUANTUM, "resources.quantum.solver": "tabbu"}, "solver: unknown sampler 'tabbu'"),
+        (
+            {**QUANTUM, "resources.quantum.fallback": ["tabu", "leap_hybrid"]},
+            "resources.quantum.fallback: the sampler leap_hybrid ",
+        ),
+        (
+            {**QUANTUM, "resources.quantum.solver": "azure-quantum"},
+            "resources.quantum.solver: the sampler azure-quantum needs",
+        ),
         ({"data.max_length": 1024}, "raise model.embedded.max_positions (512)"),
         ({"data.path": "https://example.org/rows.jsonl"}, "is a web address: download it"),
         ({"data.eval_path": Path("https://me:letmein@x.org/r")}, '"https:/***@x.org/r" is a web'),

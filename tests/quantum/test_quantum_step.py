@@ -182,11 +182,19 @@ def test_a_problem_that_is_too_large_is_asked_in_part() -> None:
     assert solution.num_variables == 30
 
 
+def test_as_many_variables_are_asked_about_as_any_of_the_samplers_takes() -> None:
+    model = random_model(30, 4)
+    alone = quantum_solve(Chosen(model), resources("exact"))
+    assert (alone.answered_by, alone.info["left_out"]) == ("exact", 10)
+    both = quantum_solve(Chosen(model), resources("exact", fallback=["dense_annealer"]))
+    assert (both.answered_by, both.info.get("left_out")) == ("dense_annealer", None)
+
+
 def test_a_spin_problem_that_is_too_large_is_refused_with_the_reason() -> None:
     model = random_model(30, 4, "SPIN")
     solution = quantum_solve(Chosen(model, plain_answers(model)), resources(max_qubits=12))
     assert solution.is_fallback
-    assert "30 variables are more than resources.quantum.max_qubits = 12" in solution.failures[0]
+    assert "30 variables are more than the 12 that may be asked about" in solution.failures[0]
 
 
 class Counted(Chosen):

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import dimod
 
+from infrastructure.config.sampler_needs import MOST_COUNTED
 from infrastructure.quantum.samplers.dense_problem import matrix_fits
-from infrastructure.quantum.samplers.exact_sampler import MOST_VARIABLES
 from infrastructure.quantum.samplers.plain_model import vectors_of
 
 EXACT, DENSE, TREE, ANNEALING = (
@@ -75,7 +75,7 @@ def choose(
     n, m = bqm.num_variables, bqm.num_interactions
     density = 2 * m / max(1, n * (n - 1))
     shape = f"{n} variables, {100 * density:.3g} % of their pairs interact"
-    if n <= MOST_VARIABLES:
+    if n <= MOST_COUNTED:
         return EXACT, f"{n} variables: all assignments are counted through"
     if num_ones is not None:
         return DENSE, f"the number of ones is given, and its moves keep it ({shape})"
@@ -95,7 +95,7 @@ def has_no_time_for_a_tree(
 ) -> bool:
     """Whether it is the time limit that keeps the tree's sampler from being asked."""
     is_short = time_limit is not None and time_limit <= PROCESS_SECONDS
-    is_asked_about = num_ones is None and bqm.num_variables > MOST_VARIABLES
+    is_asked_about = num_ones is None and bqm.num_variables > MOST_COUNTED
     return is_short and is_asked_about and _may_be_tree(bqm)
 
 

@@ -7,11 +7,9 @@ from typing import Any, ClassVar
 import dimod
 import numpy as np
 
-from infrastructure.core.errors import MissingSecretError
+from infrastructure.config.sampler_needs import DWAVE_CONFIG_FILE, DWAVE_TOKEN, check_access
 from infrastructure.core.optional import require
 
-TOKEN = "DWAVE_API_TOKEN"
-CONFIG_FILE = "DWAVE_CONFIG_FILE"
 DEFAULT_SHOTS = 100
 
 MakeSampler = Callable[..., dimod.Sampler]
@@ -107,10 +105,6 @@ def _access(name: str) -> dict[str, Any]:
     Raises:
         MissingSecretError: neither is there.
     """
-    token, file = os.environ.get(TOKEN), os.environ.get(CONFIG_FILE)
-    if not token and not file:
-        raise MissingSecretError(
-            f"the sampler {name} asks D-Wave's Leap and needs a token: set {TOKEN} in the"
-            " environment"
-        )
+    check_access(name)
+    token, file = os.environ.get(DWAVE_TOKEN), os.environ.get(DWAVE_CONFIG_FILE)
     return {"config_file": file or False, **({"token": token} if token else {})}

@@ -7,9 +7,8 @@ import dimod
 import numpy as np
 import numpy.typing as npt
 
+from infrastructure.config.sampler_needs import MOST_COUNTED
 from infrastructure.quantum.samplers.plain_model import vectors_of
-
-MOST_VARIABLES = 20
 
 Energies = npt.NDArray[np.float64]
 
@@ -22,7 +21,7 @@ class ExactSampler(dimod.Sampler):
     """
 
     parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "num_ones": []}
-    properties: ClassVar[dict[str, Any]] = {"max_variables": MOST_VARIABLES}
+    properties: ClassVar[dict[str, Any]] = {"max_variables": MOST_COUNTED}
 
     def sample(
         self,
@@ -55,10 +54,10 @@ class ExactSampler(dimod.Sampler):
 
 def refuse_too_many(name: str, num_variables: int) -> None:
     """Raises ValueError above what counting through takes."""
-    if num_variables > MOST_VARIABLES:
+    if num_variables > MOST_COUNTED:
         raise ValueError(
             f"{num_variables} variables have 2^{num_variables} assignments; {name} counts through"
-            f" them, so it takes at most {MOST_VARIABLES} variables"
+            f" them, so it takes at most {MOST_COUNTED} variables"
         )
 
 

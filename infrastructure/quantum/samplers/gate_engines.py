@@ -11,13 +11,12 @@ from typing import Any
 import dimod
 import numpy as np
 
-from infrastructure.core.errors import MissingSecretError
+from infrastructure.config.sampler_needs import check_access
 from infrastructure.core.optional import require
 from infrastructure.quantum.samplers.qaoa_sampler import Angles
 
 DEFAULT_TARGET = "ionq.simulator"
 WAIT_SECONDS = 300  # for a job; a shorter deadline ends the process that waits
-ENVIRONMENT = "AZURE_QUANTUM_CONNECTION_STRING"
 
 
 def qaoa_circuit(bqm: dimod.BinaryQuadraticModel, angles: Angles) -> Any:
@@ -96,15 +95,9 @@ class AzureEngine:
 
 def _provider() -> Any:
     quantum = require("azure.quantum", "the sampler azure_quantum")
-    try:
-        workspace = quantum.Workspace()
-    except ValueError:
-        raise MissingSecretError(
-            "the sampler azure_quantum needs a workspace of Azure Quantum: set"
-            f" {ENVIRONMENT} in the environment, to the connection string of its access keys"
-        ) from None
+    check_access("azure_quantum")
     providers = importlib.import_module("azure.quantum.qiskit")
-    return providers.AzureQuantumProvider(workspace)
+    return providers.AzureQuantumProvider(quantum.Workspace())
 
 
 def _numbers(counts: Mapping[str, int]) -> dict[int, int]:

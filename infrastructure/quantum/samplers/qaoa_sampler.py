@@ -14,9 +14,9 @@ import dimod
 import numpy as np
 import numpy.typing as npt
 
+from infrastructure.config.sampler_needs import MOST_COUNTED
 from infrastructure.quantum.samplers.deadline import Deadline
 from infrastructure.quantum.samplers.exact_sampler import (
-    MOST_VARIABLES,
     all_energies,
     as_sample_set,
     refuse_too_many,
@@ -77,7 +77,7 @@ class QAOASampler(dimod.Sampler):
     """
 
     parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "seed": [], "time_limit": []}
-    properties: ClassVar[dict[str, Any]] = {"max_variables": MOST_VARIABLES}
+    properties: ClassVar[dict[str, Any]] = {"max_variables": MOST_COUNTED}
 
     def __init__(self, engine: Engine | None = None, num_layers: int = NUM_LAYERS) -> None:
         if num_layers < 1:

@@ -7,15 +7,12 @@ Every one takes `time_limit` (seconds of wall time, a hard bound) and, where it 
 """
 
 from collections.abc import Callable
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import dimod
 
+from infrastructure.config.sampler_needs import canonical
 from infrastructure.core.lookup import look_up
-from infrastructure.core.optional import refuse_missing
 from infrastructure.quantum.samplers.auto_sampler import AutoSampler
 from infrastructure.quantum.samplers.dense_annealer import DenseAnnealer
 from infrastructure.quantum.samplers.exact_sampler import ExactSampler
@@ -73,46 +70,11 @@ def create_sampler(name: str, **options: Any) -> dimod.Sampler:
     """
     if ":" in name:
         return ProcessSampler(name, options)
-    make = look_up("sampler", name.replace("-", "_"), SAMPLERS)
+    make = look_up("sampler", canonical(name), SAMPLERS)
     try:
         return make(**options)
     except TypeError as error:
         raise ValueError(f"the sampler {name} cannot be made: {error}") from None
-
-
-LIBRARY = "dwave.samplers"
-PACKAGES = {
-    **dict.fromkeys(("simulated_annealing", "tabu", "path_integral"), LIBRARY),
-    **dict.fromkeys(("steepest_descent", "tree_decomposition"), LIBRARY),
-    "aer_qaoa": "qiskit_aer",
-    "azure_quantum": "azure.quantum",
-    **dict.fromkeys(("leap_hybrid", "qpu"), "dwave.system"),
-}
-
-
-def check_there(name: str) -> None:
-    """Refuse a sampler whose package or module is not there; imports neither, asks no machine.
-
-    Raises:
-        MissingPackageError: its package is not installed; says how to install it.
-        ValueError: there is no module of a `module:Class`.
-    """
-    module, colon, _ = name.partition(":")
-    if not colon:
-        package = PACKAGES.get(name.replace("-", "_"))
-        if package is not None:
-            refuse_missing(package, f"the sampler {name}")
-    elif not _is_module(module.partition(".")[0]):
-        raise ValueError(
-            f"the sampler {name} cannot be loaded: there is no module {module}; name it"
-            " module:Class, and put the module where Python finds it"
-        )
-
-
-def _is_module(name: str) -> bool:
-    """Whether the other process, which looks in the working directory too, can find it."""
-    here = [str(Path.cwd())]
-    return bool(name) and (find_spec(name) or PathFinder.find_spec(name, here)) is not None
 
 
 def close_sampler(sampler: dimod.Sampler) -> None:

@@ -182,9 +182,9 @@ def should_optimize(context: OwnLoop) -> bool:
 
 def quantum_optimize(context: OwnLoop) -> Solution:
     """Formulate, solve, apply, by the last batch: what `quantum.problem` names. Blocks are those of
-    `formulate_quantum_problem`; of examples as many are looked at as `resources.quantum.max_qubits`
-    and `quantum.candidates` say. It is asked when you ask: `quantum.max_overhead_percent` is the
-    real loop's.
+    `formulate_quantum_problem`; of examples as many are looked at as `quantum.candidates`,
+    `max_qubits` and the solver allow. It is asked when you ask: `quantum.max_overhead_percent` is
+    the real loop's.
 
     Raises:
         ValueError: there is no quantum step in the configuration, or nothing to choose from.
@@ -208,7 +208,7 @@ def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem
     problem = trainer.quantum_config.problem
     if problem == DATA_SELECTION:
         question = extension.data_question(context.state)
-        return question.problem(question.num_wanted(trainer.quantum_resources.max_qubits))
+        return question.problem(question.num_wanted(trainer.quantum_resources.most_candidates))
     if problem == RANK_ALLOCATION:
         if not context.state.batch:
             raise ValueError(NO_BATCH)

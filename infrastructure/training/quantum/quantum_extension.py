@@ -178,13 +178,13 @@ class QuantumExtension(Asking):
 
     def _ask_for_data(self, state: TrainingState) -> None:
         loop, question = self.trainer.prepare(), self.data_question(state)
-        if not question.has_choice(self.resources.max_qubits):
-            self.skip(state, question.nothing_to_leave_out(self.resources.max_qubits))
+        most = self.resources.most_candidates
+        if not question.has_choice(most):
+            self.skip(state, question.nothing_to_leave_out(most))
             return
         costs = question.costs()
         step_seconds = self.cost.step_seconds or costs.training * loop.batch_size
         allowed = self.cost.allowed_seconds(self._steps_ahead(state), step_seconds)
-        most = self.resources.max_qubits
         number = question.num_candidates(costs, allowed, most)
         if number == 0:
             wanted = question.num_wanted(most)
@@ -193,11 +193,13 @@ class QuantumExtension(Asking):
             return
         foretold = question.cost_seconds(costs, number)
         share = 100 * foretold / (step_seconds * self._steps_ahead(state))
+        is_solvers_limit = most < self.resources.max_qubits and number == most
+        limit = f" ({self.resources.solver} takes no more)" if is_solvers_limit else ""
         is_whole = number == min(most, self._data.num_candidates)
         self.say(
             f"Quantum step: looking at {number:,} of {self._data.num_candidates:,} training"
-            f" examples, which takes about {format_duration(foretold)}, {format_number(share, 2)} %"
-            " of the training steps that it is for"
+            f" examples{limit}, which takes about {format_duration(foretold)},"
+            f" {format_number(share, 2)} % of the training steps that it is for"
         )
         state.must_save |= self.config.candidates == "auto" and not is_whole
         problem = question.problem(number)

@@ -7,12 +7,16 @@ from typing import Any
 import dimod
 import pytest
 
-from infrastructure.core.errors import SamplerError
+from infrastructure.config.sampler_needs import (
+    SAMPLER_NEEDS,
+    check_sampler,
+    most_variables,
+)
+from infrastructure.core.errors import MissingSecretError, SamplerError
 from infrastructure.core.optional import is_installed
+from infrastructure.quantum.samplers.direct_samplers import DIRECT, direct_sampler
 from infrastructure.quantum.samplers.sampler_factory import (
-    PACKAGES,
     SAMPLERS,
-    check_there,
     close_sampler,
     create_sampler,
 )
@@ -97,15 +101,40 @@ def test_auto_ends_the_processes_that_it_started() -> None:
     assert process.poll() is not None
 
 
+@pytest.mark.parametrize("name", sorted(REMOTE))
+def test_a_missing_secret_is_told_before_anything_is_asked(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = SAMPLER_NEEDS[name].access
+    assert access is not None
+    monkeypatch.setattr("infrastructure.config.sampler_needs.refuse_missing", lambda *_: None)
+    for variable in access.variables:
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(MissingSecretError, match=f"the sampler {name} .* set {REMOTE[name]}"):
+        check_sampler(name)
+    for variable in access.variables:
+        with monkeypatch.context() as patched:
+            patched.setenv(variable, "known")
+            check_sampler(name)
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLERS.keys() - REMOTE.keys()))
+def test_the_largest_problem_is_the_one_that_the_sampler_takes(name: str) -> None:
+    if not is_installed(OF_PACKAGES.get(name, "dimod")):
+        pytest.skip(f"{OF_PACKAGES[name]} is not installed")
+    made = direct_sampler(name, {}) if name in DIRECT else create_sampler(name)
+    assert most_variables(name) == made.properties.get("max_variables")
+
+
 def test_what_is_there_is_told_before_anything_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert PACKAGES.keys() <= SAMPLERS.keys()
+    assert SAMPLER_NEEDS.keys() == SAMPLERS.keys()
     for name in ("auto", "exact", "dense-annealer", "tabu", "json:Own"):
-        check_there(name)
+        check_sampler(name)
     monkeypatch.chdir(tmp_path)  # where the other process looks, too
     for name in ("mine:Own", ":Own"):
         with pytest.raises(ValueError, match="there is no module"):
-            check_there(name)
+            check_sampler(name)
     (tmp_path / "mine.py").write_text("raise RuntimeError('imported')")
-    check_there("mine:Own")
+    check_sampler("mine:Own")

@@ -21,6 +21,7 @@ from tests.training.quantum.quantum_runs import (
     same_weights,
     without_times,
 )
+from tests.training.small_runs import write_rows
 
 
 class Seen(Observer):
@@ -119,6 +120,20 @@ def test_no_more_variables_than_allowed(saved_llama: Path, tmp_path: Path) -> No
     trainer = quantum_trainer(saved_llama, tmp_path, resources=resources, max_steps=1)
     trainer.train()
     assert records(trainer)[0]["num_variables"] == 7
+
+
+@pytest.mark.parametrize("candidates", ["auto", 25])
+def test_no_more_variables_than_the_solver_takes(
+    saved_llama: Path, tmp_path: Path, candidates: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_rows(tmp_path, 40)
+    given = {"asked": {"candidates": candidates}, "resources": {"solver": "exact"}}
+    trainer = quantum_trainer(saved_llama, tmp_path, **given, max_steps=1)
+    with caplog.at_level("INFO"):
+        trainer.train()
+    (record,) = records(trainer)
+    assert (record["num_variables"], record["failures"]) == (20, [])
+    assert "looking at 20 of 31 training examples (exact takes no more)" in caplog.text
 
 
 def test_the_held_out_rows_as_target(saved_llama: Path, tmp_path: Path) -> None:

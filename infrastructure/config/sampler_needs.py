@@ -1,0 +1,130 @@
+"""What each sampler that `resources.quantum` may name needs here, and the largest problem it takes.
+
+Imports none of their packages and asks no machine, so a configuration is checked before anything
+takes time. The samplers themselves are in `quantum/samplers/`.
+"""
+
+import os
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+from infrastructure.core.errors import MissingSecretError
+from infrastructure.core.lookup import look_up
+from infrastructure.core.optional import refuse_missing
+
+DWAVE_TOKEN, DWAVE_CONFIG_FILE = "DWAVE_API_TOKEN", "DWAVE_CONFIG_FILE"
+AZURE_CONNECTION, AZURE_WORKSPACE = (
+    "AZURE_QUANTUM_CONNECTION_STRING",
+    "AZURE_QUANTUM_WORKSPACE_NAME",
+)
+MOST_COUNTED = 20  # variables whose assignments are counted through, or simulated, all of them
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a machine elsewhere is reached.
+
+    Attributes:
+        variables: of the environment, one of which must be set; the first one is what people set.
+        sentence: what is needed, and what to do.
+    """
+
+    variables: tuple[str, ...]
+    sentence: str
+
+
+@dataclass(frozen=True)
+class SamplerNeeds:
+    """What a sampler needs; None: nothing, or no largest problem.
+
+    Attributes:
+        package: as it is imported.
+        max_variables: of the largest problem that it takes.
+    """
+
+    package: str | None = None
+    access: Access | None = None
+    max_variables: int | None = None
+
+
+_LIBRARY = SamplerNeeds("dwave.samplers")
+_LEAP = SamplerNeeds(
+    "dwave.system",
+    Access(
+        (DWAVE_TOKEN, DWAVE_CONFIG_FILE),
+        f"asks D-Wave's Leap and needs a token: set {DWAVE_TOKEN} in the environment",
+    ),
+)
+_AZURE = Access(
+    (AZURE_CONNECTION, AZURE_WORKSPACE),
+    f"needs a workspace of Azure Quantum: set {AZURE_CONNECTION} in the environment, to the"
+    " connection string of its access keys",
+)
+
+SAMPLER_NEEDS: dict[str, SamplerNeeds] = {
+    "auto": SamplerNeeds(),
+    "exact": SamplerNeeds(max_variables=MOST_COUNTED),
+    "dense_annealer": SamplerNeeds(),
+    "simulated_annealing": _LIBRARY,
+    "tabu": _LIBRARY,
+    "path_integral": _LIBRARY,
+    "steepest_descent": _LIBRARY,
+    "tree_decomposition": _LIBRARY,
+    "qaoa": SamplerNeeds(max_variables=MOST_COUNTED),
+    "aer_qaoa": SamplerNeeds("qiskit_aer", max_variables=MOST_COUNTED),
+    "azure_quantum": SamplerNeeds("azure.quantum", _AZURE, MOST_COUNTED),
+    "leap_hybrid": _LEAP,
+    "qpu": _LEAP,
+}
+
+
+def check_sampler(name: str) -> None:
+    """Refuse a sampler that could not be asked from here.
+
+    Raises:
+        ValueError: there is no sampler of the name, or no module of a `module:Class`.
+        MissingPackageError: its package is not installed; says how to install it.
+        MissingSecretError: the environment does not say how its machine is reached.
+    """
+    module, colon, _ = name.partition(":")
+    if colon:
+        if not _is_module(module.partition(".")[0]):
+            raise ValueError(
+                f"the sampler {name} cannot be loaded: there is no module {module}; name it"
+                " module:Class, and put the module where Python finds it"
+            )
+        return
+    needs = look_up("sampler", canonical(name), SAMPLER_NEEDS)
+    if needs.package is not None:
+        refuse_missing(needs.package, f"the sampler {name}")
+    check_access(name)
+
+
+def check_access(name: str) -> None:
+    """Refuse a sampler of a machine that nobody has said how to reach.
+
+    Raises:
+        MissingSecretError: says what to set.
+    """
+    access = SAMPLER_NEEDS[canonical(name)].access
+    if access is not None and not any(map(os.environ.get, access.variables)):
+        raise MissingSecretError(f"the sampler {name} {access.sentence}")
+
+
+def most_variables(name: str) -> int | None:
+    """Of the largest problem that a sampler takes; None: any, or it is somebody's own."""
+    needs = SAMPLER_NEEDS.get(canonical(name))
+    return None if needs is None else needs.max_variables
+
+
+def canonical(name: str) -> str:
+    """A name as it is known here: the specification writes hyphens."""
+    return name.replace("-", "_")
+
+
+def _is_module(name: str) -> bool:
+    """Whether the other process, which looks in the working directory too, can find it."""
+    here = [str(Path.cwd())]
+    return bool(name) and (find_spec(name) or PathFinder.find_spec(name, here)) is not None
