@@ -29,6 +29,7 @@ from infrastructure.core.launched import launched
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
 from infrastructure.testing.doctor import examine, exit_code, render
+from infrastructure.training.data.ready_config import make_ready
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -112,6 +113,7 @@ def _deployment(module: str = "commands") -> Any:
 def _train(options: argparse.Namespace) -> int:
     settings = {} if options.data is None else {"data.path": options.data}
     config = _configure(options, **settings)
+    make_ready(config)  # what cannot be carried out is told before torch is loaded
     if options.detach:
         return int(_deployment("detached_commands").train(config, _accepted(options)))
     return int(_deployment().train(config, _accepted(options)))

@@ -60,6 +60,22 @@ def test_wrong_input_is_exit_code_2_without_a_traceback() -> None:
 
 
 @pytest.mark.usefixtures("restore_logging")
+def test_a_setting_that_cannot_be_carried_out_is_refused_before_torch_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nothing_is_loaded(module: str = "commands") -> None:
+        raise AssertionError(f"deployment.{module} was loaded")
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("DWAVE_API_TOKEN", "DWAVE_CONFIG_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cli, "_deployment", nothing_is_loaded)
+    assert main(["train", "--quantum-solver", "leap_hybrid"]) == 2
+    assert "resources.quantum.solver: the sampler leap_hybrid" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("restore_logging")
 def test_config_shows_where_values_come_from(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
