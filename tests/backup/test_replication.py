@@ -283,3 +283,30 @@ def test_a_place_that_is_away_raises_its_error(store: Store) -> None:
     place.fault = disconnected
     with pytest.raises(OSError, match="not connected"):
         run(upload(store, save(store, 1), link_to(place)))
+
+
+def test_a_version_is_not_confirmed_without_its_objects(store: Store) -> None:
+    """The place has the manifest for certain, and of the objects says: not yet."""
+    place = MemoryPlace()
+    place.is_safe = lambda path: path.parent.name == "versions"
+    one = upload(store, save(store, 1), link_to(place))
+    run(one, limit=3000)
+    assert place.written[-1].parent.name == "versions"
+    assert not one.is_confirmed
+
+
+def test_a_version_is_not_confirmed_by_an_object_that_is_gone_again(store: Store) -> None:
+    """Each object was confirmed once, and one of them so long ago that it no longer counts."""
+    place = MemoryPlace()
+    link = link_to(place)
+    one = upload(store, save(store, 1), link)
+    steps = one.steps()
+    while not place.written or place.written[-1].parent.name != "versions":
+        link.clock.now += next(steps)  # type: ignore[attr-defined]
+        if len(place.written) == 3:
+            place.is_safe = lambda path: path.parent.name != "versions"
+    link.clock.now += link.fresh_seconds  # type: ignore[attr-defined]
+    place.is_safe = lambda path: True
+    for wait in steps:
+        link.clock.now += wait  # type: ignore[attr-defined]
+    assert not one.is_confirmed

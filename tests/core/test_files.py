@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -224,3 +225,47 @@ def test_without_an_exchange_a_directory_is_replaced_all_the_same(
 def test_a_missing_parent_is_nothing_to_recover(tmp_path: Path) -> None:
     recover_directory(tmp_path / "not" / "there")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, set[str]]]:
+    """For each sync: the inode, its size, and the names that the directory of the test had."""
+    calls: list[tuple[int, int, set[str]]] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        folder = place if place.is_dir() else place.parent
+        calls.append((found.st_ino, found.st_size, {path.name for path in folder.iterdir()}))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return calls
+
+
+def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_it_counts(
+    tmp_path: Path, synced: list[tuple[int, int, set[str]]]
+) -> None:
+    path = tmp_path / "file.txt"
+    write_text(path, "content")
+    (file, size, before), (directory, _, after) = synced
+    assert (file, size) == (path.stat().st_ino, len("content"))
+    assert "file.txt" not in before
+    assert (directory, after) == (tmp_path.stat().st_ino, {"file.txt"})
+
+
+def test_all_of_a_directory_is_on_the_disk_before_its_name(
+    tmp_path: Path, synced: list[tuple[int, int, set[str]]]
+) -> None:
+    target = tmp_path / "final"
+    with whole_directory(target) as part:
+        (part / "inner").mkdir()
+        (part / "inner" / "file").write_text("content")
+        (part / "another").write_text("more")
+    inodes = [inode for inode, _, _ in synced]
+    inside = [target, target / "inner", target / "inner" / "file", target / "another"]
+    assert sorted(inodes[:-1]) == sorted(path.stat().st_ino for path in inside)
+    assert inodes.index(target.stat().st_ino) == len(inside) - 1  # last, as it names the others
+    assert inodes[-1] == tmp_path.stat().st_ino
+    assert "final" in synced[-1][2]

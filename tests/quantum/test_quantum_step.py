@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import dimod
@@ -300,3 +300,43 @@ def test_numbers_of_numpy_in_what_a_sampler_tells_are_no_obstacle(
     assert solution.info["number"] == 2
     assert "array" not in solution.info
     json.dumps(solution.to_json(), allow_nan=False)
+
+
+class TimeLimited(dimod.ExactSolver):
+    """Keeps the limits that it is given, and does what `act` does."""
+
+    def __init__(self, act: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.parameters = {"time_limit": []}
+        self.act = act
+        self.limits: list[float] = []
+
+    def sample(self, bqm: dimod.BinaryQuadraticModel, **given: Any) -> dimod.SampleSet:
+        self.limits.append(given["time_limit"])
+        self.act()
+        return super().sample(bqm)
+
+
+def test_a_sampler_gets_the_time_that_formulating_has_left(
+    bqm: dimod.BinaryQuadraticModel,
+) -> None:
+    sampler, problem = TimeLimited(), Chosen(bqm)
+    problem.formulating_seconds = 0.3
+    quantum_solve(problem, resources(timeout=60), chain=FallbackSampler({"limited": sampler}))
+    (limit,) = sampler.limits
+    assert 1 < limit <= 59.7
+
+
+def test_a_sampler_gets_the_time_that_the_one_before_it_has_left(
+    bqm: dimod.BinaryQuadraticModel,
+) -> None:
+    def fail() -> None:
+        time.sleep(0.3)
+        raise RuntimeError("offline")
+
+    first, second = TimeLimited(fail), TimeLimited()
+    chain = FallbackSampler({"first": first, "second": second})
+    solution = quantum_solve(Chosen(bqm), resources(timeout=60), chain=chain)
+    assert solution.answered_by == "second"
+    assert 1 < first.limits[0] <= 30
+    assert 30 < second.limits[0] <= 59.7

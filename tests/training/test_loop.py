@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from infrastructure.training.checkpoints.snapshot import (
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.micro_batches import split
 from infrastructure.training.state import Phase, TrainingState
+from tests.training.toy import ToyModel, ToySource, items_of
 from tests.training.toy_training import Training
 
 
@@ -169,3 +171,24 @@ def test_max_steps_ends_the_training() -> None:
 
 def test_split_keeps_every_example_in_order() -> None:
     assert list(split(list(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+
+
+def test_the_weights_are_those_of_plain_pytorch() -> None:
+    """With SGD, to which the size of a gradient matters: Adam would hide a wrong mean."""
+    settings: dict[str, Any] = {"optimizer": "sgd", "max_grad_norm": None, "learning_rate": 0.05}
+    settings |= {"warmup_steps": 0, "scheduler_type": "constant", "weight_decay": 0.0}
+    training = Training(dropout=0.0, num_epochs=2, **settings).run()
+    model, source, losses = ToyModel(dropout=0.0), ToySource(), []
+    for epoch in range(2):
+        for examples in source.train_batches(epoch, 0, 6):
+            rows = np.concatenate([items_of(example) for example in examples])
+            features = torch.tensor(rows, dtype=torch.float32)
+            loss = ((model(features) - features.sum(dim=1)) ** 2).mean()
+            losses.append(float(loss.detach()))
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter -= 0.05 * gradient
+    expected = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.allclose(training.weights, expected, rtol=0, atol=1e-6)
+    assert training.recorder.losses == pytest.approx(losses, abs=1e-5)

@@ -153,3 +153,24 @@ def test_a_mount_that_may_answer_too_early_is_named(
     mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nremote: /dev/shm {kind} rw 0 0\n")
     caution = FolderPlace(Path("/dev/shm/backups"), mounts=mounts).caution(tmp_path)
     assert is_told == (caution is not None and kind in caution)
+
+
+class Asked(FileOperations):
+    """What is asked of the file system, in order."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("size", "forget_cached", "read"):
+            self.done.append(name)
+        return super().__getattribute__(name)
+
+
+def test_what_is_read_back_comes_from_the_disk_and_not_from_memory(tmp_path: Path) -> None:
+    asked = Asked()
+    place = FolderPlace(tmp_path, asked)
+    place.write(FILE, [b"hello there"])
+    asked.done.clear()
+    assert place.confirm(FILE, CONTENT)
+    assert asked.done == ["size", "forget_cached", "read"]

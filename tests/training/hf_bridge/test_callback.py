@@ -1,7 +1,9 @@
 """Real Trainers with the callback: undisturbed, killed, stopped, broken off, and going on."""
 
 import json
+import math
 import os
+import random
 import shutil
 import signal
 import time
@@ -9,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -419,3 +422,45 @@ def test_the_commands_of_temper_know_such_a_run_for_what_it_is(tmp_path: Path) -
     newest = CheckpointManager(run.checkpoints).newest()
     saved = load_checkpoint(newest).tensors["model"]
     assert torch.equal(dict(plain.named_parameters())[WTE], saved[WTE])
+
+
+def draws_from_other_generators(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    """A forward hook that draws from NumPy and Python, an odd number of normal ones: the second of
+    each pair is kept for the next draw."""
+    return output * (1 + 0.1 * np.random.randn() + 0.1 * random.gauss(0, 1) + random.random())
+
+
+class InterruptedAfter(Observer):
+    """Ends the training after a step, and keeps the best loss of each step's beginning."""
+
+    def __init__(self, step: int = -1) -> None:
+        self.step = step
+        self.best: dict[int, float] = {}
+
+    def step_start(self, state: TrainingState) -> None:
+        self.best[state.step] = state.best_evaluation_loss
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            state.interrupt("enough for today")
+
+
+def test_all_generators_and_the_best_loss_go_on_where_they_were(tmp_path: Path) -> None:
+    def noisy(folder: Path, hook: InterruptedAfter) -> Any:
+        random.seed(3)
+        np.random.seed(3)
+        trainer = trainer_of(folder, tiny_model(0.0), **EVALUATED)
+        trainer.model.lm_head.register_forward_hook(draws_from_other_generators)
+        callback = TemperCallback("tiny", settings(folder), say=lambda line: None, hooks=[hook])
+        trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=callback.resume_from())
+        return trainer
+
+    unbroken, begins, goes_on = InterruptedAfter(), InterruptedAfter(5), InterruptedAfter()
+    whole = noisy(tmp_path / "whole", unbroken)
+    noisy(tmp_path / "broken", begins)
+    again = noisy(tmp_path / "broken", goes_on)
+    assert (max(begins.best), min(goes_on.best)) == (4, 5)
+    assert torch.equal(weights(again.model), weights(whole.model))
+    assert begins.best | goes_on.best == unbroken.best
+    assert unbroken.best[0] == math.inf > unbroken.best[5]

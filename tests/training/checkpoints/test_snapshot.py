@@ -1,0 +1,95 @@
+"""What was taken of a training comes back, each value of it."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.core.errors import CheckpointError
+from infrastructure.training.checkpoints.snapshot import (
+    Snapshot,
+    restore_snapshot,
+    take_snapshot,
+)
+from infrastructure.training.state import Position, SkippedBatch, TrainingState
+from tests.training.toy_training import Training
+
+# What a training that goes on finds out or gets anew; each other field is in a checkpoint.
+NOT_SAVED = {
+    "model", "optimizer", "phase", "total_steps", "data_wait_seconds", "num_processes", "batch",
+    "output", "metrics", "checkpoint", "error", "must_save", "stop_reason", "is_interrupted",
+}  # fmt: skip
+
+
+def told(state: TrainingState) -> dict[str, Any]:
+    """The fields that a checkpoint holds."""
+    names = [one.name for one in dataclasses.fields(state) if one.name not in NOT_SAVED]
+    return {name: getattr(state, name) for name in names}
+
+
+def remarkable(training: Training) -> TrainingState:
+    """A state in which no saved field has the value that it begins with."""
+    state = training.state
+    state.position = Position(phase=1, epoch=2, example=7)
+    state.step, state.step_is_ending, state.evaluated_step = 9, True, 8
+    state.num_examples, state.num_tokens, state.micro_batch_size = 70, 700, 5
+    state.evaluation = {"eval_loss": 1.5, "accuracy": 0.25}
+    state.best_evaluation_loss, state.loss = 1.25, 2.5
+    state.skipped = [SkippedBatch(3, 0, 12, 6, "not_finite", ("a:1", "a:2"), True)]
+    state.recoveries = [{"step": 3, "kind": "not_finite"}]
+    return state
+
+
+def through_json(snapshot: Snapshot) -> Snapshot:
+    return Snapshot(snapshot.tensors, json.loads(json.dumps(snapshot.values, allow_nan=False)))
+
+
+def test_every_saved_value_comes_back() -> None:
+    training, again = Training(), Training()
+    expected = told(remarkable(training))
+    assert not [name for name, value in told(again.state).items() if value == expected[name]]
+    restore_snapshot(
+        through_json(take_snapshot(training.state, training.parts)), again.state, again.parts
+    )
+    assert told(again.state) == expected
+
+
+def test_what_is_no_number_comes_back_as_such() -> None:
+    training, again = Training(), Training()
+    state = remarkable(training)
+    state.loss, state.best_evaluation_loss = math.nan, math.inf
+    state.evaluation = {"eval_loss": math.inf}
+    restore_snapshot(through_json(take_snapshot(state, training.parts)), again.state, again.parts)
+    assert math.isnan(again.state.loss)
+    assert again.state.best_evaluation_loss == math.inf
+    assert math.isnan(again.state.evaluation["eval_loss"])
+
+
+@pytest.mark.parametrize("part", ["scheduler", "scaler"])
+@pytest.mark.parametrize("who", ["run", "checkpoint"])
+def test_a_part_that_one_of_the_two_lacks_is_refused(part: str, who: str) -> None:
+    saved, living = Training(), Training()
+    if part == "scaler":
+        has = (living if who == "checkpoint" else saved).parts
+        has.scaler = torch.amp.GradScaler("cpu")
+    else:
+        lacks = (saved if who == "checkpoint" else living).parts
+        lacks.scheduler = None
+    snapshot = take_snapshot(saved.state, saved.parts)
+    words = "this run has none, the checkpoint one"
+    if who == "checkpoint":
+        words = "this run has one, the checkpoint none"
+    with pytest.raises(CheckpointError, match=words):
+        restore_snapshot(snapshot, living.state, living.parts)
+
+
+def test_an_optimizer_of_other_groups_is_refused(tmp_path: Path) -> None:
+    saved, living = Training(), Training()
+    snapshot = take_snapshot(saved.state, saved.parts)
+    living.parts.optimizer = torch.optim.AdamW(living.state.model.parameters())
+    with pytest.raises(CheckpointError, match="optimizer is another one"):
+        restore_snapshot(snapshot, living.state, living.parts)

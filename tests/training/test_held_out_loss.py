@@ -1,0 +1,84 @@
+"""The held-out loss is that of the model as it will be used, and measuring it changes nothing."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.training.held_out_loss import HeldOutLoss, leaving_no_trace
+from infrastructure.training.precision import Precision
+from tests.training.toy import ToyAdapter, ToyModel
+
+BATCHES = [[0, 1, 2], [3], [4, 5]]
+CPU = torch.device("cpu")
+
+
+class Measuring(ToyAdapter):
+    """Draws a random number for each batch, and tells its examples' mean."""
+
+    def compute_loss(self, model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+        torch.rand(1)
+        assert not torch.is_grad_enabled()
+        return super().compute_loss(model, batch)
+
+    def compute_metrics(self, model: torch.nn.Module, batch: dict[str, Any]) -> dict[str, float]:
+        return {"size": float(batch["num_examples"])}
+
+
+def held_out(model: torch.nn.Module, **options: Any) -> HeldOutLoss:
+    adapter = Measuring(None, model)
+    return HeldOutLoss(model, adapter, Precision("fp32", "cpu"), **options)
+
+
+def expected(batches: Sequence[Sequence[int]]) -> float:
+    """By hand, without dropout, over all items alike."""
+    model, adapter = ToyModel(dropout=0.0), ToyAdapter(None)
+    every = adapter.prepare_batch([example for batch in batches for example in batch])
+    with torch.no_grad():
+        return float(adapter.compute_loss(model, every).loss_sum) / len(every["features"])
+
+
+@pytest.mark.parametrize("most", [None, 1, 2])
+def test_it_is_the_mean_over_all_items_without_dropout(most: int | None) -> None:
+    measured = held_out(ToyModel(dropout=0.5), most=most).measure(BATCHES)
+    assert measured["eval_loss"] == pytest.approx(expected(BATCHES), rel=1e-5)
+
+
+def test_what_the_adapter_measures_is_a_mean_over_examples() -> None:
+    measured = held_out(ToyModel()).measure(BATCHES)
+    assert measured["size"] == pytest.approx((3 * 3 + 1 * 1 + 2 * 2) / 6)
+
+
+def test_of_nothing_nothing_is_told() -> None:
+    assert held_out(ToyModel()).measure([]) == {}
+
+
+def test_each_modules_mode_and_the_random_state_stay() -> None:
+    model = ToyModel()
+    model.train()
+    model.inner.eval()
+    state = torch.get_rng_state()
+    held_out(model).measure(BATCHES)
+    assert (model.training, model.inner.training, model.dropout.training) == (True, False, True)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_error_leaves_no_trace_either() -> None:
+    model = ToyModel()
+    state = torch.get_rng_state()
+    with contextlib.suppress(KeyError), leaving_no_trace(model, CPU):
+        assert not model.dropout.training
+        torch.rand(1)
+        raise KeyError
+    assert model.dropout.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_device_that_failed_is_not_touched_any_more() -> None:
+    with contextlib.suppress(torch.AcceleratorError), leaving_no_trace(ToyModel(), CPU):
+        torch.rand(1)
+        state = torch.get_rng_state()
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+    assert torch.equal(torch.get_rng_state(), state)
