@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # What a target is told on make's command line is for the target, not a variable of the environment,
 # which Temper reads as settings.
-unexport DATA_PATH CHECKPOINT MODEL DATA FLAGS TEST_FLAGS
+unexport DATA_PATH CHECKPOINT MODEL DATA FLAGS TEST_FLAGS JOBS
 
 .PHONY: help
 help: ## this list
@@ -70,6 +70,10 @@ notebooks: environment ## make notebooks/*.ipynb from notebooks/src/*.py
 .PHONY: prove-durability
 prove-durability: environment ## kills, power cuts, refusing disks, damage, lies; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.prove
+
+.PHONY: mutants
+mutants: environment ## which planted defects the quick tests find; hours; goes on where it was; JOBS=processes
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.mutants.run --jobs $(or $(JOBS),1)
 
 .PHONY: gpu-check
 gpu-check: ## what this machine's GPU does, in at most 8 minutes; GPU_PYTHON=python for another environment

@@ -1,0 +1,166 @@
+"""Which test runs which lines of the mutated modules, and how long it takes.
+
+For the recording, the modules are replaced by copies that note each of their lines when it runs
+for the first time in a test, in whatever process. What a fixture of several tests runs belongs to
+all of them.
+"""
+
+import ast
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mutants.forked_tests import ROOT, Report, run_pytest
+
+NOTE = "__note_line__"
+# Imports nothing that is not there in every process; a process may be killed at any moment, so what
+# was seen is written at once.
+PREAMBLE = """
+import os as __os, sys as __sys
+def {note}(line, __os=__os, __sys=__sys, module={module!r}, folder={folder!r}):
+    seen = __sys.__dict__.setdefault("__noted_lines__", set())
+    if (module, line) not in seen:
+        seen.add((module, line))
+        path = folder + "/" + str(__os.getpid()) + ".lines"
+        file = __os.open(path, __os.O_WRONLY | __os.O_CREAT | __os.O_APPEND, 0o600)
+        __os.write(file, (module + ":" + str(line) + "\\n").encode())
+        __os.close(file)
+del __os, __sys
+"""
+
+Places = set[tuple[str, int]]
+
+
+class _Noting(ast.NodeTransformer):
+    """Before each statement of a function: note its line."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self.depth += 1
+        self.generic_visit(node)
+        self.depth -= 1
+        return node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if self.depth:
+            for name in ("body", "orelse", "finalbody"):
+                statements = getattr(node, name, None)
+                is_block = isinstance(statements, list) and statements
+                if is_block and isinstance(statements[0], ast.stmt):
+                    setattr(node, name, [s for one in statements for s in (_note(one), one)])
+        return node
+
+
+def _note(statement: ast.stmt) -> ast.stmt:
+    call = ast.Call(ast.Name(NOTE, ast.Load()), [ast.Constant(statement.lineno)], [])
+    return ast.copy_location(ast.Expr(call), statement)
+
+
+def noting(module: str, source: str, folder: Path) -> str:
+    """The text of a module that notes its lines in files in `folder`."""
+    tree = ast.parse(source)
+    preamble = ast.parse(PREAMBLE.format(note=NOTE, module=module, folder=str(folder))).body
+    _Noting().visit(tree)
+    has_docstring = isinstance(tree.body[0], ast.Expr)
+    tree.body[int(has_docstring) : int(has_docstring)] = preamble
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+class Recorder:
+    """The plugin of pytest that gathers what the copies note."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lines: dict[str, Places] = {}
+        self.shared: dict[int, Places] = defaultdict(set)
+        self.fixtures: dict[str, list[int]] = {}
+        self.seconds: dict[str, float] = {}
+        self.passed: dict[str, bool] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
+        self._taken()
+        began = time.monotonic()
+        try:
+            return (yield)
+        finally:
+            self.seconds[item.nodeid] = time.monotonic() - began
+            self.lines[item.nodeid] = self._taken()
+            self.fixtures[item.nodeid] = [
+                id(definition)
+                for several in item._fixtureinfo.name2fixturedefs.values()
+                for definition in several
+            ]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[Any]:
+        if fixturedef.scope == "function":
+            return (yield)
+        before = self._taken()
+        try:
+            return (yield)
+        finally:
+            own = self._taken()
+            self.shared[id(fixturedef)] |= own
+            for module, line in before:  # they are the test's
+                _write(self.folder / "before.lines", f"{module}:{line}\n")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        is_good = self.passed.get(report.nodeid, True) and report.outcome == "passed"
+        self.passed[report.nodeid] = is_good
+
+    def _taken(self) -> Places:
+        """What was noted since the last call."""
+        found: Places = set()
+        for path in self.folder.glob("*.lines"):
+            for text in path.read_text().splitlines():
+                module, _, line = text.rpartition(":")
+                if module and line.isdigit():
+                    found.add((module, int(line)))
+            path.unlink()
+        sys.__dict__.setdefault("__noted_lines__", set()).clear()
+        return found
+
+    def of_test(self, test: str) -> Places:
+        """Its own lines, and those of the fixtures that it shares with others."""
+        return self.lines[test].union(*(self.shared[one] for one in self.fixtures[test]))
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def record(file: str, folder: Path, report: Report) -> None:
+    """For a fork in which the modules are those of `noting`: run a test file, report each test.
+
+    Args:
+        folder: the one that `noting` was given.
+    """
+    recorder = Recorder(folder)
+    run_pytest([file], recorder)
+    for test, seconds in recorder.seconds.items():
+        lines: dict[str, list[int]] = defaultdict(list)
+        for module, line in sorted(recorder.of_test(test)):
+            lines[module].append(line)
+        passed = recorder.passed.get(test, False)
+        report({"test": test, "seconds": round(seconds, 3), "passed": passed, "lines": lines})
+
+
+def copies(modules: Sequence[str], folder: Path, lines: Path) -> dict[Path, Path]:
+    """Write the noting copies into `folder`; gives which file each is to stand for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    instead = {}
+    for module in modules:
+        copy = folder / module.replace("/", ".")
+        copy.write_text(noting(module, (ROOT / module).read_text(), lines))
+        instead[ROOT / module] = copy
+    return instead

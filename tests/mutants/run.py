@@ -1,0 +1,464 @@
+"""Which planted defects the quick tests find: `make mutants`. Prints a table.
+
+    python -m tests.mutants.run [--number 420] [--seed 14] [--only store.py …] [--record] [--table]
+
+A seed draws defects from all places of the modules below. For each, the tests that run its lines
+are run with it in place, nearest first, until one fails. What was found is kept in `.mutants/`, so
+the command can be broken off and goes on. A survivor is tried again when its tests have changed.
+"""
+
+import argparse
+import difflib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.mutants import sandbox
+from tests.mutants.coverage import copies, record
+from tests.mutants.forked_tests import ROOT, run_to_first_failure, warm_up
+from tests.mutants.named import named_mutants
+from tests.mutants.operators import Mutant, lines_of_functions, mutants_of, statement_lines
+
+SEED, NUMBER = 14, 420
+STATE = ROOT / ".mutants"
+# What a defect in a training's step, its data or its storage would go through.
+MODULES = {
+    "infrastructure/core/": "files",
+    "infrastructure/training/": "stepping loop recovering state held_out_loss micro_batches"
+    " resume_contract training_facts batch_plan",
+    "infrastructure/training/models/": "token_loss chunked_loss packed_attention trainable_state",
+    "infrastructure/training/data/": "order collate prefetch",
+    "infrastructure/training/strategies/": "base_strategy",
+    "infrastructure/training/checkpoints/": "snapshot training_saver checkpoint_manager going_back"
+    " save_schedule",
+    "infrastructure/training/hf_bridge/": "trainer_state checkpoint_folder saving",
+    "infrastructure/evaluation/": "evaluate held_out",
+    "infrastructure/quantum/": "quantum_step",
+    "infrastructure/quantum/samplers/": "deadline process_sampler fallback",
+    "infrastructure/backup/": "store objects manifest packs hashing file_operations replication"
+    " copier fetching place_pruning open_object retention",
+}
+# The quick tests that may find it. Others run these modules too, but what only they find is said to
+# survive: a defect should be found near its place.
+TESTS = {
+    "core": "files",
+    "backup": "store objects manifest packs codec replication copier fetching place_pruning"
+    " open_object retention file_operations background_writer golden_stores",
+    "backup/places": "folder drive",
+    "training": "held_out_loss resume_contract training_facts batch_plan stepping loop"
+    " loop_saving loop_recovery",
+    "training/checkpoints": "checkpoint_manager save_schedule going_back snapshot",
+    "training/models": "token_loss chunked_loss packed_attention packing_check trainable_state"
+    " saving",
+    "training/data": "order collate prefetch selection data_pipeline",
+    "training/strategies": "*",
+    "training/recovery": "*",
+    "training/extensions": "extension_hooks",
+    "training/model_adapters": "standard_adapter",
+    "evaluation": "evaluate held_out",
+    "quantum": "quantum_step",
+    "quantum/samplers": "deadline fallback process_sampler",
+    "training/hf_bridge": "plain_values standing trainer_facts trainer_state checkpoint_folder"
+    " saving callback",
+    "faults": "failing_disk drive_model damage",
+}
+
+WIDE_SECONDS = 90.0  # of recorded time: what is not killed by then is called a survivor
+NEAR_SECONDS = 25.0
+SHORTEST_LIMIT_SECONDS, LIMIT_FACTOR = 30.0, 8.0
+START_SECONDS = 120.0
+SLOW_TEST_SECONDS = 2.0  # a failure of a longer one counts when it happens again
+NOTHING_FAILED = (0, 5)  # pytest's exit status; 5: no test was left
+KILLED = ("failed", "crashed", "timeout")
+
+
+def modules() -> list[str]:
+    """Paths of all mutated modules, relative to the repository."""
+    return [f"{folder}{name}.py" for folder, names in MODULES.items() for name in names.split()]
+
+
+def test_files() -> list[Path]:
+    """The files of the tests that are run."""
+    return [
+        path
+        for folder, names in TESTS.items()
+        for name in names.split()
+        for path in sorted((ROOT / "tests" / folder).glob(f"test_{name}.py"))
+    ]
+
+
+def draw(number: int, seed: int) -> list[Mutant]:
+    """The defects whose names, with the seed, have the smallest hashes.
+
+    So an edit of a module draws others in few places, and what was found before stays of use.
+    """
+    found = [m for path in modules() for m in mutants_of(path, (ROOT / path).read_text())]
+    found.sort(key=lambda mutant: hashlib.sha256(f"{seed}:{mutant.key}".encode()).digest())
+    return named_mutants(ROOT) + found[:number]
+
+
+@dataclass
+class Test:
+    """A quick test, and the lines of the mutated modules that run in it."""
+
+    name: str
+    seconds: float
+    lines: dict[str, set[int]]
+
+    @property
+    def file(self) -> str:
+        return self.name.partition("::")[0]
+
+
+@dataclass
+class Coverage:
+    """All recorded tests; kept in a file for each test file."""
+
+    folder: Path = STATE / "coverage"
+    tests: list[Test] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)
+
+    def complete(self, jobs: int) -> None:
+        """Record the test files that are new or have changed, and read all."""
+        (STATE / "sources").mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in modules():
+            text = (ROOT / path).read_text()
+            (STATE / "sources" / _hash(text)).write_text(text)
+        files = [str(path.relative_to(ROOT)) for path in test_files()]
+        share_out(self._record, [file for file in files if not self._read(file)], jobs)
+        for file in files:
+            self._take(file)
+
+    def _read(self, file: str) -> dict[str, Any]:
+        kept = self.folder / f"{file.replace('/', '.')}.json"
+        found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+        return found if found.get("hash") == _hash((ROOT / file).read_text()) else {}
+
+    def _record(self, file: str) -> None:
+        digest = _hash((ROOT / file).read_text())
+        found = {"hash": digest, "sources": _source_hashes(), "tests": _record(file)}
+        _write(self.folder / f"{file.replace('/', '.')}.json", found)
+
+    def _take(self, file: str) -> None:
+        found = self._read(file)
+        if not found:
+            return  # could not be recorded
+        self.hashes[file] = found["hash"]
+        for test in found["tests"]:
+            if test["passed"]:
+                lines = {
+                    path: _lines_now(path, found["sources"][path], numbers)
+                    for path, numbers in test["lines"].items()
+                    if path in found["sources"]
+                }
+                self.tests.append(Test(test["test"], test["seconds"], lines))
+
+    def of(self, mutant: Mutant) -> list[Test]:
+        """The tests that run the place, up to a limit of time, nearest first."""
+        source = (ROOT / mutant.module).read_text()
+        place = statement_lines(source, mutant.line)
+        runs_when_called = any(a <= mutant.line <= b for a, b in lines_of_functions(source))
+        chosen, seconds = [], 0.0
+        share = functools.partial(self._share, mutant.module)
+        for test in sorted(self.tests, key=lambda t: t.seconds * (1 if share(t.file) > 0.5 else 3)):
+            lines = test.lines.get(mutant.module, set())
+            if lines & place or (lines and not runs_when_called):
+                seconds += test.seconds
+                if seconds > WIDE_SECONDS and chosen:
+                    break
+                chosen.append(test)
+        return sorted(chosen, key=lambda t: (-share(t.file), t.file, t.seconds))
+
+    @functools.cache  # noqa: B019
+    def _share(self, module: str, file: str) -> float:
+        """How much of what a test file runs of the mutated modules is of this one."""
+        if file.endswith(f"/test_{module.rpartition('/')[2]}"):
+            return 1.0
+        runs: dict[str, set[int]] = defaultdict(set)
+        for test in self.tests:
+            if test.file == file:
+                for path, lines in test.lines.items():
+                    runs[path] |= lines
+        return len(runs[module]) / max(1, sum(map(len, runs.values())))
+
+    __hash__ = object.__hash__
+
+
+def _record(file: str) -> list[dict[str, Any]]:
+    began = time.monotonic()
+    folder, lines = work_folder(), STATE / f"lines-{os.getpid()}"
+    shutil.rmtree(lines, ignore_errors=True)
+    lines.mkdir()
+    instead = copies(modules(), STATE / f"noting-{os.getpid()}", lines)
+    forked = sandbox.Forked(functools.partial(record, file, lines), folder, instead)
+    try:
+        tests = list(forked.reports(lambda: 1800.0))
+        if not tests:
+            say(f"  {(folder / 'output.txt').read_text()[-1500:]}")
+    finally:
+        forked.close()
+    failed = ", ".join(test["test"] for test in tests if not test["passed"])
+    say(f"recorded {file}: {len(tests)} tests, {time.monotonic() - began:.0f} s")
+    if failed:
+        say(f"  without what fails or is skipped here: {failed[:300]}")
+    return tests
+
+
+@functools.cache
+def _source_hashes() -> dict[str, str]:
+    return {path: _hash((ROOT / path).read_text()) for path in modules()}
+
+
+@functools.cache
+def _moved(path: str, digest: str) -> dict[int, int]:
+    """Where the lines of a module of that hash stand now."""
+    before = (STATE / "sources" / digest).read_text().splitlines()
+    now = (ROOT / path).read_text().splitlines()
+    matcher = difflib.SequenceMatcher(None, before, now, autojunk=False)
+    return {
+        block.a + i + 1: block.b + i + 1
+        for block in matcher.get_matching_blocks()
+        for i in range(block.size)
+    }
+
+
+def _lines_now(path: str, digest: str, numbers: Iterable[int]) -> set[int]:
+    moved = _moved(path, digest)
+    return {moved[number] for number in numbers if number in moved}
+
+
+@dataclass
+class Results:
+    """What became of each defect, a line each; the last one of a defect counts."""
+
+    path: Path = STATE / "results.jsonl"
+    found: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def read(self) -> None:
+        if self.path.exists():
+            for line in self.path.read_text().splitlines():
+                result = json.loads(line)
+                self.found[result["key"]] = result
+
+    def add(self, result: dict[str, Any]) -> None:
+        self.found[result["key"]] = result
+        with self.path.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+
+    def holds(self, mutant: Mutant, tests: str) -> bool:
+        """Whether it need not be tried: the function is the same, and a survivor's tests too."""
+        result = self.found.get(mutant.key)
+        if result is None or result["place"] != place_hash(mutant):
+            return False
+        return result["verdict"] in KILLED or result["tests"] == tests
+
+
+def place_hash(mutant: Mutant) -> str:
+    """Of the lines around the place."""
+    lines = (ROOT / mutant.module).read_text().splitlines()
+    return _hash("\n".join(lines[max(0, mutant.line - 6) : mutant.line + 6]))
+
+
+def tests_hash(tests: list[Test], hashes: dict[str, str]) -> str:
+    return _hash("\n".join(f"{test.name} {hashes[test.file]}" for test in tests))
+
+
+def try_out(mutant: Mutant, tests: list[Test]) -> dict[str, Any]:
+    """Run the tests with the defect in place: the nearest alone first, then all others."""
+    near: list[Test] = []
+    for test in tests:
+        is_short = sum(t.seconds for t in near) < NEAR_SECONDS
+        if is_short and len({t.file for t in [*near, test]}) <= 2:
+            near.append(test)
+    far = [test for test in tests if test not in near]
+    for several in (near, far):
+        found = _run(mutant, several) if several else {"verdict": "survived"}
+        if found["verdict"] != "survived":
+            return found
+    return {"verdict": "survived" if tests else "untested"}
+
+
+def _run(mutant: Mutant, tests: list[Test]) -> dict[str, Any]:
+    while True:
+        found = _run_once(mutant, tests)
+        again = [test for test in tests if test.name == found.get("by")]
+        if found["verdict"] != "failed" or not again or again[0].seconds < SLOW_TEST_SECONDS:
+            return found
+        if _run_once(mutant, again)["verdict"] != "survived":
+            return found
+        say(f"  {found['by']} failed once and passed then: it does not count")
+        tests = tests[tests.index(again[0]) + 1 :]
+        if not tests:
+            return {"verdict": "survived"}
+
+
+def _run_once(mutant: Mutant, tests: list[Test]) -> dict[str, Any]:
+    path = ROOT / mutant.module
+    text = STATE / f"mutant-{os.getpid()}.py"
+    text.write_text(mutant.apply(path.read_text()))
+    stamp = int(mutant.key[:7], 16)  # what was compiled of another defect is never taken for this
+    os.utime(text, (stamp, stamp))
+    seconds = {test.name: test.seconds for test in tests}
+    work = functools.partial(run_to_first_failure, [test.name for test in tests])
+    forked = sandbox.Forked(work, work_folder(), {path: text})
+    current = ""
+
+    def limit() -> float:
+        if not current:
+            return START_SECONDS
+        return max(SHORTEST_LIMIT_SECONDS, LIMIT_FACTOR * seconds[current])
+
+    try:
+        for report in forked.reports(limit):
+            if "failed" in report:
+                return {"verdict": "failed", "by": report["failed"], "why": report["why"]}
+            if "status" in report:
+                survived = report["status"] in NOTHING_FAILED
+                by = f"status {report['status']}"
+                return {"verdict": "survived"} if survived else {"verdict": "failed", "by": by}
+            current = report["test"]
+        words = (work_folder() / "output.txt").read_text()[-300:]
+        return {"verdict": "crashed", "by": current, "why": words}
+    except TimeoutError:
+        return {"verdict": "timeout", "by": current}
+    finally:
+        forked.close()
+
+
+def table(drawn: list[Mutant], results: Results) -> str:
+    """Counts by module, and the survivors."""
+    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for mutant in drawn:
+        verdict = results.found.get(mutant.key, {}).get("verdict", "open")
+        for row in (mutant.module.removeprefix("infrastructure/"), "all"):
+            counts[row]["drawn"] += 1
+            counts[row][verdict] += 1
+    lines = ["| module | drawn | killed | of these by time | survived | open |"]
+    lines += ["| --- | --: | --: | --: | --: | --: |"]
+    for row in [*sorted(set(counts) - {"all"}), "all"]:
+        count = counts[row]
+        killed = sum(count[verdict] for verdict in KILLED)
+        numbers = [count["drawn"], killed, count["timeout"]]
+        numbers += [count["survived"] + count["untested"], count["open"]]
+        lines.append(f"| {row} | " + " | ".join(map(str, numbers)) + " |")
+    done = counts["all"]["drawn"] - counts["all"]["open"]
+    killed = sum(counts["all"][verdict] for verdict in KILLED)
+    lines += ["", f"{killed} of {done} killed: {100 * killed / max(1, done):.1f} %", ""]
+    for mutant in sorted(drawn, key=lambda m: (m.module, m.line)):
+        verdict = results.found.get(mutant.key, {}).get("verdict")
+        if verdict in ("survived", "untested"):
+            where = f"{mutant.module}:{mutant.line} {mutant.key} {mutant.function}"
+            lines += [f"{where} ({mutant.operator}, {verdict})"]
+            lines += [f"    - {_one_line(mutant.old)}", f"    + {_one_line(mutant.new)}"]
+    return "\n".join(lines)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write(path: Path, value: Any) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value))
+    part.replace(path)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def work_folder() -> Path:
+    """Of this process, for what is under way."""
+    return STATE / f"work-{os.getpid()}"
+
+
+def share_out(work: Callable[[Any], None], items: Sequence[Any], jobs: int) -> None:
+    """`work` of each item, in as many processes."""
+    if jobs == 1:
+        for item in items:
+            work(item)
+        return
+    children = []
+    for number in range(jobs):
+        child = os.fork()
+        if child == 0:
+            try:
+                share_out(work, items[number::jobs], 1)
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--number", type=int, default=NUMBER, help="defects that are drawn")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--only", nargs="*", default=[], help="parts of paths of modules")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--record", action="store_true", help="only record which tests run which lines"
+    )
+    parser.add_argument("--table", action="store_true", help="print what is known, no more")
+    return parser.parse_args()
+
+
+def try_one(results: Results, one: tuple[Mutant, list[Test], str]) -> None:
+    """Try one defect, and keep what came of it."""
+    mutant, tests, digest = one
+    began = time.monotonic()
+    found = try_out(mutant, tests)
+    found |= {"key": mutant.key, "place": place_hash(mutant), "tests": digest}
+    found |= {"num_tests": len(tests), "seconds": round(time.monotonic() - began, 1)}
+    results.add(found)
+    change = f"{mutant.operator}: {_one_line(mutant.old)[:50]} → {_one_line(mutant.new)[:50]}"
+    where = f"{mutant.module}:{mutant.line}"
+    say(f"{found['seconds']:6.1f} s {found['verdict']:9} {where} {change} {found.get('by', '')}")
+
+
+def main() -> int:
+    options = parse_arguments()
+    drawn = draw(options.number, options.seed)
+    if options.only:
+        drawn = [m for m in drawn if any(part in m.module for part in options.only)]
+    results = Results()
+    results.read()
+    if not options.table:
+        sandbox.enter("tests.mutants.run", STATE)
+        os.environ["OMP_NUM_THREADS"] = "1"
+        warm_up()
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(STATE / "pycache")
+        coverage = Coverage()
+        coverage.complete(options.jobs)
+        if options.record:
+            return 0
+        to_try = []
+        for mutant in drawn:
+            tests = coverage.of(mutant)
+            digest = tests_hash(tests, coverage.hashes)
+            if not results.holds(mutant, digest):
+                to_try.append((mutant, tests, digest))
+        say(f"{len(to_try)} of {len(drawn)} are to be tried")
+        share_out(functools.partial(try_one, results), to_try, options.jobs)
+        results.read()
+    print(table(drawn, results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
