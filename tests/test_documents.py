@@ -373,23 +373,33 @@ PYTHON = blocks_of("python")
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: f"{block.document}:{block.line}")
 def test_a_python_block_compiles_and_uses_what_there_is(block: Block) -> None:
-    """Imports resolve, names of imported modules exist, and calls fit the signatures."""
-    tree = ast.parse(block.text)
+    """Imports resolve, names of imported modules exist, and calls fit the signatures.
+
+    What an earlier block of the same document has imported, a later one may use.
+    """
     known: dict[str, Any] = dict(vars(builtins))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                known[alias.asname or alias.name] = importlib.import_module(alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            module = importlib.import_module(str(node.module))
-            for alias in node.names:
-                known[alias.asname or alias.name] = getattr(module, alias.name)
-    for node in ast.walk(tree):
+    for earlier in PYTHON[: PYTHON.index(block) + 1]:
+        if earlier.document == block.document:
+            known |= imported(ast.parse(earlier.text))
+    for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.Call):
             check_call(node, known)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = known.get(node.value.id)
             assert not isinstance(owner, ModuleType) or hasattr(owner, node.attr), node.attr
+
+
+def imported(tree: ast.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found[alias.asname or alias.name] = importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(str(node.module))
+            for alias in node.names:
+                found[alias.asname or alias.name] = getattr(module, alias.name)
+    return found
 
 
 def check_call(call: ast.Call, known: dict[str, Any]) -> None:
