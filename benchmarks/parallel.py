@@ -8,6 +8,7 @@ processes are than one, and the bytes that all of them send in a step. Needs two
 """
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -106,6 +107,9 @@ def ddp(folder: Path, num_steps: int) -> dict[str, float]:
             strategy.update_parameters(model, optimizer, None, None)
             seconds.append(time.perf_counter() - started)
     moved = sum(p.nbytes for p in model.parameters()) * 2 * (size - 1)
+    del replicas  # which holds the process group
+    gc.collect()
+    dist.barrier()
     dist.destroy_process_group()
     return {"seconds": median(seconds[WARM_UP:]), "bytes": float(moved)}
 

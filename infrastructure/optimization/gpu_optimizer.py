@@ -30,6 +30,7 @@ from infrastructure.optimization.gpu_capability import (
     use_tf32,
 )
 from infrastructure.optimization.inference import InferenceResult, Inputs, optimize_inference
+from infrastructure.optimization.replicas import is_launched, replicate
 
 SAMPLE_SECONDS = 0.5
 
@@ -82,7 +83,7 @@ class GPUOptimizer:
 
         Weights keep their format; the forward pass runs under autocast and gives fp32 outputs where
         the model gives tensors. In a process that `accelerate launch` started the model is
-        distributed over all of them.
+        distributed over all of them, which end their process group together at exit.
 
         Args:
             run_step: `(model, number)`, does one step's forward and backward and leaves no trace;
@@ -172,10 +173,8 @@ class GPUOptimizer:
         return str(self.decisions[name])
 
     def _distributed(self, model: torch.nn.Module) -> torch.nn.Module:
-        if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
-            from accelerate import Accelerator
-
-            return Accelerator(cpu=self.device.type == "cpu").prepare_model(model)
+        if is_launched():
+            return replicate(model, self.device)
         if len(self.devices) > 1:
             log.warning(
                 "one process trains on one GPU (%s); start the script with `accelerate launch"

@@ -35,6 +35,7 @@ def follow(member: Member) -> int:
     logging.disable(logging.WARNING)  # the leader says the same
     warnings.simplefilter("ignore")
     hear = listen(channel)
+    exchange: Exchange | None = None
     try:
         trainer = _trainer_of(hear(), member)
         assert trainer.model is not None
@@ -47,6 +48,9 @@ def follow(member: Member) -> int:
         text = redact(f"{type(error).__name__}: {error}")
         with contextlib.suppress(OSError):  # nobody is left to be told
             channel.send(Message("failed", {"text": text}))
+    finally:
+        if exchange is not None:  # gloo's threads must not outlive the interpreter
+            exchange.close()
     return FAILED
 
 

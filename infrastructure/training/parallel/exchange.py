@@ -7,6 +7,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+# Before there is a group: its functions keep the one that they find as a default, for good, and
+# gloo's threads with it, which now and then abort a process that ends.
+import torch.distributed.nn.functional
+
 from infrastructure.training.error_handlers import is_device_fault
 
 LEADER = 0

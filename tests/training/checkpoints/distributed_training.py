@@ -7,6 +7,7 @@ load (from the newest version, train one step) or die (rank 1 kills itself in th
 save). Each rank prints the sum of the last step's weights.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -66,15 +67,8 @@ def checksum(model: torch.nn.Module) -> float:
     return total
 
 
-def main(folder: Path, kind: str, action: str) -> None:
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous-{action}-{size}",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=30),
-    )
+def act(folder: Path, kind: str, action: str, rank: int) -> float:
+    """What ACTION says; the sum of the last step's weights."""
     root = folder / "store"
     model = make_model(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -101,7 +95,21 @@ def main(folder: Path, kind: str, action: str) -> None:
         except (StorageError, RuntimeError) as error:
             print(f"refused: {type(error).__name__}", flush=True)
             os._exit(7)
-    print(checksum(model), flush=True)
+    return checksum(model)
+
+
+def main(folder: Path, kind: str, action: str) -> None:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous-{action}-{size}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=30),
+    )
+    print(act(folder, kind, action, rank), flush=True)
+    # The model is gone when its process group ends: gloo's threads abort now and then otherwise.
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 
