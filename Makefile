@@ -17,8 +17,25 @@ LIGHT_TESTS := $(patsubst %,tests/colab/test_%.py,$(LIGHT) session_clock setting
 unexport PYTHONDONTWRITEBYTECODE
 
 # What a target is told on make's command line is for the target, not a variable of the environment,
-# which Temper reads as settings.
-unexport DATA_PATH CHECKPOINT MODEL DATA FLAGS TEST_FLAGS JOBS
+# which Temper reads as settings. It reaches the shell as the value of a GIVEN_… variable, never as a
+# piece of its program: a path may hold quotes, spaces and dollars, and nothing of it is executed.
+unexport DATA_PATH CHECKPOINT MODEL DATA FLAGS TEST_FLAGS GPU_PYTHON JOBS
+export GIVEN_DATA_PATH = $(value DATA_PATH)
+export GIVEN_CHECKPOINT = $(value CHECKPOINT)
+export GIVEN_MODEL = $(value MODEL)
+export GIVEN_DATA = $(value DATA)
+export GIVEN_FLAGS = $(value FLAGS)
+export GIVEN_TEST_FLAGS = $(value TEST_FLAGS)
+export GIVEN_GPU_PYTHON = $(value GPU_PYTHON)
+export GIVEN_JOBS = $(value JOBS)
+
+# The words of flags, with a shell's quotes and without its substitutions: xargs knows just these.
+WORDS = words=(); [ -z "$$$(1)" ] || { printf '%s' "$$$(1)" | xargs printf '%s\n' >/dev/null; \
+	while IFS= read -r -d '' word; do words+=("$$word"); done \
+	< <(printf '%s' "$$$(1)" | xargs printf '%s\0'); }
+FLAGS_WORDS := $(call WORDS,GIVEN_FLAGS)
+TEST_WORDS := $(call WORDS,GIVEN_TEST_FLAGS)
+GIVEN_WORDS := $${words[@]+"$${words[@]}"}
 
 .PHONY: help
 help: ## this list
@@ -26,18 +43,18 @@ help: ## this list
 
 .PHONY: train
 train: ## train; DATA_PATH=file or folder (default: the sample data), FLAGS='…' of temper train
-	@./launch_training.sh $(if $(DATA_PATH),'$(DATA_PATH)') $(FLAGS)
+	@$(FLAGS_WORDS); ./launch_training.sh $${GIVEN_DATA_PATH:+"$$GIVEN_DATA_PATH"} $(GIVEN_WORDS)
 
 .PHONY: train-resume
 train-resume: ## go on with a run; CHECKPOINT=run, run@step or path (default: the newest run)
 	@$(ENVIRONMENT)
-	@$(TEMPER) train-resume $(if $(CHECKPOINT),'$(CHECKPOINT)') $(FLAGS)
+	@$(FLAGS_WORDS); $(TEMPER) train-resume $${GIVEN_CHECKPOINT:+"$$GIVEN_CHECKPOINT"} $(GIVEN_WORDS)
 
 .PHONY: train-eval
 train-eval: ## evaluate MODEL=folder on DATA=file
-	@test -n '$(MODEL)' -a -n '$(DATA)' || { echo 'usage: make train-eval MODEL=… DATA=…' >&2; exit 2; }
+	@[ -n "$$GIVEN_MODEL" ] && [ -n "$$GIVEN_DATA" ] || { echo 'usage: make train-eval MODEL=… DATA=…' >&2; exit 2; }
 	@$(ENVIRONMENT)
-	@$(TEMPER) train-eval '$(MODEL)' '$(DATA)' $(FLAGS)
+	@$(FLAGS_WORDS); $(TEMPER) train-eval "$$GIVEN_MODEL" "$$GIVEN_DATA" $(GIVEN_WORDS)
 
 .PHONY: check
 check: environment ## ruff and mypy
@@ -47,16 +64,16 @@ check: environment ## ruff and mypy
 
 .PHONY: test
 test: check ## what every change has to pass: the checks, then the tests that are not slow
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(TEST_FLAGS)
+	@$(TEST_WORDS); OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(GIVEN_WORDS)
 
 .PHONY: test-slow
 test-slow: environment ## the tests that are too slow for every change
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m slow $(TEST_FLAGS)
+	@$(TEST_WORDS); OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m slow $(GIVEN_WORDS)
 
 .PHONY: test-colab
 test-colab: ## the tests with the versions that a Colab runtime holds, in .venv-colab
 	@$(ENVIRONMENT) --colab --with-dev
-	OMP_NUM_THREADS=1 .venv-colab/bin/python -m pytest $(TEST_FLAGS)
+	@$(TEST_WORDS); OMP_NUM_THREADS=1 .venv-colab/bin/python -m pytest $(GIVEN_WORDS)
 
 .PHONY: test-colab-light
 test-colab-light: ## the notebook's side on Colab's versions, without PyTorch, in .venv-colab-light
@@ -73,11 +90,11 @@ prove-durability: environment ## kills, power cuts, refusing disks, damage, lies
 
 .PHONY: mutants
 mutants: environment ## which planted defects the quick tests find; hours; goes on where it was; JOBS=processes
-	OMP_NUM_THREADS=1 $(PYTHON) -m tests.mutants.run --jobs $(or $(JOBS),1)
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.mutants.run --jobs "$${GIVEN_JOBS:-1}"
 
 .PHONY: gpu-check
 gpu-check: ## what this machine's GPU does, in at most 8 minutes; GPU_PYTHON=python for another environment
-	$(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu_check --json gpu-check.json
+	"$${GIVEN_GPU_PYTHON:-$(PYTHON)}" -m benchmarks.gpu_check --json gpu-check.json
 
 .PHONY: environment
 environment: ## .venv with everything that the tests need

@@ -270,7 +270,7 @@ def test_every_make_target_and_variable_exists() -> None:
             continue
         for word in words[1:]:
             name, is_variable, _ = word.partition("=")
-            is_used = bool(re.search(rf"\$[({{]{name}[)}}]", rules))
+            is_used = bool(re.search(rf"[( ]{name}\)", rules))
             if not (is_used if is_variable else name in targets_of_make()):
                 wrong.append((where, word))
     assert wrong == []

@@ -1,8 +1,10 @@
-"""What each make target types for a person; nothing of it is run."""
+"""What each make target types for a person: run with stand-ins that write down their arguments."""
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,23 +30,109 @@ def typed(*arguments: str) -> str:
     return done.stdout
 
 
+STAND_IN = f"""#!{sys.executable}
+import json, sys
+with open("given.jsonl", "a") as file:
+    file.write(json.dumps(sys.argv) + "\\n")
+"""
+STAND_INS = (
+    "launch_training.sh",
+    "infrastructure/deployment/environment.sh",
+    ".venv/bin/temper",
+    ".venv/bin/python",
+    ".venv-colab/bin/python",
+)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with the Makefile, in which every program is a stand-in."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in STAND_INS:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(STAND_IN)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def last_command(project: Path, *arguments: str) -> list[str]:
+    """Program and arguments of the last thing that a target runs."""
+    done = make("-C", str(project), *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads((project / "given.jsonl").read_text().splitlines()[-1])
+
+
+PYTEST = ["-m", "pytest"]
+WORKERS = ["-n", "3", "--dist", "worksteal", "--durations", "25"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
-        (["train"], "./launch_training.sh"),
-        (["train", "DATA_PATH=my data.jsonl"], "./launch_training.sh 'my data.jsonl'"),
-        (["train", "FLAGS=--epochs 2"], "./launch_training.sh  --epochs 2"),
-        (["train-resume"], ".venv/bin/temper train-resume"),
-        (["train-resume", "CHECKPOINT=run@5"], ".venv/bin/temper train-resume 'run@5'"),
-        (["train-eval", "MODEL=m", "DATA=d.jsonl"], ".venv/bin/temper train-eval 'm' 'd.jsonl'"),
-        (["test"], ".venv/bin/python -m pytest -n 3 --dist worksteal --durations 25"),
-        (["test-slow"], ".venv/bin/python -m pytest -m slow -n 3 --dist worksteal --durations 25"),
-        (["test-colab"], ".venv-colab/bin/python -m pytest -n 3 --dist worksteal --durations 25"),
-        (["notebooks"], ".venv/bin/python -m notebooks.build"),
+        (["train"], ["./launch_training.sh"]),
+        (["train", "DATA_PATH=my data.jsonl"], ["./launch_training.sh", "my data.jsonl"]),
+        (["train", "FLAGS=--epochs 2"], ["./launch_training.sh", "--epochs", "2"]),
+        (["train-resume"], [".venv/bin/temper", "train-resume"]),
+        (["train-resume", "CHECKPOINT=run@5"], [".venv/bin/temper", "train-resume", "run@5"]),
+        (
+            ["train-eval", "MODEL=m", "DATA=d.jsonl", "FLAGS=--run-name 'my run'"],
+            [".venv/bin/temper", "train-eval", "m", "d.jsonl", "--run-name", "my run"],
+        ),
+        (["test"], [".venv/bin/python", *PYTEST, *WORKERS]),
+        (["test", "TEST_FLAGS=-k 'a or b'"], [".venv/bin/python", *PYTEST, "-k", "a or b"]),
+        (["test-slow"], [".venv/bin/python", *PYTEST, "-m", "slow", *WORKERS]),
+        (["test-colab"], [".venv-colab/bin/python", *PYTEST, *WORKERS]),
+        (["notebooks"], [".venv/bin/python", "-m", "notebooks.build"]),
+        (
+            ["gpu-check", "GPU_PYTHON=.venv-colab/bin/python"],
+            [".venv-colab/bin/python", "-m", "benchmarks.gpu_check", "--json", "gpu-check.json"],
+        ),
+        (
+            ["mutants", "JOBS=2"],
+            [".venv/bin/python", "-m", "tests.mutants.run", "--jobs", "2"],
+        ),
     ],
 )
-def test_targets(arguments: list[str], command: str) -> None:
-    assert any(line.rstrip().endswith(command) for line in typed(*arguments).splitlines())
+def test_targets(arguments: list[str], command: list[str], project: Path) -> None:
+    assert last_command(project, *arguments) == command
+
+
+HOSTILE = ("x'; touch pwned; '", "it's.jsonl", "$(touch pwned)", "`touch pwned`", 'a"b', "a$b #c")
+
+
+@pytest.mark.parametrize("path", [*HOSTILE, "$(shell touch pwned)", "; touch pwned"])
+def test_what_make_is_given_is_never_executed(path: str, project: Path) -> None:
+    """A path may hold everything that a shell and make have a meaning for."""
+    assert last_command(project, "train", f"DATA_PATH={path}")[1:] == [path]
+    assert last_command(project, "train-resume", f"CHECKPOINT={path}")[1:] == [
+        "train-resume",
+        path,
+    ]
+    assert last_command(project, "train-eval", f"MODEL={path}", f"DATA={path}")[1:] == [
+        "train-eval",
+        path,
+        path,
+    ]
+    assert last_command(project, "mutants", f"JOBS={path}")[-1] == path
+    make("-C", str(project), "gpu-check", f"GPU_PYTHON={path}")
+    assert not (project / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    "flags", ["; touch pwned", "$(touch pwned)", "`touch pwned`", "&& touch x"]
+)
+def test_flags_are_words_and_no_program(flags: str, project: Path) -> None:
+    assert last_command(project, "train", f"FLAGS={flags}")[1:] == flags.split()
+    assert last_command(project, "test", f"TEST_FLAGS={flags}")[3:] == flags.split()
+    assert not (project / "pwned").exists()
+
+
+def test_a_quote_that_is_never_closed_is_told(project: Path) -> None:
+    done = make("-C", str(project), "train", "FLAGS=--run-name 'mine")
+    assert done.returncode == 2
+    assert "quote" in done.stderr
+    assert not (project / "given.jsonl").exists()
 
 
 def test_tests_run_last_and_after_the_checks() -> None:
@@ -80,7 +168,7 @@ def test_what_make_is_told_is_not_read_as_a_setting(tmp_path: Path) -> None:
     rules = (ROOT / "Makefile").read_text() + "\n.PHONY: probe\nprobe:\n\t@env\n"
     (tmp_path / "Makefile").write_text(rules)
     probe = ["-f", str(tmp_path / "Makefile"), "probe"]
-    done = make(*probe, "DATA_PATH=x", "MODEL=m", "DATA=d")
+    done = make(*probe, "DATA_PATH=x", "MODEL=m", "DATA=d", "JOBS=2", "GPU_PYTHON=p")
     names = {line.partition("=")[0] for line in done.stdout.splitlines()}
     assert "PATH" in names
-    assert not {"DATA_PATH", "MODEL", "DATA"} & names
+    assert not {"DATA_PATH", "MODEL", "DATA", "JOBS", "GPU_PYTHON"} & names
