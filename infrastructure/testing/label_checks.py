@@ -1,6 +1,7 @@
 """Is what the model learns what it is meant to learn? Looks at tokens, runs no model."""
 
 import contextlib
+import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -12,7 +13,12 @@ from infrastructure.training.data.chat_format import TEMPLATE_DATE, special_toke
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.data.rows import Conversation, Turn
-from infrastructure.training.data.tokenization import ConversationEncoder
+from infrastructure.training.data.tokenization import (
+    ConversationEncoder,
+    TokenIds,
+    begins_with,
+    num_common,
+)
 from infrastructure.training.models.packing_check import token_embeddings
 
 NUM_PROMPTS = 8
@@ -109,10 +115,13 @@ def check_ends(subject: Subject) -> CheckResult:
 
 
 def _learns_to_end(subject: Subject, example: TokenizedExample, stops: Collection[int]) -> bool:
-    """Whether a stop token is the last that is learnt; where all are, templates may go on a bit."""
+    """Whether a stop token is the last word that is learnt; where all are, templates may go on a
+    bit."""
     last = 1 if subject.adapter.data_config.train_on == "answers" else ROOM_FOR_END
-    learnt = example.input_ids[example.supervised][-last:]
-    return any(int(token) in stops for token in learnt)
+    learnt = example.input_ids[example.supervised][-ROOM_FOR_END:]
+    tokenizer = subject.adapter.tokenizer
+    words = [int(token) for token in learnt if tokenizer.decode([int(token)]).strip()]
+    return any(token in stops for token in words[-last:])
 
 
 def _stop_tokens(subject: Subject) -> dict[int, str]:
@@ -138,9 +147,9 @@ def check_template(subject: Subject) -> CheckResult:
     prompts = _prompts_in_use(pipeline)
     if not prompts:
         return _check_invented(pipeline)
-    for ids, common in zip(prompts, _most_in_common(pipeline, prompts), strict=True):
-        if common < len(ids):
-            return _differ(pipeline, ids, common)
+    for ids, nearest in zip(prompts, _nearest_examples(pipeline, prompts), strict=True):
+        if not begins_with(pipeline.tokenizer, nearest, ids):
+            return _differ(pipeline, ids, num_common(nearest, ids))
     text = f"{len(prompts)} held-out prompts have the same tokens in training and in use"
     return CheckResult("prompts", "pass", text, numbers={"num_prompts": float(len(prompts))})
 
@@ -156,9 +165,8 @@ def _check_invented(pipeline: DataPipeline) -> CheckResult:
         return CheckResult("prompts", "skipped", text)
     ids = _prompt_in_use(pipeline, [{"role": "user", "content": turns[0].text}])
     ids = ids or encoder.prompt_ids(turns[:1])
-    common = _num_common(example.input_ids, ids)
-    if common < len(ids):
-        return _differ(pipeline, ids, common)
+    if not begins_with(pipeline.tokenizer, example.input_ids, ids):
+        return _differ(pipeline, ids, num_common(example.input_ids, ids))
     return CheckResult("prompts", "pass", "a question has the same tokens in training and in use")
 
 
@@ -172,17 +180,19 @@ def _differ(pipeline: DataPipeline, ids: Sequence[int], common: int) -> CheckRes
     return CheckResult("prompts", "fail", text, remedy)
 
 
-def _most_in_common(pipeline: DataPipeline, prompts: list[list[int]]) -> list[int]:
-    """How far each prompt agrees with the held-out example that agrees with it longest."""
-    most = [0] * len(prompts)
+def _nearest_examples(pipeline: DataPipeline, prompts: list[list[int]]) -> list[TokenIds]:
+    """Of each prompt the held-out example that agrees with it longest."""
+    nearest: list[TokenIds] = [[] for _ in prompts]
+    most = [-1] * len(prompts)
     with contextlib.closing(pipeline.evaluation_batches(64)) as batches:
         for batch in batches:
-            for example in batch:
-                found = (_num_common(example.input_ids, ids) for ids in prompts)
-                most = [max(pair) for pair in zip(most, found, strict=True)]
+            for example, (number, ids) in itertools.product(batch, enumerate(prompts)):
+                common = num_common(example.input_ids, ids)
+                if common > most[number]:
+                    most[number], nearest[number] = common, example.input_ids
             if most == list(map(len, prompts)):
                 break
-    return most
+    return nearest
 
 
 def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
@@ -206,9 +216,3 @@ def _prompt_in_use(pipeline: DataPipeline, messages: list[dict[str, str]]) -> li
     )
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
-
-
-def _num_common(ids: Any, prefix: Sequence[int]) -> int:
-    length = min(len(ids), len(prefix))
-    same = np.asarray(ids[:length]) == np.asarray(prefix[:length])
-    return length if same.all() else int(np.argmin(same))

@@ -43,6 +43,7 @@ from infrastructure.training.choices import (
     polled,
     starts_from_scratch,
 )
+from infrastructure.training.data.tokenization import LABELS_VERSION
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import create_extensions
 from infrastructure.training.held_out_loss import HeldOutLoss
@@ -339,6 +340,7 @@ class EnhancedTrainer(LastGradients):
                     **self.batch_plan().resolved(),
                 },
                 "data": loop.data.fingerprint,
+                "labels": LABELS_VERSION,
                 "num_examples": loop.data.num_examples,
                 "precision": self.precision.name,
                 "planned_steps": self.planned_steps,

@@ -45,6 +45,11 @@ NEEDS_A_NEW_RUN = (
 ON_THE_GPU = frozenset({"torch", "transformers", "peft", "bitsandbytes", "unsloth"})
 # They make data and files, and those are compared by content.
 CHECKED_BY_CONTENT = frozenset({"datasets", "tokenizers", "safetensors"})
+OTHER_LABELS = (
+    "the run was begun by a version of Temper that marks otherwise which tokens are learnt; before"
+    " labels of version 2, tokens after the end of an answer could be learnt too: a new run is"
+    " advised"
+)
 FACT_NAMES = ("data", "base_model", "device", "precision", "deterministic", "world_size")
 PACKAGE_NAMES = ("python", "numpy", *sorted(ON_THE_GPU))
 
@@ -64,15 +69,18 @@ class Difference:
 
     Attributes:
         name: what `--accept` calls it.
+        cause: where it comes from, if that is known.
     """
 
     name: str
     was: Any
     found: Any
     verdict: Verdict
+    cause: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}: was {_short(self.was)}, is {_short(self.found)}"
+        cause = f" ({self.cause})" if self.cause else ""
+        return f"{self.name}: was {_short(self.was)}, is {_short(self.found)}{cause}"
 
 
 def differences(was: Facts, found: Facts) -> list[Difference]:
@@ -185,7 +193,13 @@ def _facts(was: Facts, found: Facts) -> Iterator[Difference]:
         if name == "base_model" and not was["base_is_frozen"]:
             continue  # training all weights has overwritten it
         if before != now:
-            yield Difference(name, before, now, _judged_fact(name, before, now))
+            cause = OTHER_LABELS if name == "data" and _has_other_labels(was, found) else ""
+            yield Difference(name, before, now, _judged_fact(name, before, now), cause)
+
+
+def _has_other_labels(was: Facts, found: Facts) -> bool:
+    """Checkpoints of before have no version of how answers are marked."""
+    return bool(was.get("labels", 1) != found.get("labels", 1))
 
 
 def _judged_fact(name: str, before: Any, now: Any) -> Verdict:

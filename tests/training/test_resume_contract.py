@@ -66,6 +66,17 @@ def test_what_changes_the_result_stops_until_it_is_accepted(
     assert difference.verdict is Verdict.CHANGES_THE_RESULT
 
 
+def test_a_run_that_began_with_other_labels_does_not_go_on_with_these() -> None:
+    """Older versions learnt tokens after an answer's end; nothing changes in the middle of a run
+    unless somebody accepts it."""
+    with pytest.raises(CheckpointError, match=r"data: was .* tokens after the end of an answer"):
+        agree(FACTS, {**FACTS, "data": "ef" * 32, "labels": 2})
+    assert agree(FACTS, {**FACTS, "labels": 2}) == []  # nothing that it learns is different
+    with pytest.raises(CheckpointError) as raised:
+        agree({**FACTS, "labels": 2}, {**FACTS, "data": "ef" * 32, "labels": 2})
+    assert "labels" not in str(raised.value)
+
+
 def test_all_that_stops_is_told_at_once_with_both_values() -> None:
     found = {**with_settings(**{"training.seed": 1}), "data": "ef" * 32}
     with pytest.raises(CheckpointError) as raised:

@@ -1,7 +1,10 @@
 """How a conversation is written down before it is tokenised, and where its answers stand.
 
-With a chat template, the template writes; answers are found by comparing what it writes with and
-without them. Without one, the plain format below is used, for training and for generation alike:
+With a chat template, the template writes. What it marks with {% generation %} is learnt: these
+characters and no others, as transformers' `return_assistant_tokens_mask` and TRL's
+`assistant_only_loss` define it. Where it marks nothing, answers are found by comparing what it
+writes with and without them. Without a template, the plain format below is used, for training and
+for generation alike:
 
     every message that is no answer: its text and a line break
     every answer: its text and the EOS token (and a line break, if the conversation goes on)
@@ -9,9 +12,10 @@ without them. Without one, the plain format below is used, for training and for 
 Both begin with the BOS token once, if the tokenizer uses one.
 """
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -20,6 +24,8 @@ from infrastructure.training.data.rows import Conversation, Turn
 # Some templates write today's date. Data that differs from day to day could not be resumed.
 TEMPLATE_DATE = datetime(2024, 7, 26)
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+QUESTION, ANSWER = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
+CHANGED = "Zq5"  # written after an answer to see where it stands
 
 
 class FormatError(Exception):
@@ -32,12 +38,21 @@ class Written:
 
     Attributes:
         lead: token ids that come before the text.
-        spans: where the answers stand in the text, with what ends them.
+        spans: where that stands in the text which the model would write itself: the answers, with
+            what ends them.
+        is_learnt: of each span; False where the data says that it is not to be trained on.
+        is_marked: the template says itself where the spans are: the text is tokenised whole, and
+            nothing is added to it.
+        given: what stands before the part of the row that is to be learnt; "" where there is no
+            such part.
     """
 
     lead: tuple[int, ...]
     text: str
     spans: tuple[tuple[int, int], ...]
+    is_learnt: tuple[bool, ...]
+    is_marked: bool = False
+    given: str = ""
 
 
 class ChatFormat(Protocol):
@@ -46,7 +61,7 @@ class ChatFormat(Protocol):
     def write(self, conversation: Conversation) -> Written:
         """The conversation as text with its answers marked; raises `FormatError`."""
 
-    def write_prompt(self, turns: Sequence[Turn]) -> Written:
+    def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
         """The text before an answer, as it stands at generation; raises `FormatError`."""
 
 
@@ -60,59 +75,101 @@ class PlainFormat:
     def write(self, conversation: Conversation) -> Written:
         if conversation.is_text:
             text = conversation.turns[0].text + self.end
-            return Written(self.lead, text, ((0, len(text)),))
-        text, spans = "", []
-        for turn in conversation.turns:
+            return Written(self.lead, text, ((0, len(text)),), (True,))
+        text, spans, is_learnt = "", [], []
+        for index, turn in enumerate(conversation.taught):
+            if turn.calls_tools:
+                raise FormatError(
+                    f"message {index + 1} calls tools, and the tokenizer has no chat template that"
+                    " could write it: set data.chat_template"
+                )
             start = len(text)
             text += turn.text
             if turn.role == "assistant":
                 text += self.end
                 spans.append((start, len(text)))
+                is_learnt.append(conversation.is_learnt(index))
             text += "\n"
-        return Written(self.lead, text[:-1], tuple(spans))
+        return Written(self.lead, text[:-1], tuple(spans), tuple(is_learnt))
 
-    def write_prompt(self, turns: Sequence[Turn]) -> Written:
+    def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
         ends = (self.end if turn.role == "assistant" else "" for turn in turns)
         texts = (turn.text + end + "\n" for turn, end in zip(turns, ends, strict=True))
-        return Written(self.lead, "".join(texts), ())
+        return Written(self.lead, "".join(texts), (), ())
 
 
 class TemplateFormat:
-    """The tokenizer's chat template.
+    """A chat template.
 
-    Answers are those that the template marks with {% generation %}, if it does; else they are found
-    by what it writes with and without them. The end-of-turn token after an answer belongs to it.
+    Attributes:
+        marks_answers: it says with {% generation %} what is learnt.
+        own_end: what it writes after an answer to end it and does not mark, although it marks the
+            answer; "" where it marks its ends, or has none. It is learnt too, so that the model
+            learns to stop.
+        writes_end: something ends an answer: nothing is to be added.
+        takes_parts: it writes the text of a message only where that is a list of parts.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.template: str = tokenizer.get_chat_template()
+    def __init__(self, tokenizer: Any, template: str | None = None) -> None:
+        self.template: str = template or tokenizer.get_chat_template()
         self.variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
         self.writes_date = "strftime_now" in self.template
         if self.writes_date:
             self.variables["strftime_now"] = TEMPLATE_DATE.strftime
-        self._marks_answers = GENERATION_TAG.search(self.template) is not None
-        texts = sorted(special_tokens(tokenizer).values(), key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+        self.marks_answers = GENERATION_TAG.search(self.template) is not None
+        self._special = _any_of(special_tokens(tokenizer).values())
+        self._ends = _any_of([*special_tokens(tokenizer).values(), *tokenizer.get_added_vocab()])
+        self.takes_parts = False
+        self.takes_parts = self._takes_parts()
+        self.own_end, self.writes_end = "", True
+        if self.marks_answers:
+            self.own_end, self.writes_end = self._find_end()
 
     def write(self, conversation: Conversation) -> Written:
-        if self._marks_answers:
-            text, marked = self._render(conversation.turns, mark=True)
-            spans = [(start, self._with_end(text, end)) for start, end in marked if end > start]
-            return Written((), text, tuple(spans))
-        text, _ = self._render(conversation.turns)
-        turns, spans = conversation.turns, []
+        if not self.marks_answers:
+            return self._write_unmarked(conversation)
+        text, spans = self._marked(conversation.turns, conversation.inputs)
+        self._check_tools(conversation, text)
+        answers = [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
+        left_out = [i for i in answers if not conversation.is_learnt(i)]
+        is_learnt = [True] * len(spans)
+        for index in left_out:
+            for number in self._spans_of(conversation, index, text, spans):
+                is_learnt[number] = False
+        given = ""
+        if conversation.num_given:
+            before = conversation.turns[: conversation.num_given]
+            given, _ = self._render(before, conversation.inputs, prompts=True)
+        spans = [(start, self._with_own_end(text, end)) for start, end in spans]
+        return Written((), text, tuple(spans), tuple(is_learnt), True, given)
+
+    def _write_unmarked(self, conversation: Conversation) -> Written:
+        turns, inputs = conversation.taught, conversation.inputs
+        text, _ = self._render(turns, inputs)
+        self._check_tools(conversation, text)
+        spans, is_learnt = [], []
         for index, turn in enumerate(turns):
             if turn.role == "assistant":
-                start = self._length_before(turns[:index], text, prompts=True)
-                end = self._length_before(turns[: index + 1], text)
+                start = self._length_before(turns[:index], inputs, text, prompts=True)
+                end = self._length_before(turns[: index + 1], inputs, text)
                 spans.append((start, self._without_trailing_space(text, start, end)))
-        return Written((), text, tuple(spans))
+                is_learnt.append(conversation.is_learnt(index))
+        return Written((), text, tuple(spans), tuple(is_learnt))
 
-    def write_prompt(self, turns: Sequence[Turn]) -> Written:
-        return Written((), self._render(turns, prompts=True)[0], ())
+    def write_whole(self, conversation: Conversation) -> Written:
+        """The conversation as one text of which everything is learnt; raises `FormatError`."""
+        turns = conversation.turns if self.marks_answers else conversation.taught
+        text, _ = self._render(turns, conversation.inputs)
+        self._check_tools(conversation, text)
+        return Written((), text, ((0, len(text)),), (True,))
 
-    def _length_before(self, turns: Sequence[Turn], text: str, prompts: bool = False) -> int:
-        prefix, _ = self._render(turns, prompts=prompts)
+    def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
+        return Written((), self._render(turns, inputs, prompts=True)[0], (), ())
+
+    def _length_before(
+        self, turns: Sequence[Turn], inputs: str, text: str, prompts: bool = False
+    ) -> int:
+        prefix, _ = self._render(turns, inputs, prompts=prompts)
         if not text.startswith(prefix):
             what = "what stands before an answer" if prompts else "earlier messages"
             raise FormatError(
@@ -122,19 +179,82 @@ class TemplateFormat:
             )
         return len(prefix)
 
-    def _with_end(self, text: str, end: int) -> int:
-        """The end of an answer, with the end-of-turn token that follows it."""
-        follows = self._special.match(text, end)
-        return follows.end() if follows else end
+    def _check_tools(self, conversation: Conversation, text: str) -> None:
+        """Refuse what the template would leave out in silence."""
+        for number, turn in enumerate(conversation.turns, 1):
+            for call in turn.message().get("tool_calls") or ():
+                if call.get("function", call)["name"] not in text:
+                    raise FormatError(
+                        f"message {number} calls tools, and the template does not write that: give"
+                        " data.chat_template one that does"
+                    )
+
+    def _spans_of(
+        self, conversation: Conversation, index: int, text: str, spans: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """Which of the marked spans turn number `index` says: those that change with it, and what
+        the template adds to them (an end by itself is part of what stands before it)."""
+        turns = list(conversation.turns)
+        turns[index] = _changed(turns[index])
+        other, other_spans = self._marked(turns, conversation.inputs)
+        said = [text[start:end] for start, end in spans]
+        now = [other[start:end] for start, end in other_spans]
+        found = [n for n in range(min(len(said), len(now))) if said[n] != now[n]]
+        if len(said) != len(now) or not found:
+            raise FormatError(
+                f"message {index + 1} is not to be learnt, and where the template writes it cannot"
+                " be told"
+            )
+        while (after := found[-1] + 1) < len(said) and self._is_end_alone(said[after]):
+            found.append(after)
+        return found
+
+    def _is_end_alone(self, text: str) -> bool:
+        return self._special.sub("", text).strip() == ""
+
+    def _find_end(self) -> tuple[str, bool]:
+        """`own_end` and `writes_end`, by what the template does with an answer that is known."""
+        try:
+            last, last_spans = self._marked((QUESTION, ANSWER), "")
+            followed, followed_spans = self._marked((QUESTION, ANSWER, QUESTION), "")
+        except FormatError:
+            return "", True  # it wants more than a question and an answer
+        if not last_spans or not followed_spans:
+            return "", True
+        said = [last[start:end] for start, end in last_spans]
+        said += [followed[start:end] for start, end in followed_spans]
+        if any(_ends_with(self._ends, one.rstrip()) for one in said):
+            return "", True
+        end = self._special.match(last, last_spans[-1][1])
+        return (end.group(), True) if end else ("", False)
+
+    def _with_own_end(self, text: str, end: int) -> int:
+        is_there = self.own_end and text.startswith(self.own_end, end)
+        return end + len(self.own_end) if is_there else end
+
+    def _takes_parts(self) -> bool:
+        """Templates of models that see pictures may read no plain text; then a list is given."""
+        texts = []
+        for self.takes_parts in (False, True):
+            try:
+                texts.append(self._render((QUESTION, ANSWER), "")[0])
+            except FormatError:
+                texts.append("")
+        is_written = [QUESTION.text in text and ANSWER.text in text for text in texts]
+        return is_written == [False, True]
 
     def _without_trailing_space(self, text: str, start: int, end: int) -> int:
         """Where an answer ends: with its end-of-turn token, not with the space after it."""
         stripped = text[start:end].rstrip()
-        last = [match.end() for match in self._special.finditer(stripped)][-1:]
-        return start + len(stripped) if last == [len(stripped)] else end
+        return start + len(stripped) if _ends_with(self._special, stripped) else end
+
+    def _marked(self, turns: Sequence[Turn], inputs: str) -> tuple[str, Sequence[tuple[int, int]]]:
+        """What the template writes, and what of it it marks; nothing that is empty."""
+        text, marked = self._render(turns, inputs, mark=True)
+        return text, [(start, end) for start, end in marked if end > start]
 
     def _render(
-        self, turns: Sequence[Turn], prompts: bool = False, mark: bool = False
+        self, turns: Sequence[Turn], inputs: str, prompts: bool = False, mark: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
         """What the template writes, and the answers that it marks."""
         from jinja2.exceptions import TemplateError
@@ -142,18 +262,46 @@ class TemplateFormat:
 
         if not turns:
             raise FormatError("the conversation begins with an answer")
+        given = json.loads(inputs) if inputs else {}
+        options = {**self.variables, **given.pop("chat_template_kwargs", {}), **given}
         try:
             rendered: Any = render_jinja_template(
-                conversations=[[{"role": turn.role, "content": turn.text} for turn in turns]],
+                conversations=[[self._message(turn) for turn in turns]],
                 chat_template=self.template,
                 return_assistant_tokens_mask=mark,
                 add_generation_prompt=prompts,
-                **self.variables,
+                **options,
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"the template refuses the conversation: {error}") from error
         (text,), marked = rendered
         return text, list(marked[0]) if mark else []
+
+    def _message(self, turn: Turn) -> dict[str, Any]:
+        message = turn.message()
+        if self.takes_parts and isinstance(message["content"], str):
+            message["content"] = [{"type": "text", "text": message["content"]}]
+        return message
+
+
+def _changed(turn: Turn) -> Turn:
+    """The turn with another text, and other names of the tools that it calls."""
+    fields = json.loads(turn.fields) if turn.fields else {}
+    for call in fields.get("tool_calls") or ():
+        function = call.get("function", call)
+        function["name"] += CHANGED
+    text = turn.text + CHANGED if "content" not in fields else turn.text
+    return replace(turn, text=text, fields=json.dumps(fields) if fields else "")
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches each of the texts, the longest first; nothing where there are none."""
+    ordered = sorted({text for text in texts if text}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+
+
+def _ends_with(pattern: re.Pattern[str], text: str) -> bool:
+    return any(match.end() == len(text) for match in pattern.finditer(text))
 
 
 def special_tokens(tokenizer: Any) -> dict[int, str]:

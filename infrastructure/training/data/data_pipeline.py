@@ -280,7 +280,7 @@ class DataPipeline:
     def evaluation_rows(self, max_rows: int | None = None) -> list[EvaluationRow]:
         """Held-out rows that have a prompt, as text; at most `max_rows`, from everywhere."""
         return [
-            EvaluationRow(c.messages()[:-1], c.turns[-1].text, c.task)
+            EvaluationRow([turn.message() for turn in c.prompt], c.answer.text, c.task)
             for c in self._held_out(max_rows)
         ]
 
@@ -289,10 +289,10 @@ class DataPipeline:
         encoder = self._ready().encoder
         return [
             Question(
-                prompt=conversation.turns[-2].text,
-                prompt_ids=encoder.prompt_ids(conversation.turns[:-1]),
-                expected=conversation.turns[-1].text,
-                expected_length=encoder.num_tokens(conversation.turns[-1].text),
+                prompt=conversation.prompt[-1].text,
+                prompt_ids=encoder.prompt_ids(conversation.prompt, conversation.inputs),
+                expected=conversation.answer.text,
+                expected_length=encoder.num_tokens(conversation.answer.text),
                 task=conversation.task,
             )
             for conversation in self._held_out(max_questions)
@@ -313,7 +313,7 @@ class DataPipeline:
 
     def _held_out(self, max_rows: int | None) -> list[Conversation]:
         lines = self.store.lines(EVALUATION_FILE)
-        found = [c for c in map(Conversation.from_json, lines) if len(c.turns) > 1]
+        found = [c for c in map(Conversation.from_json, lines) if _is_question(c)]
         if max_rows is None or len(found) <= max_rows:
             return found
         return [found[int(i)] for i in np.linspace(0, len(found) - 1, max_rows)]
@@ -356,6 +356,12 @@ class DataPipeline:
             convert=plan.shapes[TRAIN].convert,
             index=WindowIndex(store.array("windows.npy"), store.array("is_used.npy")),
         )
+
+
+def _is_question(conversation: Conversation) -> bool:
+    """Whether a model can be asked for the last answer: it is text, and something is before it."""
+    answer = conversation.answer
+    return bool(conversation.prompt) and bool(answer.text.strip()) and not answer.calls_tools
 
 
 def _places(store: TokenStore, rows: list[int]) -> list[str]:

@@ -1,6 +1,7 @@
 """What the data part gives to the others: token examples to train on, questions to ask."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ class EvaluationRow:
         messages: everything before the last answer, as chat templates want it.
     """
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     answer: str
     task: str = ""
 

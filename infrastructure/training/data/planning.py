@@ -19,7 +19,7 @@ from infrastructure.training.data.shape_recognition import (
 from infrastructure.training.data.shapes import Shape
 from infrastructure.training.data.sources import DataFile, discover
 from infrastructure.training.data.token_store import FORMAT_VERSION
-from infrastructure.training.data.tokenization import ConversationEncoder
+from infrastructure.training.data.tokenization import LABELS_VERSION, ConversationEncoder
 
 # Starting processes takes seconds; a fast tokenizer has threads of its own.
 BYTES_WORTH_PROCESSES = {True: 200 * 10**6, False: 5 * 10**6}  # by whether it is fast
@@ -140,7 +140,7 @@ def plan_key(plan: PreparationPlan) -> str:
     """The name of the plan's result in the cache: equal plans on equal content, equal keys."""
     encoder = plan.encoder
     parts = {
-        "version": FORMAT_VERSION,
+        "version": [FORMAT_VERSION, LABELS_VERSION],
         "files": [
             [[file.name, file.format, file.note, file.sha256()] for file in files]
             for files in plan.files
@@ -187,4 +187,4 @@ def training_texts(config: DataConfig) -> Iterator[str]:
         if isinstance(conversation, BadRow):
             continue
         if content_number(conversation.pairs()) >= held_out:
-            yield from (turn.text for turn in conversation.turns)
+            yield from (turn.text for turn in conversation.taught)

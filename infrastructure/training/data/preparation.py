@@ -30,7 +30,7 @@ from infrastructure.training.data.rows import BadRow, Row
 from infrastructure.training.data.shapes import Shape
 from infrastructure.training.data.sources import DataFile
 from infrastructure.training.data.token_store import CONVERSATIONS_FILE, ArrayWriter, StoreWriter
-from infrastructure.training.data.tokenization import ConversationEncoder
+from infrastructure.training.data.tokenization import ConversationEncoder, begins_with
 from infrastructure.training.data.window_index import (
     WindowIndex,
     WindowIndexBuilder,
@@ -164,9 +164,11 @@ class Preparation:
 
     def _check_prompt(self, row: PreparedRow) -> None:
         """Compare what stands before the answer with what the model is asked at generation."""
-        prompt = self.plan.encoder.prompt_ids(row.conversation.turns[:-1])
+        conversation = row.conversation
+        prompt = self.plan.encoder.prompt_ids(conversation.prompt, conversation.inputs)
         self.checked_prompts += 1
-        self.differing_prompts += list(row.example.input_ids[: len(prompt)]) != prompt
+        tokenizer = self.plan.encoder.tokenizer
+        self.differing_prompts += not begins_with(tokenizer, row.example.input_ids, prompt)
 
     def _keep(self, rows: list[PreparedRow]) -> None:
         for row in rows:

@@ -27,7 +27,7 @@ class RowFacts:
     is_evaluation: "array[int]" = field(default_factory=lambda: array("b"))
     length: "array[int]" = field(default_factory=lambda: array("i"))
     supervised: "array[int]" = field(default_factory=lambda: array("i"))
-    last_token: "array[int]" = field(default_factory=lambda: array("i"))
+    end_token: "array[int]" = field(default_factory=lambda: array("i"))
     task: list[str] = field(default_factory=list)
     group: list[str] = field(default_factory=list)
 
@@ -38,7 +38,7 @@ class RowFacts:
         self.is_evaluation.append(is_evaluation)
         self.length.append(len(example.input_ids))
         self.supervised.append(int(example.supervised.sum()))
-        self.last_token.append(int(example.input_ids[np.flatnonzero(example.supervised)[-1]]))
+        self.end_token.append(row.end_token)
         self.task.append(sys.intern(row.conversation.task))
         self.group.append(sys.intern(row.conversation.group))
 
@@ -63,7 +63,7 @@ class RowFacts:
         report.leaked = int(np.isin(content[train], content[is_evaluation]).sum())
         tasks = (task for task, used in zip(self.task, train, strict=True) if used)
         report.task_counts = dict(sorted(Counter(tasks).items()))
-        ends = Counter(self.last_token).most_common(NUM_END_TOKENS)
+        ends = Counter(self.end_token).most_common(NUM_END_TOKENS)
         report.end_tokens = {
             str(tokenizer.convert_ids_to_tokens(token)): count for token, count in ends
         }

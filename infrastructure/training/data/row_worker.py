@@ -47,12 +47,14 @@ class PreparedRow:
 
     Attributes:
         content: equal for rows that say the same.
+        end_token: what ends its last answer.
         holds_special_text: the text spells a special token, which is read as that token.
     """
 
     conversation: Conversation
     example: TokenizedExample
     content: int
+    end_token: int
     offset: int
     is_truncated: bool
     holds_special_text: bool
@@ -102,6 +104,7 @@ class RowWorker:
                     conversation,
                     result.example,
                     content_number(conversation.pairs()),
+                    result.end_token,
                     row.offset,
                     result.is_truncated,
                     any(self._special.search(turn.text) for turn in conversation.turns),

@@ -5,7 +5,7 @@ can be told with its place.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 EXCERPT_CHARACTERS = 120
@@ -70,19 +70,39 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message. The role "text" marks a plain document, which is learnt as a whole."""
+    """One message. The role "text" marks a plain document, which is learnt as a whole.
+
+    Attributes:
+        fields: what else the message holds for a chat template (tool calls, thinking), as a JSON
+            object; "" where it holds nothing.
+        is_learnt: False where the data says that this message is not to be trained on.
+    """
 
     role: str
     text: str
+    fields: str = ""
+    is_learnt: bool = True
+
+    def message(self) -> dict[str, Any]:
+        """The message as a chat template takes it."""
+        fields: dict[str, Any] = json.loads(self.fields) if self.fields else {}
+        return {"role": self.role, "content": self.text, **fields}
+
+    @property
+    def calls_tools(self) -> bool:
+        return bool(self.fields) and bool(json.loads(self.fields).get("tool_calls"))
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The one form that all shapes become; ends with an answer (or is a plain document).
+    """The one form that all shapes become; has an answer (or is a plain document).
 
     Attributes:
         task: kind of task, for results by task; "" where no column names it.
         group: value of the column that `balance_by` names.
+        inputs: what else a chat template is given (tools, its own options), as a JSON object; ""
+            where there is nothing.
+        num_given: so many turns are the row's prompt: answers among them are not learnt.
     """
 
     turns: tuple[Turn, ...]
@@ -90,6 +110,8 @@ class Conversation:
     group: str = ""
     source: str = ""
     line: int = 0
+    inputs: str = ""
+    num_given: int = 0
 
     @property
     def is_text(self) -> bool:
@@ -99,24 +121,63 @@ class Conversation:
     def place(self) -> str:
         return f"{self.source}:{self.line}"
 
-    def messages(self) -> list[dict[str, str]]:
+    @property
+    def last_answer(self) -> int:
+        """Index of the last turn that teaches something; what follows it teaches nothing.
+
+        Raises:
+            ValueError: none does.
+        """
+        answers = [i for i, turn in enumerate(self.turns) if turn.role in ANSWER_ROLES]
+        if not answers:
+            raise ValueError(f"{self.place}: the conversation has no answer")
+        learnt = [i for i in answers if i >= self.num_given and self.turns[i].is_learnt]
+        return (learnt or answers)[-1]
+
+    @property
+    def taught(self) -> tuple[Turn, ...]:
+        """The turns up to the last answer."""
+        return self.turns[: self.last_answer + 1]
+
+    @property
+    def prompt(self) -> tuple[Turn, ...]:
+        """The turns before the last answer."""
+        return self.turns[: self.last_answer]
+
+    @property
+    def answer(self) -> Turn:
+        """The last answer."""
+        return self.turns[self.last_answer]
+
+    def messages(self) -> list[dict[str, Any]]:
         """The turns as chat templates want them."""
-        return [{"role": turn.role, "content": turn.text} for turn in self.turns]
+        return [turn.message() for turn in self.turns]
+
+    def is_learnt(self, index: int) -> bool:
+        """Whether this turn is one that the data lets be trained on."""
+        return index >= self.num_given and self.turns[index].is_learnt
 
     def pairs(self) -> list[list[str]]:
-        """The turns as [role, text]: all that is said, and nothing else."""
-        return [[turn.role, turn.text] for turn in self.turns]
+        """The turns as [role, text] up to the last answer, with what else makes it another example
+        than one of the same texts: all that is taught, and nothing else."""
+        pairs = [[turn.role, turn.text] for turn in self.taught]
+        for index, (turn, pair) in enumerate(zip(self.taught, pairs, strict=True)):
+            is_given = turn.role in ANSWER_ROLES and not self.is_learnt(index)
+            pair += [turn.fields] if turn.fields else []
+            pair += ["is not learnt"] if is_given else []
+        return [*pairs, ["inputs", self.inputs]] if self.inputs else pairs
 
     def to_json(self) -> str:
         """One line of JSON."""
-        facts: dict[str, Any] = {"turns": self.pairs(), "task": self.task, "group": self.group}
-        return json.dumps(facts | {"source": self.source, "line": self.line}, ensure_ascii=False)
+        turns = [[turn.role, turn.text, turn.fields, turn.is_learnt] for turn in self.turns]
+        facts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(facts | {"turns": turns}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Conversation":
         """What `to_json` wrote."""
         facts = json.loads(text)
-        turns = tuple(Turn(role, text) for role, text in facts.pop("turns"))
+        turns = tuple(Turn(*turn) for turn in facts.pop("turns"))
         return cls(turns, **facts)
 
 

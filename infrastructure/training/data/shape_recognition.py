@@ -31,6 +31,7 @@ CHAT_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "dialog
 TEXT_COLUMNS = ("text", "content", "document")
 CONTEXT_COLUMNS = ("input", "context")
 SYSTEM_COLUMNS = ("system", "system_prompt")
+TEMPLATE_COLUMNS = {"tools": "tools", "options": "chat_template_kwargs"}  # as TRL names them
 SAMPLE_ROWS = 100
 NUM_GROUPS_SHOWN = 4
 
@@ -122,7 +123,9 @@ def _chat_candidates(rows: Sequence[Row], columns: list[str]) -> list[Candidate]
         name = _kind_of_chat([row.values.get(column) for row in rows])
         if name:
             keys = " and ".join(map(repr, CHAT_KEYS[name]))
-            found.append((name, {"chat": column}, f"column {column!r} lists messages with {keys}"))
+            parts = {"chat": column}
+            words = f"column {column!r} lists messages with {keys}" + _add_others(parts, columns)
+            found.append((name, parts, words))
     return found
 
 
@@ -162,11 +165,20 @@ def _pair(name: str, prompt: str, answer: str, columns: list[str]) -> Candidate:
     if name == ALPACA and context:
         parts["context"] = context[0]
         words += f", column {context[0]!r} is its context"
-    system = _matching(SYSTEM_COLUMNS, columns)
-    if system:
+    return name, parts, words + _add_others(parts, columns)
+
+
+def _add_others(parts: dict[str, str], columns: list[str]) -> str:
+    """Give the columns that any conversation may have their parts; the words for it."""
+    words = ""
+    if system := _matching(SYSTEM_COLUMNS, columns):
         parts["system"] = system[0]
         words += f", column {system[0]!r} is the system message"
-    return name, parts, words
+    for part, name in TEMPLATE_COLUMNS.items():
+        if found := _matching((name,), columns):
+            parts[part] = found[0]
+            words += f", column {found[0]!r} goes to the chat template"
+    return words
 
 
 def _text_candidates(columns: list[str], request: ShapeRequest) -> list[Candidate]:

@@ -29,7 +29,9 @@ from infrastructure.core.errors import DataError
 from infrastructure.core.files import write_json
 from infrastructure.training.data.examples import TokenizedExample
 
-FORMAT_VERSION = 2
+# 3: conversations with tool calls and what is not to be learnt. An entry of another version is made
+# anew.
+FORMAT_VERSION = 3
 CHUNK_BYTES = 1 << 20
 META = "meta.json"
 CONVERSATIONS_FILE = "conversations.jsonl"

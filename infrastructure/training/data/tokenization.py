@@ -1,8 +1,10 @@
 """From conversations to token ids with a mask of what is learnt.
 
 By default the answers are learnt, each with the token that ends it, so that the model learns to
-stop. What stands before an answer is tokenised exactly as at generation: where the tokens of the
-whole text differ from those of the prompt alone, prompt and answer are tokenised apart.
+stop. Where the chat template marks what is learnt, tokens and mask are those of transformers'
+`return_assistant_tokens_mask`. Elsewhere, what stands before an answer is tokenised exactly as at
+generation: where the tokens of the whole text differ from those of the prompt alone, prompt and
+answer are tokenised apart.
 """
 
 import itertools
@@ -33,16 +35,29 @@ from infrastructure.training.data.rows import (
     excerpt,
 )
 
+# How it is decided what is learnt. 2: as TRL does where a chat template marks answers; before, the
+# token after a marked answer was learnt too.
+LABELS_VERSION = 2
+
 PROBES = (("a b\n", "c d"), ("1.\n", "2 3"), ("é:\n", "é è"), ("a\n", "(b)"))
 
+LONGEST_JOINT = 4  # tokens of a prompt's end that may be others before an answer
+
+TokenIds = Sequence[int] | npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A tokenised conversation; `is_truncated` tells that tokens were cut off."""
+    """A tokenised conversation.
+
+    Attributes:
+        end_token: the last learnt token that is no white space: what ends its last answer.
+        is_truncated: tokens were cut off.
+    """
 
     example: TokenizedExample
+    end_token: int
     is_truncated: bool = False
 
 
@@ -75,6 +90,7 @@ class ConversationEncoder:
         self.plain = None if self.template else PlainFormat(tokenizer)
         self.special_tokens = special_tokens(tokenizer)
         self.splits_cleanly = _splits_cleanly(tokenizer)
+        self._is_space: dict[int, bool] = {}
 
     def encode(self, conversations: Sequence[Conversation]) -> list[Encoded | BadRow]:
         """Each conversation as tokens, or why it cannot be used; in the given order."""
@@ -82,21 +98,25 @@ class ConversationEncoder:
         written: dict[int, Written] = {}
         for index, conversation in enumerate(conversations):
             try:
-                written[index] = self._format(conversation).write(conversation)
+                written[index] = self._write(conversation)
             except FormatError as error:
                 results[index] = _bad(conversation, CHAT_TEMPLATE, str(error))
         tokens = self._tokenise(list(written.values()))
-        for index, (ids, mask) in zip(written, tokens, strict=True):
-            results[index] = self._finish(conversations[index], ids, mask)
+        for (index, one), (ids, mask) in zip(written.items(), tokens, strict=True):
+            adds_end = not one.is_marked or self._needs_end()
+            results[index] = self._finish(conversations[index], ids, mask, adds_end)
         return [results[index] for index in range(len(conversations))]
 
-    def prompt_ids(self, turns: Sequence[Turn]) -> list[int]:
+    def prompt_ids(self, turns: Sequence[Turn], inputs: str = "") -> list[int]:
         """The tokens after which the model is to answer: the same as in training.
+
+        Args:
+            inputs: what else the chat template is given, as `Conversation.inputs`.
 
         Raises:
             FormatError: the chat template refuses these messages.
         """
-        written = (self.template or self._plain()).write_prompt(turns)
+        written = (self.template or self._plain()).write_prompt(turns, inputs)
         return [*written.lead, *self._ids([written.text])[0]]
 
     def num_tokens(self, text: str) -> int:
@@ -107,6 +127,16 @@ class ConversationEncoder:
         if self.template and not conversation.is_text:
             return self.template
         return self._plain()
+
+    def _write(self, conversation: Conversation) -> Written:
+        """Where all is learnt, nothing needs to be told apart but what the data leaves out."""
+        is_whole = self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
+        if is_whole and self.template and not conversation.is_text:
+            return self.template.write_whole(conversation)
+        return self._format(conversation).write(conversation)
+
+    def _needs_end(self) -> bool:
+        return self.template is not None and not self.template.writes_end
 
     def _plain(self) -> PlainFormat:
         self.plain = self.plain or PlainFormat(self.tokenizer)
@@ -121,12 +151,40 @@ class ConversationEncoder:
         return ids
 
     def _tokenise(self, written: list[Written]) -> list[tuple[list[int], Mask]]:
+        if not self.tokenizer.is_fast:  # it does not tell where its tokens stand
+            return self._tokenise_apart(written)
+        marked = iter(self._tokenise_marked([w for w in written if w.is_marked]))
+        apart = iter(self._tokenise_apart([w for w in written if not w.is_marked]))
+        return [next(marked if one.is_marked else apart) for one in written]
+
+    def _tokenise_marked(self, written: list[Written]) -> list[tuple[list[int], Mask]]:
+        """The tokens of each whole text; learnt are those that hold a marked character."""
+        if not written:
+            return []
+        texts = [w.text for w in written]
+        encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False)
+        results = []
+        for number, one in enumerate(written):
+            ids: list[int] = encoded["input_ids"][number]
+            mask = np.zeros(len(ids), dtype=bool)
+            is_given = np.zeros(len(ids), dtype=bool)
+            for (start, end), is_learnt in zip(one.spans, one.is_learnt, strict=True):
+                tokens = _tokens_of(encoded, number, start, end)
+                (mask if is_learnt else is_given)[tokens] = True
+            is_given[: num_common(self._ids([one.given])[0], ids) if one.given else 0] = True
+            results.append((ids, self._learnt(mask, is_given)))
+        return results
+
+    def _learnt(self, mask: Mask, is_given: Mask) -> Mask:
+        return ~is_given if self.train_on == "all" else mask & ~is_given
+
+    def _tokenise_apart(self, written: list[Written]) -> list[tuple[list[int], Mask]]:
         pieces = [_pieces(w) for w in written]
         if not self.splits_cleanly:
             return self._tokenise_whole(written, pieces)
         parts = iter(self._ids([text for texts in pieces for text in texts]))
         return [
-            _masked(one, [next(parts) for _ in texts])
+            self._masked(one, [next(parts) for _ in texts])
             for one, texts in zip(written, pieces, strict=True)
         ]
 
@@ -144,7 +202,7 @@ class ConversationEncoder:
                 apart = [heads[0], *(self._continuation(text) for text in texts[1:])]
             else:
                 apart = [ids[a:b] for a, b in itertools.pairwise([0, *bounds, len(ids)])]
-            results.append(_masked(one, apart))
+            results.append(self._masked(one, apart))
         return results
 
     def _continuation(self, text: str) -> list[int]:
@@ -167,11 +225,23 @@ class ConversationEncoder:
             bounds.append(position)
         return bounds
 
-    def _finish(self, conversation: Conversation, ids: list[int], mask: Mask) -> Encoded | BadRow:
-        ids, mask = self._with_end(ids, mask)
+    def _masked(self, written: Written, parts: list[list[int]]) -> tuple[list[int], Mask]:
+        """Join the tokens of the pieces; those of answers are learnt."""
+        answers = {start: n for n, (start, _) in enumerate(written.spans)}
+        ids, owners = list(written.lead), [-1] * len(written.lead)
+        for start, part in zip(_edges(written), parts, strict=False):
+            ids += part
+            owners += [answers.get(start, -1)] * len(part)
+        owner = np.array(owners, dtype=np.int64)
+        left_out = [n for n, is_learnt in enumerate(written.is_learnt) if not is_learnt]
+        return ids, self._learnt(owner >= 0, np.isin(owner, left_out))
+
+    def _finish(
+        self, conversation: Conversation, ids: list[int], mask: Mask, adds_end: bool
+    ) -> Encoded | BadRow:
+        if adds_end:
+            ids, mask = self._with_end(ids, mask)
         tokens = np.array(ids, dtype=np.int32)
-        if self.train_on == "all":
-            mask = np.ones(len(ids), dtype=bool)
         mask[:1] = False
         is_over_long = len(tokens) > self.max_length
         if is_over_long and self.over_length == "quarantine":
@@ -181,17 +251,36 @@ class ConversationEncoder:
             tokens, mask = truncate(tokens, mask, self.max_length, self.tokenizer.bos_token_id)
         if not mask.any():
             return _bad(conversation, NOT_SUPERVISED, "no token of an answer is left to learn")
-        return Encoded(TokenizedExample(tokens, mask, conversation.task), is_over_long)
+        example = TokenizedExample(tokens, mask, conversation.task)
+        return Encoded(example, self._end_token(tokens, mask), is_over_long)
 
     def _with_end(self, ids: list[int], mask: Mask) -> tuple[list[int], Mask]:
         """Let the last answer end with a token that stops generation: EOS where there is none."""
-        last = int(np.flatnonzero(mask)[-1]) if mask.any() else -1
+        last = self._last_word(ids, mask)
         if last < 0 or self._is_special(ids[last]):
             return ids, mask
+        last = int(np.flatnonzero(mask)[-1])
         end_of_text(self.tokenizer)  # raises where there is none
         return [*ids[: last + 1], int(self.tokenizer.eos_token_id)], np.append(
             mask[: last + 1], True
         )
+
+    def _end_token(self, ids: TokenIds, mask: Mask) -> int:
+        return int(ids[max(self._last_word(ids, mask), int(np.flatnonzero(mask)[0]))])
+
+    def _last_word(self, ids: TokenIds, mask: Mask) -> int:
+        """Position of the last learnt token that is not white space; -1: there is none."""
+        for position in np.flatnonzero(mask)[::-1]:
+            if not self.is_space(int(ids[position])):
+                return int(position)
+        return -1
+
+    def is_space(self, token: int) -> bool:
+        """Whether a token is white space and nothing else."""
+        if token not in self._is_space:
+            text = self.tokenizer.decode([token], skip_special_tokens=False)
+            self._is_space[token] = not self._is_special(token) and not text.strip()
+        return self._is_space[token]
 
     def _is_special(self, token: int) -> bool:
         return token in self.special_tokens
@@ -206,14 +295,33 @@ def _edges(written: Written) -> list[int]:
     return sorted({0, len(written.text), *(edge for span in written.spans for edge in span)})
 
 
-def _masked(written: Written, parts: list[list[int]]) -> tuple[list[int], Mask]:
-    """Join the tokens of the pieces; those of answers are learnt."""
-    answers = {start for start, _ in written.spans}
-    ids, mask = list(written.lead), [False] * len(written.lead)
-    for start, part in zip(_edges(written), parts, strict=False):
-        ids += part
-        mask += [start in answers] * len(part)
-    return ids, np.array(mask, dtype=bool)
+def _tokens_of(encoded: Any, number: int, start: int, end: int) -> slice:
+    """The tokens that hold the characters from `start` to `end`, as transformers finds them: by
+    the first and the last character that a token holds."""
+    found = (encoded.char_to_token(number, position) for position in range(start, end))
+    first = next((token for token in found if token is not None), None)
+    found = (encoded.char_to_token(number, position) for position in range(end - 1, start - 1, -1))
+    last = next((token for token in found if token is not None), None)
+    return slice(0, 0) if first is None or last is None else slice(first, last + 1)
+
+
+def num_common(ids: TokenIds, others: TokenIds) -> int:
+    """How many tokens both begin with."""
+    length = min(len(ids), len(others))
+    same = np.asarray(ids[:length]) == np.asarray(others[:length])
+    return length if same.all() else int(np.argmin(same))
+
+
+def begins_with(tokenizer: Any, ids: TokenIds, prompt: TokenIds) -> bool:
+    """Whether an example begins with a prompt: with its tokens, or with its text where the last
+    characters of the prompt are one token with the first ones of the answer."""
+    same = num_common(ids, prompt)
+    if same == len(prompt):
+        return True
+    rest = tokenizer.decode(list(prompt[same:]))
+    return len(prompt) - same <= LONGEST_JOINT and tokenizer.decode(
+        list(ids[same : len(prompt) + 1])
+    ).startswith(rest)
 
 
 def _splits_cleanly(tokenizer: Any) -> bool:

@@ -61,14 +61,70 @@ def test_messages_and_sharegpt() -> None:
     assert recognised(conversations=shared, id="1") == ASKED
 
 
-def test_what_follows_the_last_answer_is_left_out() -> None:
+def test_what_follows_the_last_answer_is_kept_and_teaches_nothing() -> None:
     messages = [
         {"role": "system", "content": "S"},
         {"role": "user", "content": [{"type": "text", "text": "Q"}]},
         {"role": "assistant", "content": "A"},
         {"role": "user", "content": "unanswered"},
     ]
-    assert turns(CHAT, messages=messages) == [("system", "S"), *ASKED]
+    found = CHAT.convert(row(messages=messages))
+    assert isinstance(found, Conversation)
+    assert [(turn.role, turn.text) for turn in found.taught] == [("system", "S"), *ASKED]
+    assert found.turns[-1].text == "unanswered"
+    assert (found.answer.text, found.prompt[-1].text) == ("A", "Q")
+    cut = CHAT.convert(row(messages=messages[:-1]))
+    assert isinstance(cut, Conversation)
+    assert found.pairs() == cut.pairs()  # they teach the same
+
+
+def test_a_message_that_is_not_to_be_trained_on() -> None:
+    for said in ({"weight": 0}, {"train": False}):
+        messages = [USER, {"role": "assistant", "content": "A", **said}, USER]
+        found = CHAT.convert(row(messages=[*messages, {"role": "assistant", "content": "B"}]))
+        assert isinstance(found, Conversation)
+        assert [found.is_learnt(n) for n in range(4)] == [True, False, True, True]
+        assert Conversation.from_json(found.to_json()) == found
+        plain = CHAT.convert(
+            row(messages=[USER, {"role": "assistant", "content": "A"}, USER, messages[1]])
+        )
+        assert isinstance(plain, Conversation)
+        assert plain.last_answer == 1  # the one that is trained on
+        assert plain.pairs() != found.pairs()
+
+
+def test_what_else_a_row_holds_goes_to_the_template() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call], "name": None}
+    answer = {"role": "assistant", "content": "1", "reasoning_content": "easy"}
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    messages = [USER, asked, {"role": "tool", "content": "1"}, answer]
+    for given in (tools, json.dumps(tools)):
+        values = {"messages": messages, "tools": given, "system": "Be exact."}
+        values["chat_template_kwargs"] = {"enable_thinking": False}
+        shape = recognise_shape([row(**values)], ShapeRequest())
+        found = shape.convert(row(**values))
+        assert isinstance(found, Conversation)
+        assert found.messages() == [
+            {"role": "system", "content": "Be exact."},
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "1"},
+            answer,
+        ]
+        options = {"tools": tools, "chat_template_kwargs": {"enable_thinking": False}}
+        assert json.loads(found.inputs) == options
+        assert Conversation.from_json(found.to_json()) == found
+        assert not shape.unused
+
+
+def test_a_prompt_of_messages_is_given() -> None:
+    prompt = [USER, {"role": "assistant", "content": "given"}, USER]
+    completion = [{"role": "assistant", "content": "A"}]
+    shape = recognise_shape([row(prompt=prompt, completion=completion)], ShapeRequest())
+    found = shape.convert(row(prompt=prompt, completion=completion))
+    assert isinstance(found, Conversation)
+    assert [found.is_learnt(n) for n in range(4)] == [False, False, False, True]
 
 
 def test_conversational_prompts_and_completions() -> None:
@@ -119,7 +175,17 @@ BAD_CHATS: list[tuple[Any, str, str]] = [
     (
         [USER, {"role": "assistant", "content": None, "tool_calls": [{}]}],
         reasons.WRONG_TYPE,
-        "calls tools",
+        "no list of calls with names",
+    ),
+    (
+        [USER, {"role": "assistant", "content": "A", "function_call": {"name": "f"}}],
+        reasons.WRONG_TYPE,
+        "write it as tool_calls",
+    ),
+    (
+        [USER, {"role": "assistant", "content": "A", "weight": 0.5}],
+        reasons.WRONG_TYPE,
+        "weight of message 2 of 'messages' is 0.5; it can be 0 or 1",
     ),
     (
         [{"role": "user", "content": [{"type": "image"}]}],
