@@ -123,6 +123,7 @@ def _train_detached(options: argparse.Namespace) -> int:
     """In the process that `train --detach` started: what to train is on standard input."""
     told = json.load(sys.stdin)
     config = DeploymentConfig.from_dict(told["configuration"])
+    config.note_environment(told["environment_notes"])
     _take_effect(config)
     process = _deployment("detached_process")
     return int(process.train(Path(options.folder), config, told["accept"]))

@@ -32,7 +32,7 @@ from infrastructure.config.resource_config import (
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.section import ConfigurationError, Section
 from infrastructure.config.spellings import KEYS
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.training_config import QUANTUM, TrainingConfig
 from infrastructure.config.values import (
     Allowed,
     Auto,
@@ -153,12 +153,13 @@ class DeploymentConfig(Section):
     data_path = _flat(KEYS["data_path"])
     batch_size = _flat(KEYS["batch_size"])
     learning_rate = _flat(KEYS["learning_rate"])
-    num_epochs = _flat(KEYS["num_epochs"])
     checkpoint_interval = _flat(KEYS["checkpoint_interval"])
     validation_interval = _flat(KEYS["validation_interval"])
     enable_mixed_precision = _flat(KEYS["enable_mixed_precision"])
 
+    _num_epochs: int | None = PrivateAttr(default=None)
     _settings: dict[str, Setting] = PrivateAttr(default_factory=dict)
+    _environment_notes: list[str] = PrivateAttr(default_factory=list)
     _model_names: frozenset[str] = PrivateAttr(default=frozenset({"embedded"}))
 
     def __init__(self, /, **keywords: Any) -> None:
@@ -167,6 +168,21 @@ class DeploymentConfig(Section):
         settings = merge(open_presets(layers), schema)
         self._fill(nested(settings, schema))
         self._settings = settings
+
+    @property
+    def num_epochs(self) -> Any:
+        """The same as `training.num_epochs`; where that is "auto", the number that it came to as
+        soon as a training of this configuration is put together."""
+        given = self.training.num_epochs
+        return given if given != "auto" or self._num_epochs is None else self._num_epochs
+
+    @num_epochs.setter
+    def num_epochs(self, value: Any) -> None:
+        self.training.num_epochs = value
+
+    def note_num_epochs(self, num_epochs: int) -> None:
+        """What `num_epochs: auto` comes to; the setting itself stays as it is."""
+        self._num_epochs = num_epochs
 
     @classmethod
     def from_layers(cls, layers: list[list[Setting]]) -> "DeploymentConfig":
@@ -230,7 +246,17 @@ class DeploymentConfig(Section):
 
     def notes(self) -> list[str]:
         """What to tell when a run starts: settings that were given and have no effect."""
-        return [*later.notes(self, self.source), *unused_notes(self, self.source)]
+        unused = [*later.notes(self, self.source), *unused_notes(self, self.source)]
+        return [*unused, *self._environment_notes]
+
+    @property
+    def environment_notes(self) -> list[str]:
+        """What of the environment looks like a setting and is none, in sentences."""
+        return list(self._environment_notes)
+
+    def note_environment(self, sentences: Iterable[str]) -> None:
+        """Tell `environment_notes` with the other notes."""
+        self._environment_notes = list(sentences)
 
     def to_dict(self) -> dict[str, Any]:
         """Values and their sources as JSON values, for `run.json`.
@@ -285,6 +311,7 @@ class DeploymentConfig(Section):
         ]
         config = self.from_layers([own, changes])
         config._model_names = self._model_names
+        config._environment_notes = self._environment_notes
         return config
 
     def know_models(self, names: Iterable[str]) -> None:
@@ -297,13 +324,21 @@ class DeploymentConfig(Section):
         return bool(self.value(key) == default)
 
 
-def check_sections(model: ModelConfig, training: TrainingConfig, data: DataConfig) -> None:
-    """`check_supported` for whoever has only these three sections.
+def check_sections(
+    model: ModelConfig,
+    training: TrainingConfig,
+    data: DataConfig,
+    quantum: QuantumConfig | None = None,
+) -> None:
+    """`check_supported` for whoever has only these sections.
 
     Raises:
         ConfigurationError: a sentence for each setting that cannot be carried out.
     """
-    DeploymentConfig(model=model, training=training, data=data).check_supported()
+    sections: dict[str, Any] = {"model": model, "training": training, "data": data}
+    if quantum is not None and QUANTUM in training.extensions:
+        sections["quantum"] = quantum
+    DeploymentConfig(**sections).check_supported()
 
 
 def _keyword_source(path: str) -> Source:

@@ -6,13 +6,15 @@ from infrastructure.core.redact import redact
 
 
 def describe(config: DeploymentConfig) -> str:
-    """One line for each key, `key = value   (where it came from)`, secrets masked."""
+    """One line for each key, `key = value   (where it came from)`, secrets masked; then what of the
+    environment looks like a setting and is none."""
     rows = [
         (f"{key} = {_shown(config, key)}", f"({source.place})")
         for key, source in config.sources().items()
     ]
     width = min(max(len(left) for left, _ in rows), 60)
-    return "\n".join(redact(f"{left:<{width}}   {right}") for left, right in rows)
+    lines = [f"{left:<{width}}   {right}" for left, right in rows]
+    return "\n".join(map(redact, [*lines, *(f"note: {n}" for n in config.environment_notes)]))
 
 
 def _shown(config: DeploymentConfig, key: str) -> str:

@@ -1,15 +1,18 @@
 """Environment variables that set the configuration.
 
 The variables with a plain name are those of the first specification; every field has one named
-`TEMPER_<SECTION>__<FIELD>` besides. An empty variable counts as not set, except
-CUDA_VISIBLE_DEVICES, where empty means no GPU.
+`TEMPER_<SECTION>__<FIELD>` besides. Any other plain name of a setting (`SEED`, `DATA_PATH`) may be
+somebody else's on a shared machine: it sets nothing, and a run tells which name would. An empty
+variable counts as not set, except CUDA_VISIBLE_DEVICES, where empty means no GPU.
 """
 
 from collections.abc import Iterator, Mapping
 
+from infrastructure.config.flags import flag_names
+from infrastructure.config.later import later_of
 from infrastructure.config.layers import Layer, Setting, Source, flatten, parse_truth
 from infrastructure.config.presets import PRESET
-from infrastructure.config.schema import Schema
+from infrastructure.config.schema import FieldSpec, Schema
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.spellings import KEYS
 from infrastructure.core.lookup import nearest
@@ -32,6 +35,8 @@ DISABLING = {
     "DISABLE_BACKUPS": "enable_backups",
     "DISABLE_TESTING": "enable_testing",
 }
+# A setting is called so, and every shell, or WSL, sets it to something else.
+SET_BY_SYSTEMS = frozenset({"PATH", "NAME"})
 # Read elsewhere; not part of the configuration.
 OTHER_VARIABLES = {
     "TEMPER_PYTHON": "environment.sh makes .venv with it",
@@ -53,6 +58,50 @@ def read_environment(environment: Mapping[str, str], schema: Schema) -> list[Set
         ConfigurationError: an unknown `TEMPER_*` variable, or a `DISABLE_*` that is no truth value.
     """
     return [*_plain(environment, schema), *_disabling(environment), *_prefixed(environment, schema)]
+
+
+def unused_variables(environment: Mapping[str, str], schema: Schema) -> list[str]:
+    """A sentence for each variable that is called like a setting and sets none."""
+    names = _plain_names(schema)
+    known = {*VARIABLES, *DISABLING, *OTHER_VARIABLES, *SET_BY_SYSTEMS}
+    return [
+        f"the environment variable {variable} sets nothing here; {' or '.join(right)} does"
+        for variable, text in sorted(environment.items())
+        if text and variable in names and variable not in known
+        for right in [[_right_name(key) for key in names[variable]]]
+        if not any(name.partition("=")[0] in environment for name in right)
+    ]
+
+
+def _plain_names(schema: Schema) -> dict[str, list[str]]:
+    """The keys that a variable without a prefix may mean; one that it turns off ends in "="."""
+    names: dict[str, list[str]] = {}
+    meant = {key: spec for key, spec in schema.fields.items() if _is_there(spec)}
+    spelt = [(key, key) for key in meant]
+    spelt += [(key.rpartition(".")[2], key) for key in meant]
+    spelt += [(flag.removeprefix("--"), key) for key in meant for flag in flag_names(key)]
+    spelt += [(other, key) for other, key in KEYS.items() if key in meant]
+    for key in meant:
+        if key.startswith("enable_"):
+            spelt.append((key.replace("enable_", "disable_"), f"{key}="))
+    for name, key in spelt:
+        for dot in ("_", "__"):
+            variable = name.upper().replace(".", dot).replace("-", "_")
+            if key not in names.setdefault(variable, []):
+                names[variable].append(key)
+    return names
+
+
+def _is_there(spec: FieldSpec) -> bool:
+    later = later_of(spec)
+    return later is None or bool(later.values)
+
+
+def _right_name(key: str) -> str:
+    plain = next((variable for variable, one in VARIABLES.items() if one == key), None)
+    if key.endswith("="):
+        return f"{variable_of(key.removesuffix('='))}=false"
+    return plain or variable_of(key)
 
 
 def _source(variable: str) -> Source:

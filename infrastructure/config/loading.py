@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.environment import read_environment
+from infrastructure.config.environment import read_environment, unused_variables
 from infrastructure.config.flags import flag_settings
 from infrastructure.config.layers import Layer, Setting, Source, flatten
 from infrastructure.config.schema import Schema, schema_of
@@ -40,7 +40,7 @@ def load_config(
     """
     schema = schema_of(DeploymentConfig)
     environment = os.environ if environment is None else environment
-    return DeploymentConfig.from_layers(
+    config = DeploymentConfig.from_layers(
         [
             _file_settings(yaml_path, schema),
             list(flatten(cell or {}, schema, _source(Layer.CELL, "cell {}"))),
@@ -49,6 +49,8 @@ def load_config(
             list(flatten(keywords or {}, schema, _source(Layer.KEYWORD, "keyword {}"))),
         ]
     )
+    config.note_environment(unused_variables(environment, schema))
+    return config
 
 
 def _file_settings(yaml_path: Path | str | None, schema: Schema) -> list[Setting]:

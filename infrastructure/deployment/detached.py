@@ -97,7 +97,11 @@ def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTra
     _STARTED[training.folder] = process
     threading.Thread(target=process.wait, daemon=True, name="temper-detached").start()
     write_trainer(training.folder, process.pid)
-    told = {"configuration": _as_it_stands(config), "accept": list(accept)}
+    told = {
+        "configuration": _as_it_stands(config),
+        "accept": list(accept),
+        "environment_notes": config.environment_notes,
+    }
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as pipe:  # where it died, its output says why
         pipe.write(json.dumps(told).encode())

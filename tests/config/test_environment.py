@@ -5,7 +5,16 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.environment import DISABLING, VARIABLES, variable_of
+from infrastructure.config.describe import describe
+from infrastructure.config.environment import (
+    DISABLING,
+    OTHER_VARIABLES,
+    SET_BY_SYSTEMS,
+    VARIABLES,
+    variable_of,
+)
+from infrastructure.config.flags import flag_names
+from infrastructure.config.later import later_of
 from infrastructure.config.loading import load_config
 from infrastructure.config.schema import schema_of
 from tests.config.field_values import as_text, other_value
@@ -102,3 +111,72 @@ def test_every_choice_field_is_covered_by_another_choice() -> None:
     for spec in FIELDS.values():
         if get_origin(spec.info.annotation) is Literal:
             assert other_value(spec) in get_args(spec.info.annotation)
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_any_other_plain_name_of_a_setting_is_told_with_the_right_one(key: str) -> None:
+    later = later_of(FIELDS[key])
+    flags = [flag.removeprefix("--").replace("-", "_") for flag in flag_names(key)]
+    for name in {key.rpartition(".")[2], key.replace(".", "_"), key.replace(".", "__"), *flags}:
+        variable = name.upper()
+        if variable in {*VARIABLES, *DISABLING, *SET_BY_SYSTEMS, *OTHER_VARIABLES}:
+            continue
+        config = load_config(environment={variable: as_text(other_value(FIELDS[key]))})
+        assert config.to_dict() == DeploymentConfig().to_dict()
+        notes = config.notes()
+        if later is not None and not later.values:
+            assert notes == []  # its own name would be refused, too
+            continue
+        right = [plain for plain, one in VARIABLES.items() if one == key] or [variable_of(key)]
+        assert len(notes) == 1
+        assert notes[0].startswith(f"the environment variable {variable} sets nothing here; ")
+        assert right[0] in notes[0]
+        assert f"note: {notes[0]}" in describe(config)
+
+
+def test_it_is_not_told_where_the_right_name_stands_beside_it() -> None:
+    environment = {"SEED": "7", "TEMPER_TRAINING__SEED": "7", "MODEL": "x", "MODEL_NAME": "x"}
+    assert load_config(environment=environment).notes() == []
+
+
+@pytest.mark.parametrize("name", ["MEMORY_OPTIMIZATION", "GPU_OPTIMIZATION"])
+def test_what_looks_like_a_switch_is_told(name: str) -> None:
+    config = load_config(environment={f"DISABLE_{name}": "true"})
+    (note,) = config.notes()
+    assert note.endswith(f"; TEMPER_ENABLE_{name}=false does")
+
+
+def test_several_settings_of_one_name_are_all_named() -> None:
+    (note,) = load_config(environment={"MEMORY_LIMIT": "8GB"}).notes()
+    assert "TEMPER_DATA__MEMORY_LIMIT or TEMPER_RESOURCES__GPU__MEMORY_LIMIT does" in note
+
+
+def test_a_changed_configuration_tells_it_too() -> None:
+    config = load_config(environment={"SEED": "7"})
+    assert config.changed([]).notes() == config.notes() != []
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_a_value_that_does_not_fit_is_refused_as_a_flag_s_is(key: str) -> None:
+    """Under every name that sets something."""
+    wrong = wrong_value(key)
+    if wrong is None:
+        return
+    names = [variable_of(key), *(plain for plain, one in VARIABLES.items() if one == key)]
+    with pytest.raises(ValueError) as by_flag:
+        load_config(environment={}, flags={key: wrong})
+    sentence = str(by_flag.value).rpartition(" (")[0]
+    for name in names:
+        with pytest.raises(ValueError) as caught:
+            load_config(environment={name: wrong})
+        assert str(caught.value) == f"{sentence} (environment {name})"
+
+
+def wrong_value(key: str) -> str | None:
+    """A text that the field does not take; None: it takes every text."""
+    for text in ("-7", "1e999", "no such word \x00"):
+        try:
+            FIELDS[key].section.check_value(FIELDS[key].name, text)
+        except ValueError:
+            return text
+    return None
