@@ -37,13 +37,13 @@ def plain(value: Any) -> str:
 
 def choices(info: FieldInfo) -> list[str]:
     """The values of a field that takes nothing but a few words, as they are typed."""
-    words = [_words_of(leaf) for leaf in _leaves(info.annotation)]
+    words = [_words_of(leaf) for leaf in leaves(info.annotation)]
     return [word for some in words for word in some] if all(words) else []
 
 
 def words_taken(info: FieldInfo) -> list[str]:
     """The words that a field takes, among other values perhaps: `auto`, `none`."""
-    return [word for leaf in _leaves(info.annotation) for word in _words_of(leaf)]
+    return [word for leaf in leaves(info.annotation) for word in _words_of(leaf)]
 
 
 def metadata_of(info: FieldInfo, kind: type) -> Any:
@@ -51,13 +51,13 @@ def metadata_of(info: FieldInfo, kind: type) -> Any:
     return next((item for item in info.metadata if isinstance(item, kind)), None)
 
 
-def _leaves(annotation: Any) -> Iterator[Any]:
+def leaves(annotation: Any) -> Iterator[Any]:
     """The parts of a union, however they are nested; what a list holds is no part."""
     if get_origin(annotation) is Annotated:
-        yield from _leaves(get_args(annotation)[0])
+        yield from leaves(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):
         for part in get_args(annotation):
-            yield from _leaves(part)
+            yield from leaves(part)
     else:
         yield annotation
 

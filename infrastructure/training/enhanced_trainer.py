@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.random_state import seed_everything
@@ -44,8 +45,11 @@ from infrastructure.training.choices import (
     starts_from_scratch,
 )
 from infrastructure.training.data.tokenization import LABELS_VERSION
-from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
-from infrastructure.training.extensions.extension_manager import create_extensions
+from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.extensions.extension_manager import (
+    ExtensionManager,
+    create_extensions,
+)
 from infrastructure.training.held_out_loss import HeldOutLoss
 from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.machine_fit import MachineFit
@@ -56,6 +60,7 @@ from infrastructure.training.precision import Precision, choose_device, choose_p
 from infrastructure.training.quantum.data_question import limit_data
 from infrastructure.training.quantum.own_loop import LastGradients
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
+from infrastructure.training.quantum.step_questions import check_blocks
 from infrastructure.training.recovery.notes import note
 from infrastructure.training.resume_contract import Difference, Verdict, agree
 from infrastructure.training.state import TrainingState
@@ -96,7 +101,7 @@ class EnhancedTrainer(LastGradients):
         checkpoint_directory: Path | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
-        check_sections(model_config, training_config, data_config)
+        check_sections(model_config, training_config, data_config, quantum_config)
         self.model_config = model_config
         self.training_config = training_config
         self.data_config = data_config
@@ -113,7 +118,7 @@ class EnhancedTrainer(LastGradients):
         )
         own = {QUANTUM: QuantumExtension}
         extensions = create_extensions(training_config.extensions, self, own)
-        self.hooks = HookRunner([*extensions, *hooks, *early_stopping(training_config)])
+        self.hooks = ExtensionManager([*extensions, *hooks, *early_stopping(training_config)])
         self.team: Team | None = None
         self.schedule = SaveSchedule(training_config.checkpoint_seconds, training_config.deadline)
         self.checkpoints: CheckpointManager | None = None
@@ -144,7 +149,7 @@ class EnhancedTrainer(LastGradients):
         """
         if self.loop is not None:
             raise ValueError("hooks are added before prepare() builds the loop")
-        self.hooks = HookRunner([*self.hooks.hooks, *hooks])
+        self.hooks = ExtensionManager([*self.hooks.hooks, *hooks])
 
     def save_checkpoints_to(
         self, directory: Path, run_files: Callable[[], Mapping[str, TensorBytes]] = dict
@@ -183,6 +188,7 @@ class EnhancedTrainer(LastGradients):
                 raise ValueError(f"{self.data_config.path}: no example is left to train on")
             if QUANTUM in self.training_config.extensions:
                 limit_data(self.data, self.quantum_config)
+                check_blocks(self.quantum_config, self.initialize_model())
         return self.data
 
     def machine_fit(self) -> MachineFit:
@@ -212,6 +218,21 @@ class EnhancedTrainer(LastGradients):
             self.loop = self._build_loop(model, data, self.state.optimizer)
             self.state.total_steps = self.planned_steps = self.loop.total_steps
         return self.loop
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Of this training; prepares it if need be."""
+        return self.prepare().optimizer
+
+    @property
+    def scheduler(self) -> LambdaLR | None:
+        """Of the learning rate; prepares the training if need be."""
+        return self.prepare().scheduler
+
+    @property
+    def quantization(self) -> str | None:
+        """Bits of the base weights, "4bit" or "8bit"; None: they are as they were loaded."""
+        return self.model_config.quantization
 
     def bind_strategy(self) -> TrainingStrategy:
         """The strategy, with what it needs to do a step."""

@@ -91,7 +91,7 @@ class TrainerFactory:
         Raises:
             ConfigurationError: a sentence for each setting that cannot be carried out.
         """
-        check_sections(model_config, training_config, data_config)
+        check_sections(model_config, training_config, data_config, options.get("quantum_config"))
         if model_config.backend == "unsloth":
             return UnslothTrainer(model_config, training_config, data_config, **options)
         return EnhancedTrainer(model_config, training_config, data_config, **options)

@@ -1,4 +1,4 @@
-"""Extensions by name: the configuration lists them, this makes them.
+"""Extensions by name: the configuration lists them, this makes them and calls them.
 
 To add one from outside, call `register_extension`.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from infrastructure.core.lookup import look_up
-from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.extensions.extension_hooks import Extension, HookRunner
 
 # Is given the trainer, whose model, data and loop are made later: it keeps what it needs of it.
 ExtensionFactory = Callable[[Any], Extension]
@@ -40,3 +40,17 @@ def create_extensions(
     """
     known = {**EXTENSIONS, **own}
     return [look_up("extension", name, known)(trainer) for name in names]
+
+
+class ExtensionManager(HookRunner):
+    """The extensions and observers of one training: `trainer.hooks`.
+
+    The loop fires events through it, extensions first, and their state travels in checkpoints.
+    """
+
+    register = staticmethod(register_extension)
+
+    @property
+    def extensions(self) -> list[Extension]:
+        """Those that may change the training, in the order in which they are called."""
+        return [hook for hook in self.hooks if isinstance(hook, Extension)]

@@ -24,7 +24,6 @@ from infrastructure.training.quantum.step_questions import (
     BlockQuestion,
     RankQuestion,
     StepQuestion,
-    check_blocks,
 )
 from infrastructure.training.state import TrainingState
 
@@ -62,14 +61,7 @@ class QuantumExtension(Asking):
         self.hold_selection(state)
 
     def train_start(self, state: TrainingState) -> None:
-        """Refuse what could never be asked.
-
-        Raises:
-            ValueError: there are no more blocks than are to be chosen.
-        """
         self._is_in_loop = True
-        if self.config.problem == BLOCK_SELECTION and self.asked_step is None:
-            check_blocks(self.config, state.model)
 
     def phase_start(self, state: TrainingState) -> None:
         """The phase has switched on all that trains in it."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infrastructure.config.quantum_config import SAMPLER, QuantumConfig
+from infrastructure.config.quantum_config import BLOCK_SELECTION, SAMPLER, QuantumConfig
 from infrastructure.quantum.problems.block_selection import BlockSelection, sampled_fisher
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
@@ -172,14 +172,21 @@ def num_chosen_blocks(config: QuantumConfig, num_blocks: int) -> int:
 
 
 def check_blocks(config: QuantumConfig, model: torch.nn.Module) -> None:
-    """Refuse a number of blocks that leaves nothing to choose.
+    """Refuse blocks among which there is nothing to choose; where another problem is asked, none.
 
     Raises:
         ValueError: there are not more, or the model does not number its blocks.
     """
+    if config.problem != BLOCK_SELECTION:
+        return
     there = len(trainable_blocks(model))
+    if there < 2:
+        raise ValueError(
+            f"quantum.problem block_selection chooses among the model's blocks, and {there} of them"
+            " train: take another problem, or leave the quantum step out"
+        )
     if there <= (config.num_blocks or 1):
         raise ValueError(
-            f"quantum.num_blocks: {config.num_blocks or 1} of {there} blocks that train leaves"
+            f"quantum.num_blocks: {config.num_blocks} of {there} blocks that train leaves"
             " nothing to choose: give a smaller number"
         )

@@ -1,0 +1,158 @@
+"""Every value of every choice in the configuration trains and goes on after a kill, or is refused.
+
+The choices are those of the schema: a new one is in these tests by being declared.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.words import choices
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from tests.faults.choices import (
+    NUM_STEPS,
+    Choice,
+    Job,
+    Row,
+    Told,
+    Trainings,
+    base_settings,
+    every_choice,
+    refusal,
+    rows_of,
+    together,
+)
+from tests.slow import slow
+
+SOLVER, ANSWER = "resources.quantum.solver", "quantum.answer"
+
+
+@pytest.fixture(scope="module")
+def trainings() -> Iterator[Trainings]:
+    started = Trainings()
+    yield started
+    started.close()
+
+
+def trained(
+    trainings: Trainings, row: Row, folder: Path, llama: Path, *, kill: bool = True
+) -> Told:
+    base = base_settings(folder)
+    settings = together(base, row.settings)
+    filled = {
+        key: value.format(folder=folder, llama=llama) if isinstance(value, str) else value
+        for key, value in settings.items()
+    }
+    return trainings.do(Job(str(folder), filled, kill))
+
+
+def problem_of(told: Told, *, kill: bool) -> str | None:
+    """What is wrong with a training, or None."""
+    if told.error is not None:
+        return f"{told.error[0]}: {told.error[1]}"
+    if told.was_killed != kill:
+        return "it was not killed" if kill else "it was killed"
+    if len(told.directories) != 1:
+        return f"it made {len(told.directories)} runs"
+    return None if told.step == NUM_STEPS else f"its last checkpoint is of step {told.step}"
+
+
+def problems_of(
+    rows: list[Row], trainings: Trainings, tmp_path: Path, llama: Path, *, kill: bool
+) -> dict[str, str]:
+    found = {}
+    for number, row in enumerate(rows):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        problem = problem_of(trained(trainings, row, folder, llama, kill=kill), kill=kill)
+        if problem is not None:
+            found[" ".join(map(str, row.choices))] = problem
+    return found
+
+
+def trainable(*, quick: bool) -> list[Choice]:
+    return [one for one in every_choice() if refusal(one) is None and one.is_slow != quick]
+
+
+def is_quick(row: Row) -> bool:
+    """Plain answers to the quantum step beyond those that stand beside another choice are slow."""
+    return any(one.key != ANSWER for one in row.choices)
+
+
+def test_the_choices_are_those_of_the_schema() -> None:
+    found = {str(one) for one in every_choice()}
+    assert {f'training.optimizer="{name}"' for name in choices(optimizer_field())} - found == {
+        'training.optimizer="adamw"'
+    }
+    assert {
+        'training.metrics_sinks=["csv"]',
+        "data.packing=false",
+        "model.lora_config=true",
+    } < found
+    assert {'training.mixed_precision="bf16"', f'{SOLVER}="tabu"', f'{ANSWER}="top"'} < found
+
+
+def optimizer_field() -> object:
+    return TrainingConfig.model_fields["optimizer"]
+
+
+def test_what_is_refused_is_refused_in_a_sentence_before_there_is_a_run(tmp_path: Path) -> None:
+    base = base_settings(tmp_path)
+    refused = {one: sentence for one in every_choice() if (sentence := refusal(one))}
+    for choice, sentence in refused.items():
+        settings = together(base, {**choice.needs, choice.key: choice.value})
+        with pytest.raises(ValueError) as caught:
+            TrainingDeployment(DeploymentConfig(**settings), say=lambda line: None).run()
+        assert sentence in str(caught.value), choice
+        assert not list((tmp_path / "runs").glob("*")), choice
+    assert refused
+
+
+def test_every_choice_trains_and_goes_on_after_a_kill(
+    trainings: Trainings, saved_llama: Path, tmp_path: Path
+) -> None:
+    """Many in one training; each optimizer, schedule, precision, strategy and sink is in one."""
+    rows = rows_of(
+        [one for one in trainable(quick=True) if one.key != SOLVER], base_settings(tmp_path)
+    )
+    quick = [Row(), *filter(is_quick, rows)]
+    assert problems_of(quick, trainings, tmp_path, saved_llama, kill=True) == {}
+
+
+def test_every_sampler_answers_in_a_training(
+    trainings: Trainings, saved_llama: Path, tmp_path: Path
+) -> None:
+    rows = rows_of(
+        [one for one in trainable(quick=True) if one.key == SOLVER], base_settings(tmp_path)
+    )
+    for number, row in enumerate(rows):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        told = trained(trainings, row, folder, saved_llama, kill=False)
+        assert problem_of(told, kill=False) is None, row.choices
+        assert "answered" in told.quantum, row.choices
+
+
+@slow
+@pytest.mark.timeout(3600)
+def test_every_choice_by_itself_goes_on_to_the_same_bits(
+    trainings: Trainings, saved_llama: Path, tmp_path: Path
+) -> None:
+    wrong = {}
+    for choice in [*trainable(quick=True), *trainable(quick=False)]:
+        (row,) = rows_of([choice], base_settings(tmp_path))
+        weights = []
+        for kill in (False, True):
+            folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+            folder.mkdir()
+            told = trained(trainings, row, folder, saved_llama, kill=kill)
+            problem = problem_of(told, kill=kill)
+            if problem is not None:
+                wrong[str(choice)] = problem
+            weights.append(told.weights)
+        if len(set(weights)) > 1:
+            wrong.setdefault(str(choice), "it went on to other weights")
+    assert wrong == {}
