@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
 
 # The same rule one level down, inside infrastructure/training.
 TRAINING_LAYERS: list[set[str]] = [
-    {"state", "precision", "log_window", "arithmetic"},
+    {"state", "precision", "log_window", "arithmetic", "other_names"},
     {"data"},
     {"models"},
     {"model_adapters", "strategies", "extensions", "checkpoints", "metrics", "error_handlers"},
@@ -59,6 +59,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"machine_limits"},
     {"unsloth_trainer"},
     {"trainer_factory"},
+    {"whole_config"},
     {"context", "tuning", "follower_process"},
 ]
 

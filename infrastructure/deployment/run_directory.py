@@ -14,8 +14,10 @@ from typing import Any
 from infrastructure.backup.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.output_dir import writable
-from infrastructure.monitoring.run_list import RUN_FILE, TRAINER_KEY, find_run_path
+from infrastructure.monitoring.run_list import RUN_FILE, TRAINER_KEY, find_run_path, runs_in
 from infrastructure.training.checkpoints.checkpoint_paths import by_step, is_checkpoint
+
+_NUMBERED = re.compile(r"checkpoint-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,9 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
     """The run, and the checkpoint in it, that a person named.
 
     Args:
-        name: None (the newest run), `RUN`, `RUN@step`, or a path to a run or to a checkpoint.
+        name: None (the newest run), `RUN`, `RUN@step`, or a path to a run or to a checkpoint; of a
+            path that ends in `checkpoint-STEP`, as transformers names them, what is before it is
+            a run, or a folder of runs whose newest is meant.
 
     Raises:
         ValueError: there is no such run or checkpoint; says which there are.
@@ -142,9 +146,24 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
         return RunDirectory(path.resolve().parent.parent.parent), path.resolve()
     if name is None or (path / RUN_FILE).is_file():
         return RunDirectory(find_run_path(name, output_dir)), None
+    if (numbered := _NUMBERED.fullmatch(path.name)) is not None:
+        return _numbered_checkpoint(path, numbered[1])
     run_name, at, step = name.partition("@")
     run = RunDirectory(find_run_path(run_name, output_dir))
     return run, _checkpoint_at(run, step) if at else None
+
+
+def _numbered_checkpoint(path: Path, step: str) -> tuple[RunDirectory, Path]:
+    """The checkpoint at `.../checkpoint-STEP`."""
+    inside = path.parent
+    found = [inside] if (inside / RUN_FILE).is_file() else runs_in(inside)
+    if not found:
+        raise ValueError(
+            f"there is no {path}, and {inside} is no run and holds none: RUN@{step} names the"
+            f" checkpoint of a run at step {step}; temper checkpoints list shows those there are"
+        )
+    run = RunDirectory(found[-1].resolve())
+    return run, _checkpoint_at(run, step)
 
 
 def _checkpoint_at(run: RunDirectory, step: str) -> Path:

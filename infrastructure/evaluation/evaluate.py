@@ -13,6 +13,7 @@ from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.files import write_json
 from infrastructure.evaluation.held_out import HeldOut, measure
+from infrastructure.monitoring.run_list import finished_model
 from infrastructure.monitoring.tables import render_table
 from infrastructure.training.trainer_factory import TrainerFactory
 
@@ -39,6 +40,7 @@ def evaluate_model(config: DeploymentConfig) -> list[str]:
     Raises:
         ValueError, TemperError: the model or the data cannot be used.
     """
+    config.model.name = finished_model(config.model.name)
     inherited = inherit_from_run(config)
     notes = set_aside(config)
     config.data.eval_path = config.data.path

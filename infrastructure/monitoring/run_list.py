@@ -7,6 +7,7 @@ from pathlib import Path
 from infrastructure.core.lookup import unknown_name
 
 RUN_FILE = "run.json"
+FINAL = "final"  # in a finished run: the trained model
 TRAINER_KEY = "trainer"  # in run.json where a Trainer of transformers trained, with our callback
 _BEGINS_WITH_TIME = re.compile(r"20\d\d")
 
@@ -24,6 +25,16 @@ def _began(run: Path) -> str:
         return run.name
     moment = time.localtime((run / RUN_FILE).stat().st_mtime)
     return f"{time.strftime('%Y%m%d-%H%M%S', moment)}-{run.name}"
+
+
+def finished_model(name: str) -> str:
+    """`FOLDER/final` where there is no such folder and runs lie in FOLDER: the model of the newest
+    that is finished. Any other name stays as it is."""
+    path = Path(name)
+    if path.name != FINAL or path.exists():
+        return name
+    models = [run / FINAL for run in runs_in(path.parent) if (run / FINAL).is_dir()]
+    return str(models[-1]) if models else name
 
 
 def find_run_path(name: str | None, output_dir: Path) -> Path:

@@ -90,7 +90,7 @@ class TrainingMonitor:
 
     Args:
         directory: of the run; None writes no file.
-        thresholds: limits beyond which an alert is raised.
+        thresholds: limits beyond which an alert is raised; a mapping gives some by name.
         sinks: who is told of alerts; by default Python's logging.
         interval_seconds: between two looks at the machine.
         cooldown_seconds: least time between two alerts of one kind.
@@ -100,14 +100,14 @@ class TrainingMonitor:
         clock: seconds since 1970.
 
     Raises:
-        ValueError: `interval_seconds` is not above 0.
+        ValueError: `interval_seconds` is not above 0, or there is no such threshold.
     """
 
     def __init__(
         self,
         directory: Path | None = None,
         *,
-        thresholds: AlertThresholds | None = None,
+        thresholds: AlertThresholds | Mapping[str, Any] | None = None,
         sinks: Iterable[AlertSink] | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
         cooldown_seconds: float = COOLDOWN_SECONDS,
@@ -119,7 +119,8 @@ class TrainingMonitor:
     ) -> None:
         if not interval_seconds > 0:
             raise ValueError(f"interval_seconds must be more than 0, not {interval_seconds}")
-        limits = thresholds or AlertThresholds()
+        given = thresholds or {}
+        limits = given if isinstance(given, AlertThresholds) else AlertThresholds(**given)
         self.directory, self.interval_seconds, self.clock = directory, interval_seconds, clock
         self.sinks = [LogAlerts()] if sinks is None else list(sinks)
         self.probes, self.on_sample = dict(probes or {}), on_sample

@@ -46,14 +46,16 @@ log = logging.getLogger(__name__)
 
 
 class MemoryOptimizer:
-    """See above; made by `create_memory_optimizer`.
+    """See above; `create_memory_optimizer` checks what it is given.
 
     Attributes:
         profiles: of the blocks that `memory_profiler` measured, the newest last.
         applied: what `optimize_for_training` changed, in words.
     """
 
-    def __init__(self, max_memory_percent: float, gradient_checkpointing: bool | str) -> None:
+    def __init__(
+        self, max_memory_percent: float = 85.0, gradient_checkpointing: bool | str = "auto"
+    ) -> None:
         self.max_memory_percent = max_memory_percent
         self.gradient_checkpointing = gradient_checkpointing
         self.profiles: list[MemoryProfile] = []
@@ -157,6 +159,14 @@ class MemoryOptimizer:
     def release_if_needed(self) -> bool:
         """Release memory if more than `max_memory_percent` is in use; whether that was done."""
         return self._guard.check() is Action.RELEASED
+
+    def optimize(self) -> int:
+        """Release what nothing uses now: of this process, its heap and the GPU's allocator.
+
+        Returns:
+            Bytes by which this process's resident memory fell.
+        """
+        return release_memory()
 
     def _checkpointing_for(self, model: torch.nn.Module, use: MemoryUse) -> str:
         if self.gradient_checkpointing != "auto":

@@ -4,15 +4,21 @@ The names below can be imported from here; what is behind them is loaded when it
 """
 
 from infrastructure.core.lazy import lazy_names
+from infrastructure.training.other_names import ELSEWHERE
 
 _PLACES = {
+    "CheckpointManager": "infrastructure.training.checkpoints.checkpoint_manager",
     "DataConfig": "infrastructure.config.data_config",
-    "DataPipeline": "infrastructure.training.data.data_pipeline",
+    "DataPipeline": "infrastructure.training.whole_config",
     "DeploymentConfig": "infrastructure.config.deployment_config",
     "EnhancedTrainer": "infrastructure.training.enhanced_trainer",
+    "ExtensionManager": "infrastructure.training.extensions.extension_manager",
     "LoraConfig": "infrastructure.config.model_config",
+    "MemoryOptimizer": "infrastructure.optimization.memory_optimizer",
+    "MetricsLogger": "infrastructure.training.metrics.metrics_logger",
     "ModelConfig": "infrastructure.config.model_config",
-    "ModelManager": "infrastructure.training.models.model_manager",
+    "ModelManager": "infrastructure.training.whole_config",
+    "PipelineOptimizer": "infrastructure.optimization.pipeline_optimizer",
     "ProgressiveConfig": "infrastructure.config.stackwise_config",
     "StreamingDataset": "infrastructure.training.data.streaming_dataset",
     "TemperCallback": "infrastructure.training.hf_bridge",
@@ -20,6 +26,7 @@ _PLACES = {
     "TrainingConfig": "infrastructure.config.training_config",
     "TrainingContext": "infrastructure.training.context",
     "TrainingLoop": "infrastructure.training.loop",
+    "TrainingMonitor": "infrastructure.monitoring.training_monitor",
     "UnslothTrainer": "infrastructure.training.unsloth_trainer",
     "apply_quantum_solution": "infrastructure.training.quantum.own_loop",
     "formulate_quantum_problem": "infrastructure.training.quantum.own_loop",
@@ -28,12 +35,15 @@ _PLACES = {
     "initialize_training": "infrastructure.training.context",
     "quantum_optimize": "infrastructure.training.quantum.own_loop",
     "quantum_solve": "infrastructure.quantum.quantum_step",
+    "should_checkpoint": "infrastructure.training.context",
     "should_optimize": "infrastructure.training.quantum.own_loop",
 }
-_LATER = {"UnifiedTrainer": "stackwise"}
+_LATER = dict.fromkeys(
+    ("UnifiedTrainer", "BlockTrainer", "StackTrainer", "RackTrainer"), "stackwise"
+)
 
 __all__ = [*_PLACES]
-__getattr__ = lazy_names(__name__, _PLACES, _LATER)
+__getattr__ = lazy_names(__name__, _PLACES, _LATER, ELSEWHERE)
 
 
 def __dir__() -> list[str]:

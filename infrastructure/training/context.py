@@ -1,7 +1,7 @@
 """A training as plain functions, for people who write their own loop.
 
     context = initialize_training(config)
-    for epoch in range(context.num_epochs):
+    for epoch in range(config.num_epochs):
         context.start_epoch()
         for batch in context.pipeline:
             loss = context.trainer.train_step(batch)
@@ -9,12 +9,17 @@
                 context.save_state()
         context.end_epoch()
 
+The parts may be made one by one, too, from one whole configuration:
+
+    trainer, pipeline, manager = UnslothTrainer(config), DataPipeline(config), ModelManager(config)
+    trainer.prepare()
+    context = TrainingContext(trainer, pipeline, manager)
+
 A batch is one optimizer step, whatever `gradient_accumulation` splits it into; the batches end
 where `max_steps` says. `context.run()` is the whole training in the real loop, with its hooks.
 """
 
-import secrets
-import time
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,12 +28,18 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.loading import load_config
+from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.loop import TrainingLoop, phase_ends, select_trainable
-from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.quantum.own_loop import own_loop, remember_own_loop
 from infrastructure.training.quantum.quantum_records import quantum_extension_of
 from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
+from infrastructure.training.unsloth_trainer import own_loop_checkpoints
+from infrastructure.training.whole_config import ModelManager
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -50,17 +61,48 @@ class EpochBatches:
                 if self._is_over():
                     return
 
+    @property
+    def data(self) -> DataSource:
+        """Where the batches come from."""
+        return self.loop.data
+
     def _is_over(self) -> bool:
         return self.state.stop_reason is not None or self.state.step >= self.loop.total_steps
 
 
-@dataclass
 class TrainingContext:
-    """The parts of one training: trainer, pipeline (batches) and manager (the model's adapter)."""
+    """The parts of one training.
 
-    trainer: EnhancedTrainer
-    pipeline: EpochBatches
-    manager: ModelAdapter
+    Args:
+        trainer: has or makes the model, the data and the optimizer; all steps are its.
+        pipeline: the data of the same configuration; in its place come the trainer's own batches.
+        manager: the model's adapter, or a `ModelManager` of the same configuration, which is given
+            the trainer's model.
+
+    Attributes:
+        pipeline: iterating gives the batches that are left of the current epoch.
+
+    Raises:
+        ValueError: the parts are not of one configuration.
+    """
+
+    def __init__(
+        self,
+        trainer: EnhancedTrainer,
+        pipeline: EpochBatches | DataPipeline | None = None,
+        manager: ModelAdapter | ModelManager | None = None,
+    ) -> None:
+        loop = trainer.prepare()
+        assert trainer.state is not None
+        if isinstance(pipeline, DataPipeline) and pipeline.config != trainer.data_config:
+            raise ValueError("trainer and pipeline have different data: make both of one config")
+        if isinstance(manager, ModelManager):
+            manager.take_from(trainer)
+        self.trainer = trainer
+        self.pipeline = EpochBatches(loop, trainer.state)
+        self.manager = manager or trainer.adapter
+        self.start_epoch()
+        remember_own_loop(self)
 
     @property
     def state(self) -> TrainingState:
@@ -110,16 +152,21 @@ def initialize_training(config: DeploymentConfig | None = None, **options: Any) 
         ValueError: something in the configuration cannot be; says what and what to do.
     """
     config = load_config() if config is None else config
-    options.setdefault("checkpoint_directory", _checkpoints_of(config))
-    trainer = TrainerFactory().for_run(config, **options)
-    loop = trainer.prepare()
-    assert trainer.state is not None
-    context = TrainingContext(trainer, EpochBatches(loop, trainer.state), trainer.adapter)
-    context.start_epoch()
+    for note in config.notes():
+        log.warning(note)
+    options.setdefault("checkpoint_directory", own_loop_checkpoints(config))
+    context = TrainingContext(TrainerFactory().for_run(config, **options))
+    config.note_num_epochs(context.num_epochs)
     return context
 
 
-def _checkpoints_of(config: DeploymentConfig) -> Path:
-    """Where nobody else's checkpoints lie: a place keeps the newest ones only."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-own-loop-{secrets.token_hex(2)}"
-    return Path(config.output_dir) / name / "checkpoints"
+def should_checkpoint(context: TrainingContext | None = None) -> bool:
+    """Whether a checkpoint is due after the last step: as the configuration says, by steps, epochs
+    or time, and after the last step of all.
+
+    Args:
+        context: None: the only training that was prepared in this process.
+    """
+    found = own_loop(context, "should_checkpoint")
+    loop: TrainingLoop = found.trainer.prepare()
+    return loop.save_is_due(found.state)

@@ -82,6 +82,13 @@ class TrainingLoop(Recovering):
         self.boundary = None  # what the caller does next is not known here
         return state.loss
 
+    def save_is_due(self, state: TrainingState) -> bool:
+        """Whether a checkpoint is due after the step that `single_step` has done: by steps, epochs,
+        time, at the end, or because something was decided that depends on a clock."""
+        epoch_ended = state.position.example >= self.data.num_examples
+        by_clock = self.schedule.kind_due(state.step) is not None
+        return self._save_is_due(state, epoch_ended) or by_clock or state.must_save
+
     def _has_trained(self, state: TrainingState) -> bool:
         """Train to the end; False where it went back instead, and is to go on from there."""
         try:

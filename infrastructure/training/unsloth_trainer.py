@@ -4,32 +4,58 @@ Unsloth changes transformers when it is imported, so it comes first: make this t
 anything else imports transformers.
 """
 
+import secrets
+import time
 from pathlib import Path
 from typing import Any
 
 from infrastructure.config.data_config import DataConfig
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.training.data.ready_config import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.loop import TrainingLoop
+from infrastructure.training.machine_limits import fit_to_machine
+from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.unsloth_backend import prepare_backend
 
 
 class UnslothTrainer(EnhancedTrainer):
     """An `EnhancedTrainer` whose model comes from Unsloth.
 
+    Args:
+        model_config: the model section, or a whole configuration, which brings everything else.
+
     Raises:
         MissingPackageError: unsloth is not installed.
+        ValueError: a section is given beside a whole configuration, or the configuration cannot
+            be carried out.
     """
 
     def __init__(
         self,
-        model_config: ModelConfig,
+        model_config: ModelConfig | DeploymentConfig,
         training_config: TrainingConfig | None = None,
         data_config: DataConfig | None = None,
         cache_config: CacheConfig | None = None,
         **options: Any,
     ) -> None:
+        whole: DeploymentConfig | None = None
+        if isinstance(model_config, DeploymentConfig):
+            whole = model_config
+            if training_config or data_config or cache_config:
+                raise ValueError(
+                    "a whole configuration holds the sections for training, data and cache: give"
+                    " UnslothTrainer one of the two"
+                )
+            make_ready(whole)
+            whole.know_models(MODELS)
+            training_config, data_config = whole.training, whole.data
+            model_config, cache_config = whole.model, whole.cache
+            options = {**parts_of(whole), **options}
         model_config = model_config.model_copy(update={"backend": "unsloth"})
         directory = cache_config.directory if cache_config else None
         prepare_backend(model_config, Path(directory) if directory else None)
@@ -40,3 +66,30 @@ class UnslothTrainer(EnhancedTrainer):
             cache_config=cache_config,
             **options,
         )
+        self.whole_config = whole
+        if whole is not None:
+            fit_to_machine(self, whole)
+
+    def prepare(self) -> TrainingLoop:
+        loop = super().prepare()
+        if self.whole_config is not None:
+            self.whole_config.note_num_epochs(sum(phase.num_epochs for phase in loop.phases))
+        return loop
+
+
+def parts_of(config: DeploymentConfig) -> dict[str, Any]:
+    """Keywords of `EnhancedTrainer` for what a whole configuration holds besides its sections, with
+    a folder for checkpoints of one's own loop."""
+    return {
+        "device": config.device,
+        "memory_budget": MemoryBudget.of(config),
+        "quantum_config": config.quantum,
+        "quantum_resources": config.resources.quantum,
+        "checkpoint_directory": own_loop_checkpoints(config),
+    }
+
+
+def own_loop_checkpoints(config: DeploymentConfig) -> Path:
+    """Where nobody else's checkpoints lie: a place keeps the newest ones only."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-own-loop-{secrets.token_hex(2)}"
+    return Path(config.output_dir) / name / "checkpoints"

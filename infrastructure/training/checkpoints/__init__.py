@@ -1,1 +1,14 @@
 """Saving and restoring the whole state of a run."""
+
+from infrastructure.core.lazy import lazy_names
+
+_PLACES = {
+    "CheckpointManager": "infrastructure.training.checkpoints.checkpoint_manager",
+}
+
+__all__ = [*_PLACES]
+__getattr__ = lazy_names(__name__, _PLACES)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PLACES])

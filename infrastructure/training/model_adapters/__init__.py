@@ -7,6 +7,7 @@ import torch
 
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.core.lazy import lazy_names
 from infrastructure.core.lookup import look_up
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter as ModelAdapter
 from infrastructure.training.model_adapters.standard_adapter import (
@@ -20,6 +21,9 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
     "standard": StandardModelAdapter,
     "tactical_mappo": TacticalMappoAdapter,
 }
+
+_LATER = dict.fromkeys(("DialogueModelAdapter", "MultimodalModelAdapter"), "adapters")
+__getattr__ = lazy_names(__name__, {}, _LATER)
 
 
 def get_model_adapter(

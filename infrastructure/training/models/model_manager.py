@@ -131,6 +131,22 @@ class ModelManager:
         description = {"kind": str(source.kind), **self._identity(source, model)}
         return LoadedModel(model.train(), tokenizer, describe(model, self.config) | description)
 
+    def load_tokenizer(self) -> Any:
+        """The tokenizer alone, as `load` gives it with the model; None: the model reads no text.
+
+        Raises:
+            ValueError: it is not there.
+        """
+        source = find_source(self.config.name)
+        if source.kind in WITHOUT_TEXT:
+            return None
+        if source.kind is SourceKind.EMBEDDED:
+            return self._embedded_tokenizer()
+        is_lora = source.kind is SourceKind.LORA_FOLDER
+        base = base_of_lora(source.folder) if is_lora else source
+        with offline_where_unreachable() if base.kind is SourceKind.HUB else nullcontext():
+            return self._tokenizer_of(source, base, self._options(trains_all=False))
+
     def _refuse_contradictions(self, source: ModelSource) -> None:
         """Every setting of the model has an effect on this kind of model, or is refused."""
         config = self.config
@@ -199,8 +215,7 @@ class ModelManager:
         check_length(load_config(base, options), self.max_length, self.config.name)
         if self.config.backend == "unsloth":
             return self._load_by_unsloth(source, options)
-        own_tokenizer = any((Path(source.location) / file).is_file() for file in TOKENIZER_FILES)
-        tokenizer = load_tokenizer(source if own_tokenizer else base, options)
+        tokenizer = self._tokenizer_of(source, base, options)
         model = load_causal_lm(base, options)
         if source.kind is not SourceKind.LORA_FOLDER:
             return self._with_lora(model), tokenizer
@@ -209,6 +224,10 @@ class ModelManager:
         model = load_lora(source.folder, model)
         check_same_lora(model, self.config.lora_config, source.location)
         return model, tokenizer
+
+    def _tokenizer_of(self, source: ModelSource, base: ModelSource, options: LoadOptions) -> Any:
+        own_tokenizer = any((Path(source.location) / file).is_file() for file in TOKENIZER_FILES)
+        return load_tokenizer(source if own_tokenizer else base, options)
 
     def _load_by_unsloth(self, source: ModelSource, options: LoadOptions) -> ModelAndTokenizer:
         is_lora = source.kind is SourceKind.LORA_FOLDER

@@ -76,7 +76,8 @@ def find_source(name: str) -> ModelSource:
     if _is_there(path):
         return _look_into(path.resolve())
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
-        raise ValueError(f"model {name!r}: there is no such folder")
+        hint = "; a run's model lies in its own folder: runs/RUN/final" * (path.name == "final")
+        raise ValueError(f"model {name!r}: there is no such folder{hint}")
     return ModelSource(SourceKind.HUB, name)
 
 

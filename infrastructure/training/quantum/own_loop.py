@@ -12,6 +12,7 @@ on as in the real one.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -74,6 +75,34 @@ class TrainerGradients(dict[str, torch.Tensor]):
     ) -> None:
         super().__init__(gradients)
         self.config, self.resources = config, resources
+
+
+# Trainings of one's own loop in this process, for functions that are not told which one is meant.
+_OWN_LOOPS: WeakSet[Any] = WeakSet()
+
+
+def remember_own_loop(context: OwnLoop) -> None:
+    """Let functions without arguments mean this training as long as there is no other."""
+    _OWN_LOOPS.add(context)
+
+
+def own_loop(context: OwnLoop | None, asked: str) -> OwnLoop:
+    """`context`, or the only training of one's own loop that this process has.
+
+    Raises:
+        ValueError: there is none, or there are several.
+    """
+    if context is not None:
+        return context
+    found = list(_OWN_LOOPS)
+    if len(found) != 1:
+        there = f"{len(found)} trainings are" if found else "no training is"
+        raise ValueError(
+            f"{there} prepared in this process: say which one is meant, {asked}(context), with the"
+            " context of initialize_training(config)"
+        )
+    only: OwnLoop = found[0]
+    return only
 
 
 class LastGradients:
@@ -175,8 +204,13 @@ def formulate_quantum_problem(
     return problem
 
 
-def should_optimize(context: OwnLoop) -> bool:
-    """Whether a quantum step is due: `training.optimization_frequency` steps after the last."""
+def should_optimize(context: OwnLoop | None = None) -> bool:
+    """Whether a quantum step is due: `training.optimization_frequency` steps after the last.
+
+    Args:
+        context: None: the only training that was prepared in this process.
+    """
+    context = own_loop(context, "should_optimize")
     return context.state.every(context.trainer.training_config.optimization_frequency)
 
 

@@ -1,0 +1,188 @@
+"""Data and model of a training by one whole configuration, for people who put it together
+themselves: `DataPipeline(config)`, `ModelManager(config)`.
+
+Both are those of a run, which gives them its sections; nothing is read or loaded before it is
+needed.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.backup.optimizer_state import merge_optimizer, split_optimizer
+from infrastructure.config.data_config import DataConfig
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.model_config import ModelConfig
+from infrastructure.core.errors import CheckpointError
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
+)
+from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.data import data_pipeline
+from infrastructure.training.data.collate import pad
+from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.ready_config import make_ready
+from infrastructure.training.data.token_store import TokenStore
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.machine_limits import caches_within
+from infrastructure.training.models import model_manager
+from infrastructure.training.models.model_manager import LoadedModel
+from infrastructure.training.precision import choose_device
+from infrastructure.training.unsloth_trainer import own_loop_checkpoints
+
+MODEL, OPTIMIZER = "model", "optimizer"  # keys of a state, and groups of a checkpoint
+
+
+class ModelManager(model_manager.ModelManager):
+    """The model that a configuration names, by its model section or as a whole.
+
+    Args:
+        config: a whole configuration brings the keywords of
+            `infrastructure.training.models.model_manager.ModelManager`, too.
+    """
+
+    def __init__(self, config: DeploymentConfig | ModelConfig, **options: Any) -> None:
+        self._loaded: LoadedModel | None = None
+        self._trained: torch.nn.Module | None = None
+        self.checkpoint_dir: Path | None = None
+        if isinstance(config, ModelConfig):
+            super().__init__(config, **options)
+            return
+        make_ready(config)
+        self.checkpoint_dir = own_loop_checkpoints(config)
+        training, data = config.training, config.data
+        of_config: dict[str, Any] = {
+            "device": choose_device(config.device),
+            "seed": training.seed,
+            "max_length": data.max_length,
+            "gradient_checkpointing": training.gradient_checkpointing,
+            "checkpointing_mode": training.gradient_checkpointing_mode,
+            "memory_efficient_attention": training.memory_efficient_attention,
+            "tokenizer_texts": lambda: data_pipeline.training_texts(data),
+        }
+        super().__init__(config.model, **{**of_config, **options})
+
+    @property
+    def base_model(self) -> torch.nn.Module:
+        """The model, with its LoRA matrices where there are any; loaded when first asked for."""
+        if self._trained is None:
+            self._loaded = self.load()
+            self._trained = self._loaded.model
+        return self._trained
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the LoRAs in the model."""
+        return list(getattr(self.base_model, "peft_config", {}))
+
+    def take_from(self, trainer: EnhancedTrainer) -> None:
+        """Let `base_model` be the one that a trainer trains, and checkpoints go to its folder.
+
+        Raises:
+            ValueError: the trainer trains the model of another configuration.
+        """
+        mine, its = self.config, trainer.model_config
+        if mine.model_copy(update={"backend": its.backend}) != its:
+            raise ValueError("trainer and manager have different models: make both of one config")
+        self._trained = trainer.initialize_model()
+        if trainer.checkpoints is not None:
+            self.checkpoint_dir = trainer.checkpoints.store.root
+
+    def save_checkpoint(self, state: Mapping[str, Any]) -> Path:
+        """Write a version: `state["step"]`, `state["model"]` (a state_dict), perhaps
+        `state["optimizer"]` (a state_dict), and any JSON values besides.
+
+        Returns:
+            Its manifest, by which `load_checkpoint` finds it.
+
+        Raises:
+            ValueError: something of it is neither a tensor nor JSON, or there is no folder to
+                write to.
+            StorageError: the disk refuses.
+        """
+        if self.checkpoint_dir is None:
+            raise ValueError("set checkpoint_dir, or make the ModelManager of a whole config")
+        tensors = {MODEL: dict(state[MODEL])}
+        values = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
+        if OPTIMIZER in state:
+            tensors[OPTIMIZER], values[OPTIMIZER] = split_optimizer(state[OPTIMIZER])
+        return CheckpointManager(self.checkpoint_dir).save(Snapshot(tensors, values))
+
+    def load_checkpoint(self, path: Path | str) -> dict[str, Any]:
+        """The state that `save_checkpoint` wrote; its weights are in `base_model` then.
+
+        Raises:
+            CheckpointError: it is damaged, or of another model.
+        """
+        snapshot = load_checkpoint(Path(path))
+        state = {**snapshot.values, MODEL: snapshot.tensors.get(MODEL, {})}
+        try:
+            self.base_model.load_state_dict(state[MODEL])
+        except RuntimeError as error:
+            raise CheckpointError(f"{path} holds another model: {error}") from error
+        if OPTIMIZER in state:
+            tensors = snapshot.tensors.get(OPTIMIZER, {})
+            state[OPTIMIZER] = merge_optimizer(tensors, state[OPTIMIZER])
+        return state
+
+
+class DataPipeline(data_pipeline.DataPipeline):
+    """The data that a configuration names, by its data section and a tokenizer, or as a whole.
+
+    Iterating gives the batches of the first epoch.
+
+    Args:
+        config: a whole configuration brings the tokenizer of its model, and the keywords of
+            `infrastructure.training.data.data_pipeline.DataPipeline`.
+    """
+
+    def __init__(
+        self, config: DeploymentConfig | DataConfig, tokenizer: Any = None, **options: Any
+    ) -> None:
+        self.batch_size = 1
+        if isinstance(config, DataConfig):
+            super().__init__(config, tokenizer, **options)
+            return
+        make_ready(config)
+        of_config: dict[str, Any] = {
+            "cache_config": caches_within(config.cache, config.memory),
+            "seed": config.training.seed,
+            "memory_config": config.memory,
+        }
+        if config.training.batch_size != "auto":
+            self.batch_size = config.training.batch_size * config.training.gradient_accumulation
+        if tokenizer is None:
+            tokenizer = ModelManager(config).load_tokenizer()
+        super().__init__(config.data, tokenizer, **{**of_config, **options})
+
+    @property
+    def dataset(self) -> TokenStore:
+        """The prepared examples; prepares them if need be."""
+        return self.store
+
+    @property
+    def cache(self) -> Path:
+        """The folder that holds the prepared examples."""
+        return self.store.folder
+
+    @property
+    def dataloader(self) -> Generator[list[TokenizedExample], None, None]:
+        """The batches of the first epoch, anew each time; a training asks for each epoch's."""
+        return self.train_batches(0, 0, self.batch_size)
+
+    def __iter__(self) -> Iterator[list[TokenizedExample]]:
+        return self.dataloader
+
+    def process_batch(self, batch: Sequence[TokenizedExample] | Sequence[str]) -> dict[str, Any]:
+        """Examples of this pipeline, or texts, as tensors that a model takes.
+
+        Returns:
+            int64 tensors (B, L): `input_ids`, `attention_mask`, and for examples `labels`.
+        """
+        if all(isinstance(one, str) for one in batch):
+            found: Any = self.tokenizer(list(batch), padding=True, return_tensors="pt")
+            return {name: found[name] for name in ("input_ids", "attention_mask")}
+        return pad(batch, self.tokenizer.pad_token_id)  # type: ignore[arg-type]
