@@ -19,10 +19,11 @@ from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.deployment import detached as detached_trainings
 from infrastructure.deployment.closing import closing_lines, paths_of
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.detached import OUTPUT_FILE, DetachedTraining
+from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.deployment.same_training import newest_of_this_purpose
-from infrastructure.deployment.signals import interrupt_on_sigterm
+from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.monitoring.live_run import LiveRun
+from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.run_list import find_run_path
 from infrastructure.monitoring.trainer_process import read_trainer
 from infrastructure.monitoring.watch import watch
@@ -149,7 +150,7 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
     cell = _Cell()
     deployment = TrainingDeployment(config, cell.say, accept, cell.begun, cell.make_progress)
     try:
-        with interrupt_on_sigterm():
+        with interrupt_on_signals():
             summary = deployment.run()
     except KeyboardInterrupt:
         print("Interrupted before the first step: what was saved before is safe")

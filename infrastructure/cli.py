@@ -1,7 +1,7 @@
 """The `temper` command: what it takes, and which part of `deployment` does it.
 
 Exit codes: 0 done, 2 wrong input (one sentence, no traceback), 1 failed, 130 stopped by Ctrl-C or
-before a deadline, 143 by SIGTERM.
+before a deadline, 143 by SIGTERM, 129 by SIGHUP (a closed terminal).
 A traceback is shown at `--log-level DEBUG` only, and like all that is printed without secrets.
 Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """
@@ -28,22 +28,36 @@ from infrastructure.core.errors import ProcessLostError, TemperError, TrainingDi
 from infrastructure.core.launched import launched
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
+from infrastructure.core.standard_output import LossyStream, lossy_output
+from infrastructure.core.stop_signals import StopSignal, exit_code_of
 from infrastructure.testing.doctor import examine, exit_code, render
 from infrastructure.training.data.ready_config import make_ready
 
-DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 # What a run that goes on is told anew by file and environment too; the rest by flags alone.
 CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices", "num_processes")
 
 # A launcher (torchrun, accelerate launch) may start several of these; the first one leads.
 LED = ("train", "train-resume")
+TRAINS = (*LED, "train-detached")  # their work is not what they print
 
 log = logging.getLogger("temper")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
+    with lossy_output("stderr"):
+        code = _run(arguments)
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            LossyStream(sys.stdout).let_go()
+            return max(code, _fail(error, FAILED))
+        return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         parser = create_parser()
         options = parse(parser, arguments)
@@ -55,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = launched()
         if told is not None and told.rank > 0 and options.command in LED:
             return int(_deployment().compute_for_leader(told))
+        if options.command in TRAINS:
+            with lossy_output("stdout"):
+                return COMMANDS[options.command](options)
         return COMMANDS[options.command](options)
     except (TrainingDivergedError, ProcessLostError, OSError) as error:
         return _fail(error, FAILED)
@@ -62,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, WRONG_INPUT)
     except KeyboardInterrupt as error:
         print("temper: interrupted", file=sys.stderr)
-        return TERMINATED if str(error).startswith("SIGTERM") else INTERRUPTED
+        return exit_code_of(error.name) if isinstance(error, StopSignal) else INTERRUPTED
     except Exception as error:
         return _fail_unexpectedly(error)
 

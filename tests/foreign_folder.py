@@ -20,6 +20,7 @@ NOTEBOOK = "import sys; sys.path.insert(0, '')\n"
 
 def foreign_folder(folder: Path) -> Path:
     """Fill `folder`; importing anything from it fails with a sentence."""
+    folder.mkdir(exist_ok=True)
     text = f"raise RuntimeError({IS_MINE!r} + ': ' + __name__)\n"
     standard = [name for name in sys.stdlib_module_names if find_spec(name) is not None]
     for name in (*standard, *THIRD_PARTY):  # not those of another system, which are tried for

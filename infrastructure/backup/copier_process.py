@@ -10,7 +10,6 @@ import json
 import os
 import resource
 import select
-import signal
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
 from infrastructure.backup.writer_process import LOCK_FILE
 from infrastructure.core.lock import Lock
+from infrastructure.core.stop_signals import ignore_stop_signals
 
 NICENESS = 19
 POLL_SECONDS = 0.5
@@ -158,8 +158,7 @@ def _allow_many_files() -> None:
 
 def main() -> None:
     """Serve until the training has ended and its last version is confirmed."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_stop_signals()
     os.nice(NICENESS)
     _allow_many_files()
     settings = CopierSettings(**json.loads(_first_line()))

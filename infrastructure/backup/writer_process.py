@@ -9,7 +9,6 @@ import contextlib
 import json
 import mmap
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import TemperError
 from infrastructure.core.lock import Lock
+from infrastructure.core.stop_signals import ignore_stop_signals
 
 NICENESS = 19
 LOCK_FILE = "lock"
@@ -66,8 +66,7 @@ def only_writer(root: Path) -> Iterator[None]:
 
 def main(root: Path, retention: Retention, descriptor: int) -> None:
     """Serve until standard input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_stop_signals()
     os.nice(NICENESS)
     for line in sys.stdin.buffer:
         answer = commit_message(root, retention, mmap.mmap(descriptor, 0), *map(int, line.split()))

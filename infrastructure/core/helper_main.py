@@ -12,8 +12,8 @@ if __name__ == "__main__":
     sys.path[:] = os.environ.pop(PATH_VARIABLE).split("\n")
     import runpy
 
-    from infrastructure.core.standard_output import survive_lost_output
+    from infrastructure.core.standard_output import lossy_output
 
-    survive_lost_output("stderr")  # nobody reads it when the parent has ended
     del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    with lossy_output("stderr"):  # nobody reads it when the parent has ended
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,31 +1,49 @@
 """Standard output and error that may go away: a closed terminal or pipe, a full disk.
 
-What cannot be written is dropped, and whoever prints goes on; a disk with space again takes what
-comes then. Nothing else of a stream is changed.
+Whoever prints goes on. What cannot be written is added to a file, once there is one; a disk that
+has space again takes what comes then.
 """
 
 import logging
+import os
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO
+
+from infrastructure.core.notebook import in_notebook_kernel
+
+STREAMS = ("stdout", "stderr")
 
 log = logging.getLogger(__name__)
 
 
 class LossyStream:
-    """A text stream whose `write` and `flush` do not fail."""
+    """A text stream whose `write` and `flush` do not fail.
 
-    def __init__(self, stream: TextIO, name: str) -> None:
-        self.stream, self.name = stream, name
+    Attributes:
+        kept_in: the file that gets what `stream` does not take.
+        is_lost: whether there was something that it did not take.
+    """
+
+    kept_in: Path | None = None  # of all streams of this process
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
         self.is_lost = False
 
     def write(self, text: str) -> int:
         try:
             self.stream.write(text)
+            if "\n" in text:
+                self.stream.flush()
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             self._lose(error)
+            self._keep(text)
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 
@@ -38,15 +56,58 @@ class LossyStream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
+    def let_go(self) -> None:
+        """Have what it still holds dropped where it cannot be written: a Python whose last flush
+        fails ends with an exit code of its own."""
+        try:
+            self.stream.flush()
+        except OSError:
+            with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.stream.fileno())
+        except ValueError:  # closed: nothing is held
+            return
+
     def _lose(self, error: Exception) -> None:
         if not self.is_lost:
             self.is_lost = True  # before the next line, which may come here again
-            log.warning("%s takes nothing any more, the work goes on: %s", self.name, error)
+            name = getattr(self.stream, "name", "output")
+            log.warning("%s cannot be written, the work goes on: %s", name, error)
+
+    def _keep(self, text: str) -> None:
+        if LossyStream.kept_in is None or text.startswith("\r"):  # a bar that is drawn again
+            return
+        with suppress(OSError), LossyStream.kept_in.open("a", encoding="utf-8") as file:
+            file.write(text)
 
 
-def survive_lost_output(*names: str) -> None:
-    """Let `stdout` and `stderr` of `sys`, or those of them that are named, be lossy ones."""
-    for name in names or ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, LossyStream):
-            setattr(sys, name, LossyStream(stream, name))
+@contextmanager
+def lossy_output(*names: str) -> Iterator[None]:
+    """Inside, standard output and error (or those that are named) may be lost. A notebook's are
+    never."""
+    own: dict[str, LossyStream] = {}
+    if not in_notebook_kernel():
+        for name in names or STREAMS:
+            stream = getattr(sys, name)
+            if stream is not None and not isinstance(stream, LossyStream):
+                own[name] = LossyStream(stream)
+                setattr(sys, name, own[name])
+    try:
+        yield
+    finally:
+        for name, stream in own.items():
+            stream.let_go()
+            if getattr(sys, name) is stream:
+                setattr(sys, name, stream.stream)
+
+
+@contextmanager
+def lost_output_kept_in(path: Path) -> Iterator[None]:
+    """Inside, what cannot be written is added to the file `path`; its folder is made."""
+    before = LossyStream.kept_in
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    LossyStream.kept_in = path
+    try:
+        yield
+    finally:
+        LossyStream.kept_in = before

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.output_dir import writable
-from infrastructure.deployment.signals import interrupt_on_sigterm
+from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.testing.results import GROUPS
 from infrastructure.testing.test_pipeline import create_test_pipeline
 
@@ -39,7 +39,7 @@ def check(config: DeploymentConfig, told: Told) -> int:
             print(line, flush=True)
 
     pipeline = create_test_pipeline(config, say=say, rebaseline=told.rebaseline)
-    with interrupt_on_sigterm():
+    with interrupt_on_signals():
         pipeline.run_tests(*(GROUPS[:1] if told.quick else GROUPS))
     report = pipeline.generate_test_report()
     say(report["verdict"])

@@ -8,20 +8,21 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Setting
 from infrastructure.core.launched import Launched
+from infrastructure.core.stop_signals import exit_code_of
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.going_on import configuration_of
 from infrastructure.deployment.run_directory import find_run
-from infrastructure.deployment.signals import interrupt_on_sigterm
+from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.training.follower_process import follow
 from infrastructure.training.parallel.membership import by_launcher, followers_dismissed
 
-DONE, STOPPED, TERMINATED = 0, 130, 143
+DONE, STOPPED = 0, 130
 
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     """Go on with the run of this purpose, or start one; see `ended` for the exit code."""
-    with interrupt_on_sigterm(), followers_dismissed():
+    with interrupt_on_signals(), followers_dismissed():
         summary = TrainingDeployment(config, accept=accept).run()
     return ended(summary)
 
@@ -41,7 +42,7 @@ def resume(
     if checkpoint is None and run.is_finished() and not accept:
         print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
         return DONE
-    with interrupt_on_sigterm(), followers_dismissed():
+    with interrupt_on_signals(), followers_dismissed():
         summary = TrainingDeployment(config, accept=accept).resume(run, checkpoint)
     return ended(summary)
 
@@ -52,15 +53,15 @@ def compute_for_leader(told: Launched) -> int:
 
 
 def ended(summary: Mapping[str, Any]) -> int:
-    """The exit code of a training: 143 when SIGTERM stopped it, 130 when something else did."""
+    """The exit code of a training: that of the signal which stopped it, or 130."""
     if summary["status"] != "stopped":
         return DONE
-    return TERMINATED if str(summary["reason"]).startswith("SIGTERM") else STOPPED
+    return exit_code_of(summary["signal"]) if summary["signal"] else STOPPED
 
 
 def evaluate(config: DeploymentConfig) -> int:
     """Measure the model `config.model.name` on the data `config.data.eval_path`."""
-    with interrupt_on_sigterm():
+    with interrupt_on_signals():
         lines = evaluate_model(config)
     for line in lines:
         print(line)

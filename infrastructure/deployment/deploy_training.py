@@ -18,6 +18,7 @@ from infrastructure.config.deployment_config import DeploymentConfig as Deployme
 from infrastructure.core.errors import StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.redact import redact
+from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.deployment.closing import closing_lines, paths_of
 from infrastructure.deployment.ending import Ending
 from infrastructure.deployment.forecast import RunForecast
@@ -36,6 +37,7 @@ from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.deployment.stages import Stages
 from infrastructure.evaluation.held_out import HeldOut, measure
+from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
@@ -108,6 +110,10 @@ class TrainingDeployment:
             Exception: the training failed; the finished steps are in a checkpoint.
         """
         make_ready(self.config)
+        with lossy_output():
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
         run = None if self.config.new_run else self._run_of_this_purpose()
         if run is None:
             name = self.config.run_name or self.config.model.name
@@ -128,7 +134,7 @@ class TrainingDeployment:
             CheckpointError: it is damaged, or what decides the result has changed and was not
                 accepted.
         """
-        with only_trainer_of(run.path):
+        with lossy_output(), only_trainer_of(run.path):
             self.begun(run.path)
             if checkpoint is None:
                 checkpoint = CheckpointManager(run.checkpoints).newest()
@@ -138,7 +144,7 @@ class TrainingDeployment:
                 self.config.model.revision = commit
             trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
             self.say(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
-            with with_followers(trainer):
+            with with_followers(trainer), lost_output_kept_in(run.path / OUTPUT_FILE):
                 return self._train(run, trainer, measured_before(run), checkpoint)
 
     def _run_of_this_purpose(self) -> RunDirectory | None:
@@ -185,7 +191,7 @@ class TrainingDeployment:
             return self._begin_in(run, trainer)
 
     def _begin_in(self, run: RunDirectory, trainer: EnhancedTrainer) -> dict[str, Any]:
-        with with_followers(trainer):
+        with with_followers(trainer), lost_output_kept_in(run.path / OUTPUT_FILE):
             return self._begin_with(run, trainer)
 
     def _begin_with(self, run: RunDirectory, trainer: EnhancedTrainer) -> dict[str, Any]:

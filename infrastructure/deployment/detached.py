@@ -30,11 +30,11 @@ from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.deployment.output_dir import writable
 from infrastructure.deployment.saved import SavedSteps
+from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.trainer_process import TrainerProcess, read_trainer, write_trainer
 from infrastructure.training.data.ready_config import make_ready
 
 FOLDER, RUN_NAME, PURPOSE_NAME, OUTPUT_NAME = ".detached", "run", "purpose.json", "output.txt"
-OUTPUT_FILE = Path("logs") / OUTPUT_NAME  # in the run's directory
 LOOK_SECONDS = 0.1
 STOP_SECONDS = 300.0  # saving, and copying to the place, may take long
 MAX_LINES_OF_FAILURE = 3

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -11,8 +12,9 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import write_text
 from infrastructure.deployment.commands import ended
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.detached import OUTPUT_FILE, OUTPUT_NAME, RUN_NAME
-from infrastructure.deployment.signals import interrupt_on_sigterm
+from infrastructure.deployment.detached import OUTPUT_NAME, RUN_NAME
+from infrastructure.deployment.signals import interrupt_on_signals
+from infrastructure.monitoring.logging_config import OUTPUT_FILE
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +26,8 @@ def train(folder: Path, config: DeploymentConfig, accept: Collection[str]) -> in
         _move_output(folder / OUTPUT_NAME, run_path / OUTPUT_FILE)
         write_text(folder / RUN_NAME, str(run_path.absolute()))
 
-    with interrupt_on_sigterm():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it outlives the terminal, that is what it is for
+    with interrupt_on_signals():
         summary = TrainingDeployment(config, accept=accept, begun=begun).run()
     write_text(folder / RUN_NAME, str(Path(summary["paths"]["run"]).absolute()))
     return ended(summary)

@@ -9,7 +9,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.hardware import processor
-from infrastructure.deployment.signals import interrupt_on_sigterm
+from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.evaluation.evaluate import set_aside
 from infrastructure.monitoring.tables import render_table
 from infrastructure.optimization.inference import (
@@ -70,7 +70,7 @@ def optimize(config: DeploymentConfig, wish: Wish) -> int:
     notes = set_aside(config)
     config.data.max_length = 2  # rows are made here, of any length that the model has positions for
     trainer = TrainerFactory().for_run(config)
-    with interrupt_on_sigterm():
+    with interrupt_on_signals():
         model = Logits(_merged(trainer.initialize_model()))
         _refuse_too_long(model.model, wish.length)
         num_tokens = model.model.get_input_embeddings().num_embeddings  # type: ignore[operator]

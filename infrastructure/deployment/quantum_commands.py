@@ -8,7 +8,7 @@ from typing import Any
 
 import dimod
 
-from infrastructure.deployment.signals import interrupt_on_sigterm
+from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.quantum.model_file import read_model
 from infrastructure.quantum.samplers.deadline import Deadline
 from infrastructure.quantum.samplers.sampler_factory import (
@@ -67,7 +67,7 @@ def solve(wish: SolveWish) -> int:
     sampler = create_sampler(wish.sampler)
     asked = _asked(wish, sampler)
     try:
-        with interrupt_on_sigterm():
+        with interrupt_on_signals():
             bqm = read_model(wish.file)
             if "time_limit" in sampler.parameters:
                 asked["time_limit"] = max(0.0, deadline.seconds_left)

@@ -23,7 +23,7 @@ from infrastructure.config.training_config import QUANTUM
 from infrastructure.core.files import write_json
 from infrastructure.deployment.commands import DONE, ended
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.signals import interrupt_on_sigterm
+from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.monitoring.formatting import format_duration, format_number
 from infrastructure.monitoring.quantum_section import COMPARISON_FILE, QUANTUM_FILE, read_json
 from infrastructure.monitoring.report import write_report
@@ -55,7 +55,7 @@ def compare(config: DeploymentConfig, as_json: bool) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
-    with interrupt_on_sigterm(), followers_dismissed():
+    with interrupt_on_signals(), followers_dismissed():
         rows, stopped = compared(config, say)
     if stopped is not None:
         say("Stopped: the same command goes on with the comparison")

@@ -12,6 +12,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import write_json
 from infrastructure.core.hardware import detect
 from infrastructure.core.redact import redact
+from infrastructure.core.stop_signals import StopSignal
 from infrastructure.deployment.closing import paths_of
 from infrastructure.deployment.going_on import data_files_hash
 from infrastructure.deployment.run_directory import RunDirectory
@@ -95,6 +96,7 @@ def summarise(
     summary = {
         "status": status,
         "reason": state.stop_reason or (str(error) or "interrupted" if interrupted else None),
+        "signal": state.stop_signal or (error.name if isinstance(error, StopSignal) else None),
         "error": redact(f"{type(error).__name__}: {error}") if failed else None,
         "steps": state.step,
         "total_steps": state.total_steps,

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM ask a training to stop at the next step, and break off a step that takes long.
+"""Ctrl-C, SIGTERM and SIGHUP ask a training to stop at the next step, and break off one that takes
+long.
 
 The handlers are there only while a command runs, and the old ones come back afterwards.
 """
@@ -9,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from infrastructure.core.stop_signals import StopSignal, reason_of, stop_signals
 from infrastructure.training.state import TrainingState
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A machine that is taken away gives half a minute or so; a step, an evaluation, or the compiling of
 # a model may take longer than that, and is then done again by whoever goes on.
 PATIENCE_SECONDS = 8.0
@@ -19,20 +20,23 @@ RETRY_SECONDS = 0.05
 
 
 @contextmanager
-def interrupt_on_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM is what Ctrl-C is: it ends the work in order, not the process."""
+def interrupt_on_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP are what Ctrl-C is: they end the work in order, not the process;
+    what is raised is a StopSignal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(f"{signal.Signals(number).name} received")
+        raise StopSignal(number)
 
-    before = signal.signal(signal.SIGTERM, handle)
+    numbers = [number for number in stop_signals() if number != signal.SIGINT]
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Stopper:
@@ -53,7 +57,7 @@ class _Stopper:
         is_wake, self._is_wake = self._is_wake, False
         self.num_ctrl_c += number == signal.SIGINT and not is_wake
         if not self.state.is_interrupted:
-            self.state.interrupt(f"{signal.Signals(number).name} received")
+            self.state.interrupt(reason_of(number), number)
             self._wait(PATIENCE_SECONDS)
             return
         if self.num_ctrl_c > 2:
@@ -103,7 +107,7 @@ def stop_on_signals(
         yield
         return
     stopper = _Stopper(state, may_break_off)
-    before = {number: signal.signal(number, stopper.handle) for number in SIGNALS}
+    before = {number: signal.signal(number, stopper.handle) for number in stop_signals()}
     try:
         yield
     finally:

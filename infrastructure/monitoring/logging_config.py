@@ -8,6 +8,7 @@
 | logs/errors/errors.jsonl | what went wrong and what was done |
 | logs/system/system.jsonl | the machine, at each sample |
 | logs/system/alerts.jsonl | when an alert began and ended |
+| logs/output.txt | what a detached training said, and what a closed terminal was not told |
 
 This module writes the first; a line has time (seconds since 1970), level, logger and message;
 what happened has its numbers, an exception its traceback. `training.1.jsonl` is the file before,
@@ -23,6 +24,7 @@ from infrastructure.core.line_file import RotatingLineFile
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.metrics_file import encode_record, plain_record
 
+OUTPUT_FILE = Path("logs") / "output.txt"
 TRAINING_FILE = Path("logs") / "training" / "training.jsonl"
 PACKAGE = "infrastructure"  # the logger above all of ours
 

@@ -1,6 +1,7 @@
 """What a training is at one instant: position, phase, and what hooks may look at."""
 
 import math
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +94,7 @@ class TrainingState:
             the training can be saved is saved, so that whoever goes on repeats it.
         stop_reason: why training shall end at the next step boundary, or None.
         is_interrupted: whether that reason came from outside, so that there is more to train.
+        stop_signal: the signal's name where it was one.
     """
 
     model: torch.nn.Module
@@ -121,13 +123,16 @@ class TrainingState:
     must_save: bool = False
     stop_reason: str | None = None
     is_interrupted: bool = False
+    stop_signal: str | None = None
 
     def stop(self, reason: str) -> None:
         """Ask the loop to end after the current step; the first reason given is kept."""
         self.stop_reason = self.stop_reason or reason
 
-    def interrupt(self, reason: str) -> None:
+    def interrupt(self, reason: str, signal_number: int | None = None) -> None:
         """Ask the loop to end although there is more to train; a long evaluation is broken off."""
+        if self.stop_reason is None and signal_number is not None:
+            self.stop_signal = signal.Signals(signal_number).name
         self.stop(reason)
         self.is_interrupted = True
 

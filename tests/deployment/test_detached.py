@@ -14,7 +14,8 @@ from infrastructure.config.layers import Layer, Setting, Source
 from infrastructure.config.purpose import purpose_of
 from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached, detached_commands
-from infrastructure.deployment.detached import OUTPUT_FILE, DetachedTraining
+from infrastructure.deployment.detached import DetachedTraining
+from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.trainer_process import read_trainer, write_trainer
 from tests.deployment.runs import (
     deploy,

@@ -15,6 +15,7 @@ import pytest
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.deployment.environment import RECORD_NAME
 from tests.deployment.small_project import ROOT, SmallProject, make_small_project, make_wheel
+from tests.foreign_folder import foreign_folder
 from tests.slow import slow
 
 SCRIPTS = [
@@ -85,6 +86,15 @@ def test_the_second_launch_only_trains(project: SmallProject, tmp_path: Path) ->
     assert (again.code, again.err) == (7, "")
     assert json.loads(again.out) == {"arguments": ["train"], "folder": str(tmp_path)}
     assert (project.root / ".venv" / RECORD_NAME).stat().st_mtime_ns == before
+
+
+def test_from_a_folder_whose_files_are_named_like_modules(
+    project: SmallProject, tmp_path: Path
+) -> None:
+    folder = foreign_folder(tmp_path / "foreign")
+    done = project.run(LAUNCH, cwd=folder)
+    assert (done.code, done.err) == (7, "")
+    assert json.loads(done.out)["folder"] == str(folder)
 
 
 def test_through_a_relative_path(project: SmallProject) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.loading import load_config
 from infrastructure.core.redact import redact
+from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
+from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.hf_bridge.bridged_training import BridgedTraining
 from infrastructure.training.hf_bridge.checkpoint_folder import write_checkpoint_folder
@@ -36,9 +38,9 @@ class TemperCallback:
     Versions take the place of the folders that the Trainer would write, in the rhythm of its
     `save_strategy` and besides by time (`training.checkpoint_seconds`); where the Trainer needs its
     own folders (`load_best_model_at_end`, `push_to_hub`, `restore_callback_states_from_checkpoint`)
-    it writes them too. Ctrl-C and SIGTERM save and stop after the step. Going on gives the weights
-    that an undisturbed training would have, as far as the data draws no random numbers while a row
-    is read. Training in one process only.
+    it writes them too. Ctrl-C, SIGTERM and SIGHUP save and stop after the step. Going on gives the
+    weights that an undisturbed training would have, as far as the data draws no random numbers
+    while a row is read. Training in one process only.
 
     Args:
         name: of the training: its folder in `output_dir` and at `backup.place`, by which it is
@@ -75,6 +77,7 @@ class TemperCallback:
         self._first: Path | None = None  # the version that the last try began with
         self._error_before: BaseException | None = None
         self._ending = threading.Lock()
+        self._output = ExitStack()  # lossy while a training runs
 
     def resume_from(self) -> str | None:
         """What `trainer.train(resume_from_checkpoint=...)` takes: a folder with the newest version
@@ -118,6 +121,8 @@ class TemperCallback:
         self._lookout.start()
         self._signals = AskedToStop(call, self._asked_to_stop)
         self._signals.install()
+        self._output.enter_context(lossy_output())
+        self._output.enter_context(lost_output_kept_in(self.run.directory / OUTPUT_FILE))
 
     def _begun_with(self) -> Path | None:
         """The version that the try before began with: this one begins with weights that are trained
@@ -130,9 +135,9 @@ class TemperCallback:
             )
         return self._first
 
-    def _asked_to_stop(self, reason: str) -> None:
+    def _asked_to_stop(self, reason: str, signal_number: int) -> None:
         if self._training is not None:
-            self._training.state.interrupt(reason)
+            self._training.state.interrupt(reason, signal_number)
             self.run.say("Saving and stopping after this step; Ctrl-C again stops at once")
 
     def _is_gone(self) -> None:
@@ -149,6 +154,7 @@ class TemperCallback:
             if training is not None:
                 self._first = training.first
                 training.break_off(error)
+            self._output.close()
 
     def _let_go(self) -> None:
         if self._lookout is not None:
@@ -213,6 +219,7 @@ class TemperCallback:
             self._call = None
         if training is not None:
             training.end()
+        self._output.close()
 
     def _active(self) -> BridgedTraining | None:
         """The training, unless there is nothing left to train in it."""

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from infrastructure.core.stop_signals import reason_of, stop_signals
+
 LOOK_SECONDS = 0.5
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # What stands on the stack between a training and its callbacks.
 BETWEEN = ("infrastructure.training.hf_bridge", "transformers.trainer_callback")
 
@@ -69,14 +70,14 @@ class Lookout(threading.Thread):
 
 
 class AskedToStop:
-    """Ctrl-C, a notebook's Stop and SIGTERM ask the training to stop after its step; the second
-    Ctrl-C is what it always was. In the main thread only, where signals are handled.
+    """Ctrl-C, a notebook's Stop, SIGTERM and SIGHUP ask the training to stop after its step; the
+    second Ctrl-C is what it always was. In the main thread only, where signals are handled.
 
     Args:
-        ask: is told the reason.
+        ask: is told the reason, and the signal.
     """
 
-    def __init__(self, call: TrainerCall, ask: Callable[[str], None]) -> None:
+    def __init__(self, call: TrainerCall, ask: Callable[[str, int], None]) -> None:
         self.call, self.ask = call, ask
         self._has_asked = False
         self._before: dict[int, Any] = {}
@@ -84,11 +85,11 @@ class AskedToStop:
     def install(self) -> None:
         """Take the signals."""
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in stop_signals():
                 owner = getattr(signal.getsignal(number), "__self__", None)
                 if isinstance(owner, AskedToStop) and not owner.call.is_running():
                     owner.remove()  # of a training that an exception has ended
-            self._before = {n: signal.signal(n, self._handle) for n in SIGNALS}
+            self._before = {n: signal.signal(n, self._handle) for n in stop_signals()}
 
     def remove(self) -> None:
         """Give the signals back to who had them, where this is the main thread; elsewhere the
@@ -106,6 +107,6 @@ class AskedToStop:
             signal.raise_signal(number)
         elif not self._has_asked:
             self._has_asked = True
-            self.ask(f"{signal.Signals(number).name} received")
+            self.ask(reason_of(number), number)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt

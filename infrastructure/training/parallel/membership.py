@@ -7,7 +7,6 @@ word that only members know.
 import hmac
 import json
 import secrets
-import signal
 import socket
 import subprocess
 import time
@@ -22,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.launched import Launched, launched
+from infrastructure.core.stop_signals import ignore_stop_signals
 from infrastructure.training.parallel.messages import Channel, Message
 
 FOLLOWER_MODULE = "infrastructure.training.follower_process"
@@ -133,8 +133,7 @@ def join(member: Member) -> Channel | None:
         return None
     try:
         channel = Channel(socket.create_connection((member.address, place["port"])))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        ignore_stop_signals()
         channel.send(Message("join", {"rank": member.rank, "secret": place["secret"]}))
     except OSError:
         return None
