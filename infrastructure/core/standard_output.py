@@ -32,15 +32,20 @@ class LossyStream:
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.is_lost = False
+        self._fails = False  # the last time that something was to leave it
+        self._line = ""  # what `stream` may hold still
 
     def write(self, text: str) -> int:
+        if not text.startswith("\r"):  # a bar that is drawn again
+            self._line += text
         try:
             self.stream.write(text)
             if "\n" in text:
                 self.stream.flush()
+                self._line, self._fails = text.rpartition("\n")[2], False
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             self._lose(error)
-            self._keep(text)
+            self._keep()
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -59,25 +64,23 @@ class LossyStream:
     def let_go(self) -> None:
         """Have what it still holds dropped where it cannot be written: a Python whose last flush
         fails ends with an exit code of its own."""
-        try:
-            self.stream.flush()
-        except OSError:
+        self.flush()
+        if self._fails:
             with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
                 os.dup2(nowhere.fileno(), self.stream.fileno())
-        except ValueError:  # closed: nothing is held
-            return
 
     def _lose(self, error: Exception) -> None:
+        self._fails = True
         if not self.is_lost:
             self.is_lost = True  # before the next line, which may come here again
             name = getattr(self.stream, "name", "output")
             log.warning("%s cannot be written, the work goes on: %s", name, error)
 
-    def _keep(self, text: str) -> None:
-        if LossyStream.kept_in is None or text.startswith("\r"):  # a bar that is drawn again
-            return
-        with suppress(OSError), LossyStream.kept_in.open("a", encoding="utf-8") as file:
-            file.write(text)
+    def _keep(self) -> None:
+        text, self._line = self._line, ""
+        if LossyStream.kept_in is not None and text:
+            with suppress(OSError), LossyStream.kept_in.open("a", encoding="utf-8") as file:
+                file.write(text)
 
 
 @contextmanager

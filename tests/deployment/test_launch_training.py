@@ -267,7 +267,7 @@ def test_without_a_fitting_python_it_is_one_sentence(
 @pytest.mark.parametrize(
     ("script", "code", "sentence"),
     [
-        ('[ "$1" = -c ] && echo good && exit; echo "made by $0" >&2; exit 3', 3, "made by"),
+        ('[ "$1" = -I ] && echo good && exit; echo "made by $0" >&2; exit 3', 3, "made by"),
         ("exit 1", 1, "chosen does not answer: install one, or name it in TEMPER_PYTHON"),
     ],
 )

@@ -8,9 +8,12 @@ import time
 import pytest
 import torch
 
+from infrastructure.core.stop_signals import StopSignal
 from infrastructure.deployment import signals
-from infrastructure.deployment.signals import stop_on_signals
+from infrastructure.deployment.signals import interrupt_on_signals, stop_on_signals
 from infrastructure.training.state import TrainingState
+
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture
@@ -18,12 +21,20 @@ def state() -> TrainingState:
     return TrainingState(torch.nn.Linear(1, 1))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_asks_to_stop(state: TrainingState, number: signal.Signals) -> None:
     with stop_on_signals(state):
         os.kill(os.getpid(), number)
     assert state.stop_reason == f"{number.name} received"
-    assert state.is_interrupted
+    assert (state.is_interrupted, state.stop_signal) == (True, number.name)
+
+
+def test_the_first_signal_is_the_one_that_is_told(state: TrainingState) -> None:
+    """A terminal that is closed may be told of twice: by the kernel, and by the shell."""
+    with stop_on_signals(state):
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+    assert (state.stop_reason, state.stop_signal) == ("SIGHUP received", "SIGHUP")
 
 
 def test_a_second_ctrl_c_breaks_off_the_step(state: TrainingState) -> None:
@@ -59,7 +70,7 @@ def test_a_second_sigterm_is_harmless(state: TrainingState) -> None:
     assert state.stop_reason == "SIGTERM received"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_step_that_takes_too_long_is_broken_off(
     state: TrainingState, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,10 +92,26 @@ def test_nothing_comes_after_the_end(state: TrainingState, monkeypatch: pytest.M
 
 
 def test_the_old_handlers_come_back(state: TrainingState) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with stop_on_signals(state):
+    before = [signal.getsignal(number) for number in ALL]
+    with interrupt_on_signals(), stop_on_signals(state):
         assert signal.getsignal(signal.SIGINT) is not before[0]
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(n) for n in ALL] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_before_the_training_a_signal_is_an_interrupt_that_names_it(number: signal.Signals) -> None:
+    with interrupt_on_signals(), pytest.raises(StopSignal, match=f"{number.name} received"):
+        os.kill(os.getpid(), number)
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(state: TrainingState) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupt_on_signals(), stop_on_signals(state):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert state.stop_reason is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_outside_the_main_thread_nothing_is_installed(state: TrainingState) -> None:

@@ -113,7 +113,11 @@ class TemperCallback:
             self.run, trainer, loader, self.hooks, self._resumed, self.accepted
         )
         training.is_another_try = is_another_try
-        training.begin(parts.get("processing_class"))
+        with ExitStack() as output:
+            output.enter_context(lossy_output())
+            output.enter_context(lost_output_kept_in(self.run.directory / OUTPUT_FILE))
+            training.begin(parts.get("processing_class"))
+            self._output = output.pop_all()
         self._training, self._resumed = training, None
         self._error_before = _last_error()
         self._call = call = TrainerCall()
@@ -121,8 +125,6 @@ class TemperCallback:
         self._lookout.start()
         self._signals = AskedToStop(call, self._asked_to_stop)
         self._signals.install()
-        self._output.enter_context(lossy_output())
-        self._output.enter_context(lost_output_kept_in(self.run.directory / OUTPUT_FILE))
 
     def _begun_with(self) -> Path | None:
         """The version that the try before began with: this one begins with weights that are trained

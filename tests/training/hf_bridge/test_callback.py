@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError, TrainingDivergedError
 from infrastructure.deployment.run_directory import find_run
 from infrastructure.deployment.same_training import newest_of_this_purpose
+from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.metrics_file import read_metrics
 from infrastructure.monitoring.run_facts import read_run_facts
 from infrastructure.training.checkpoints.checkpoint_manager import (
@@ -156,7 +158,7 @@ def test_running_it_again_when_it_is_finished_trains_nothing(
     assert (run_of(tmp_path) / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_stops_after_the_step(
     tmp_path: Path, undisturbed: Callable[..., torch.Tensor], number: signal.Signals
 ) -> None:
@@ -171,6 +173,32 @@ def test_a_signal_saves_and_stops_after_the_step(
     again, _, _ = train(tmp_path, save_strategy="no")
     assert torch.equal(weights(again.model), undisturbed())
     assert summary_of(tmp_path)["status"] == "finished"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("bar", [True, False])
+def test_output_that_nobody_takes_ends_no_training(
+    tmp_path: Path,
+    undisturbed: Callable[..., torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    bar: bool,
+) -> None:
+    """Neither the bar and the prints of the Trainer, nor ours: a terminal that was closed."""
+    from transformers.trainer_callback import PrinterCallback
+
+    with Path("/dev/full").open("w") as out, Path("/dev/full").open("w") as errors:
+        trainer = trainer_of(tmp_path, disable_tqdm=not bar)
+        trainer.add_callback(TemperCallback("tiny", settings(tmp_path)))
+        if not bar:
+            trainer.add_callback(PrinterCallback)
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", errors)
+        trainer.train()
+        assert (sys.stdout, sys.stderr) == (out, errors)
+        monkeypatch.undo()
+    assert trainer.state.global_step == NUM_STEPS
+    assert torch.equal(weights(trainer.model), undisturbed())
+    assert "finished" in (run_of(tmp_path) / OUTPUT_FILE).read_text()
 
 
 def test_an_error_is_told_and_the_same_lines_go_on_at_once(

@@ -55,18 +55,22 @@ def received() -> Iterator[list[int]]:
     numbers: list[int] = []
     before = {
         n: signal.signal(n, lambda number, frame: numbers.append(number))
-        for n in (signal.SIGINT, signal.SIGTERM)
+        for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     yield numbers
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
+def asking(call: TrainerCall, asked: list[str]) -> AskedToStop:
+    return AskedToStop(call, lambda reason, number: asked.append(reason))
+
+
 def test_the_first_signal_asks_and_the_second_ctrl_c_insists(received: list[int]) -> None:
     asked: list[str] = []
 
     def inside(call: TrainerCall) -> None:
-        signals = AskedToStop(call, asked.append)
+        signals = asking(call, asked)
         signals.install()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -83,8 +87,10 @@ def test_the_first_signal_asks_and_the_second_ctrl_c_insists(received: list[int]
 def test_after_the_call_signals_are_those_of_before_again(received: list[int]) -> None:
     asked: list[str] = []
     for _ in range(2):  # the second finds what the first has left
-        call_and_stay(lambda call: AskedToStop(call, asked.append).install())
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGINT)
-    assert received == [signal.SIGTERM, signal.SIGINT]
+        call_and_stay(
+            lambda call: AskedToStop(call, lambda reason, _: asked.append(reason)).install()
+        )
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(os.getpid(), number)
+    assert received == [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
     assert asked == []
