@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pty
 import random
 import shutil
 import signal
@@ -175,26 +176,27 @@ def test_a_signal_saves_and_stops_after_the_step(
     assert summary_of(tmp_path)["status"] == "finished"
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("bar", [True, False])
-def test_output_that_nobody_takes_ends_no_training(
+def test_a_terminal_that_is_closed_ends_no_training(
     tmp_path: Path,
     undisturbed: Callable[..., torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
     bar: bool,
 ) -> None:
-    """Neither the bar and the prints of the Trainer, nor ours: a terminal that was closed."""
+    """Whether the Trainer draws a bar or prints its numbers, beside what is said here."""
     from transformers.trainer_callback import PrinterCallback
 
-    with Path("/dev/full").open("w") as out, Path("/dev/full").open("w") as errors:
-        trainer = trainer_of(tmp_path, disable_tqdm=not bar)
-        trainer.add_callback(TemperCallback("tiny", settings(tmp_path)))
-        if not bar:
-            trainer.add_callback(PrinterCallback)
-        monkeypatch.setattr(sys, "stdout", out)
-        monkeypatch.setattr(sys, "stderr", errors)
+    master, slave = pty.openpty()
+    close = At(Event.AFTER_BACKWARD, 2, lambda: os.close(master))
+    trainer = trainer_of(tmp_path, disable_tqdm=not bar)
+    trainer.add_callback(TemperCallback("tiny", settings(tmp_path), hooks=[close]))
+    if not bar:
+        trainer.add_callback(PrinterCallback)
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(sys, "stderr", terminal)
         trainer.train()
-        assert (sys.stdout, sys.stderr) == (out, errors)
+        assert (sys.stdout, sys.stderr) == (terminal, terminal)
         monkeypatch.undo()
     assert trainer.state.global_step == NUM_STEPS
     assert torch.equal(weights(trainer.model), undisturbed())
