@@ -6,6 +6,8 @@ from pathlib import Path
 
 from colab.runtime import has_browser
 from colab.transfer import require_room
+from infrastructure.core.checksums import damaged_files
+from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import atomic_write
 from infrastructure.monitoring.formatting import format_bytes
 from infrastructure.monitoring.run_list import RUN_FILE, find_run_path
@@ -33,9 +35,15 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
     Raises:
         ValueError: there is no such run, or it has no trained model yet.
         StorageError: there is no room for it.
+        DamagedFileError: the model is damaged.
     """
     directory = find_run_path(None if run is None else str(run), Path(output_dir))
     files = _files(directory)
+    if damaged := damaged_files(directory / MODEL):
+        raise DamagedFileError(
+            f"the trained model of {directory.name} is damaged ({', '.join(damaged)}): run the cell"
+            " that has trained it again, which brings it back"
+        )
     size_bytes = sum(file.stat().st_size for file in files)
     require_room("the zip file", directory, size_bytes)
     target = directory / f"{directory.name}.zip"

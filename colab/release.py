@@ -16,6 +16,7 @@ from infrastructure.backup.places.drive import DrivePlace
 from infrastructure.backup.retention import retention_of
 from infrastructure.backup.run_backup import RunBackup, place_options
 from infrastructure.config.backup_config import BackupConfig
+from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import StorageError
 from infrastructure.core.lock import Lock
 from infrastructure.core.redact import redact
@@ -74,6 +75,11 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
         step = _confirmed_step(run, backup, seconds)
     if not run.is_finished():
         return f"Step {step} of run {run.run_id} is safe at {options.place}; it is not finished"
+    if damaged := damaged_files(run.final):
+        raise StorageError(
+            f"the trained model of run {run.run_id} is damaged ({', '.join(damaged)}): run the cell"
+            " that has trained it again, which brings it back"
+        )
     where = backup.publish(run.final, seconds)
     return f"Run {run.run_id} is safe: step {step} at {options.place}, the model in {where}"
 

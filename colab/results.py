@@ -12,7 +12,9 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
 from infrastructure.deployment.export import export_checkpoint
+from infrastructure.deployment.model_repair import repair_model
 from infrastructure.deployment.run_directory import find_run
+from infrastructure.deployment.run_repair import repair_records_of
 from infrastructure.evaluation import asking
 from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.monitoring.page import page
@@ -116,6 +118,7 @@ def ask(model: str | Path, questions: Sequence[str], max_tokens: int = 64) -> li
     Raises:
         ValueError: there is no such model, or it writes no text.
     """
+    repair_model(Path(model))
     answers = asking.ask(model, questions, max_tokens)
     for question, answer in zip(questions, answers, strict=True):
         print(f"{question}\n  → {answer or '(nothing)'}\n")
@@ -128,6 +131,7 @@ def evaluate(model: str | Path, data: str | Path) -> None:
     Raises:
         ValueError: the model or the data cannot be used.
     """
+    repair_model(Path(model))
     folder = Path(model).absolute().parent  # of a run's `final/`, the run
     config = DeploymentConfig(model_name=str(model), data_path=str(data), output_dir=str(folder))
     print(*evaluate_model(config), sep="\n")
@@ -149,6 +153,7 @@ def export(run: str | Path, step: int | None = None) -> Path:
     named = str(run) if step is None else f"{Path(run).name}@{step}"
     found, checkpoint = find_run(named, Path(run).parent)
     checkpoint = checkpoint or CheckpointManager(found.checkpoints).newest()
+    repair_records_of(found)
     folder = found.path / EXPORTED / f"step-{step_of(checkpoint)}"
     if folder.is_dir():
         print(f"{folder} is there already")

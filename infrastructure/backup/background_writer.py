@@ -19,6 +19,7 @@ from infrastructure.backup.kept_copy import KeptCopy, Place, State
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.writer_process import LOCK_FILE, commit_message
 from infrastructure.core.errors import StorageError
+from infrastructure.core.files import make_directory
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.lock import Lock
 
@@ -142,7 +143,7 @@ class BackgroundWriter:
     def _start(self) -> HelperProcess:
         descriptor = self._copy.descriptor
         if self._lock is None:
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_directory(self.root)
             self._lock = Lock(self.root / LOCK_FILE)
             self._lock.take()
         return HelperProcess(

@@ -69,7 +69,15 @@ def _fetch(
     manifest = _retrying(link, lambda: link.store.read(name), sleep)
     if manifest.step != step if step is not None else not manifest.healthy:
         return False
-    _retrying(link, lambda: fetch_version(link.store, name, local, on_progress), sleep)
+    try:
+        _retrying(link, lambda: fetch_version(link.store, name, local, on_progress), sleep)
+    except CheckpointError as error:
+        _retrying(
+            link,
+            lambda: fetch_version(link.store, name, local, on_progress, run_files=False),
+            sleep,
+        )
+        log.warning("some of the run's small files are damaged at %s: %s", link.place.url, error)
     return True
 
 

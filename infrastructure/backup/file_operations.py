@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from infrastructure.core.files import make_directory
+
 Buffer = bytes | bytearray | memoryview
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -50,7 +52,7 @@ class FileOperations:
         return shutil.disk_usage(directory).free
 
     def make_directory(self, directory: Path) -> None:
-        directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        make_directory(directory, PRIVATE_DIRECTORY)
 
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         """Write a new file; one that is there already is an error."""

@@ -13,6 +13,10 @@ FORMAT_VERSION = 1
 # More than any real version has; a reader allocates nothing for what claims to be larger.
 MAX_MANIFEST_BYTES = 64 * 1024**2
 MAX_OBJECT_BYTES = 1 << 40
+FILES = "files"  # the class of a run's small files: no training goes on from them
+# Held anew by each version, in an object of its own: they hardly change, so one object would be
+# that of all versions, and one damaged bit in it the end of all.
+HELD_ANEW = ("random/", f"{FILES}/run.json@")
 VERSION_NAME = re.compile(r"(\d{12})-([a-z0-9]{1,16})-([0-9a-f]{64})")
 
 KINDS = ("scheduled", "manual", "stopped", "emergency")
@@ -93,6 +97,14 @@ class Manifest:
     values: dict[str, Any]
     packs: tuple[Pack, ...]
     tensors: dict[str, StoredTensor]
+
+    @property
+    def needed_packs(self) -> tuple[Pack, ...]:
+        """The objects that a training goes on from: all but those with copies of run files."""
+        needed = {
+            place.pack for name, place in self.tensors.items() if name.partition("/")[0] != FILES
+        }
+        return tuple(pack for index, pack in enumerate(self.packs) if index in needed)
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: sorted keys, no spaces, ASCII, no NaN."""

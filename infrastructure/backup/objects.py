@@ -83,6 +83,23 @@ class ObjectFiles:
         """
         return self._whole(pack, hash_name, self._loaded, self._unpacked)
 
+    def require_there(self, pack: Pack) -> None:
+        """See that an object is there and has its size; its bytes are not read.
+
+        Raises:
+            CheckpointError: it is missing or cut.
+        """
+        for path in (self.path_of(pack.hash), self.compressed_path_of(pack.hash)):
+            try:
+                found = self.operations.size(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise CheckpointError(f"object {pack.hash[:12]} cannot be read: {error}") from error
+            if found == pack.size_bytes or (path.suffix == SUFFIX and 0 < found < pack.size_bytes):
+                return
+        raise CheckpointError(f"object {pack.hash[:12]} is missing or cut")
+
     def is_whole(self, pack: Pack, hash_name: str) -> bool:
         """Whether an object may be named again without being written again."""
         try:

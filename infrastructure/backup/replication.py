@@ -15,7 +15,7 @@ from infrastructure.backup.manifest import Manifest, Pack
 from infrastructure.backup.open_object import OpenFile, PackedObject, Progress, open_object
 from infrastructure.backup.places.base import Content
 from infrastructure.backup.store import Store
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import CheckpointError, StorageError
 
 # Written and not confirmed yet: a mounted Drive holds these on this machine's disk.
 WINDOW_BYTES = 512 * 1024**2
@@ -303,11 +303,16 @@ def _joined(buffers: Sequence[Buffer]) -> bytes:
     return b"".join(bytes(buffer) for buffer in buffers)
 
 
-def fetch_version(remote: Store, name: str, local: Store, on_progress: Progress) -> None:
+def fetch_version(
+    remote: Store, name: str, local: Store, on_progress: Progress, *, run_files: bool = True
+) -> None:
     """Write a version of `remote` into `local` under the same name, its manifest last, everything
     verified and on the disk. What is whole here already is not fetched again.
 
     The caller is the one writer of `local`.
+
+    Args:
+        run_files: False: what only holds copies of run files is left out where it is damaged.
 
     Raises:
         CheckpointError: the version is damaged there, or cannot be read.
@@ -323,8 +328,12 @@ def fetch_version(remote: Store, name: str, local: Store, on_progress: Progress)
         local.objects.require_space(sum(pack.size_bytes for pack in missing))
         for pack in manifest.packs:
             if pack in missing:
-                bytes_of_pack = remote.objects.read(pack, manifest.hash_name)
-                local.objects.write_pack([bytes_of_pack], manifest.hash_name)
+                try:
+                    bytes_of_pack = remote.objects.read(pack, manifest.hash_name)
+                    local.objects.write_pack([bytes_of_pack], manifest.hash_name)
+                except CheckpointError:
+                    if run_files or pack in manifest.needed_packs:
+                        raise
             done_bytes += pack.size_bytes
             on_progress(done_bytes, total_bytes)
         digest = name.rpartition("-")[2]

@@ -63,7 +63,7 @@ def is_good(store: Store, name: str) -> bool:
     manifest = _read(store, name)
     return manifest is not None and (
         manifest.healthy
-        and all(store.objects.is_whole(pack, manifest.hash_name) for pack in manifest.packs)
+        and all(store.objects.is_whole(pack, manifest.hash_name) for pack in manifest.needed_packs)
     )
 
 

@@ -26,8 +26,10 @@ from infrastructure.backup.link import Link
 from infrastructure.backup.open_object import Progress
 from infrastructure.backup.place_pruning import prune_once
 from infrastructure.backup.published_folder import PublishedFolder
+from infrastructure.backup.repair import Repair, StoreRepair
 from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.room import require_room
+from infrastructure.backup.run_file_repair import RunFileRepair
 from infrastructure.backup.store import Store
 from infrastructure.backup.version_list import (
     HERE,
@@ -117,6 +119,36 @@ class RunBackup:
         with only_writer(self.store.root):
             name = fetch_newest(link, self.store, step, on_progress or _silent)
         return self.store.manifest_path(name)
+
+    def repair(self, directory: Path | None = None) -> list[Repair]:
+        """Bring back what is damaged or missing here, from the place and from copies in versions;
+        for whoever is about to go on with the run.
+
+        Args:
+            directory: of the run, whose small files are compared too.
+
+        Returns:
+            All that was damaged. Empty: nothing is known to be.
+
+        Raises:
+            StorageError: this machine's disk refuses.
+        """
+        status = read_status(self.status_path)
+        is_ours = self._link is not None and status.place == redact_urls(self._link.place.url)
+        confirmed = status.confirmed_name if is_ours else None
+        if not self.store.versions() and confirmed is None:
+            return []
+        remote = None if self._link is None else self._link.store
+        where = "" if self._link is None else self._link.place.url
+        with only_writer(self.store.root):
+            repairs = [*StoreRepair(self.store, remote, where).steps(confirmed)]
+        if directory is not None:
+            stores = [self.store] if remote is None else [self.store, remote]
+            try:
+                repairs += RunFileRepair(directory, stores).steps()
+            except OSError as error:
+                raise StorageError(f"{directory} cannot be repaired: {error}") from error
+        return repairs
 
     def list_backups(self) -> list[BackupEntry]:
         """All versions here and at the place, the newest first.

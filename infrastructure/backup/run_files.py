@@ -8,19 +8,19 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from infrastructure.backup.manifest import FILES as CLASS
 from infrastructure.backup.manifest import Manifest
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.files import atomic_write
 
-CLASS = "files"
 PIECE_BYTES = 256 * 1024
 LARGEST_BYTES = 64 * 1024**2  # of one file; a run writes no larger one beside its checkpoints
 # What a run writes and needs again. Whatever else lies in its directory is not ours to copy, and a
 # version from elsewhere writes nothing else.
 _PATHS = (
-    r"(?:run|before|checks|quantum|comparison)\.json",
+    r"(?:run|before|checks|forecast|quantum|comparison)\.json",
     r"(?:metrics|quarantine)\.jsonl",
     r"metrics\.csv",
     r"tokenizer/\w[\w.+-]*\.(?:json|jinja|txt|model|tiktoken)",
@@ -41,26 +41,53 @@ def read_run_files(directory: Path) -> dict[str, TensorBytes]:
     return tensors
 
 
-def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list[Path]:
+def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list[str]:
     """Write the files that a version holds into `directory`, each whole or not at all.
 
+    Returns:
+        A sentence for each file whose copy is damaged: it is left out.
+
     Raises:
-        CheckpointError: the version is damaged, or it holds a file that no run has.
+        CheckpointError: the version holds a file that no run has.
         OSError: the disk refuses.
     """
-    pieces: dict[str, dict[int, bytes]] = {}
-    for name, tensor in store.load(manifest, only=CLASS):
-        found = _NAME.fullmatch(name)
-        if found is None:
-            raise CheckpointError(f"a version holds a file with the name {name[:80]!r}")
-        pieces.setdefault(found[1], {})[int(found[2])] = bytes(tensor.data)
-    files = {path: b"".join(_in_order(path, parts)) for path, parts in pieces.items()}
-    for path, data in files.items():
-        target = directory / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(target) as file:
+    lost = []
+    for path, names in pieces_of(manifest).items():
+        try:
+            pieces = {name: bytes(t.data) for name, t in store.load(manifest, names=names)}
+        except CheckpointError as error:
+            lost.append(f"{path} is not brought back: {error}")
+            continue
+        data = joined_pieces(path, pieces)
+        with atomic_write(directory / path) as file:
             file.write(data)
-    return [directory / path for path in files]
+    return lost
+
+
+def pieces_of(manifest: Manifest) -> dict[str, list[str]]:
+    """The run files that a version holds, by path: full names of the tensors that hold each.
+
+    Raises:
+        CheckpointError: it holds a file that no run has.
+    """
+    pieces: dict[str, list[str]] = {}
+    for name in manifest.tensors:
+        if name.partition("/")[0] == CLASS:
+            found = _NAME.fullmatch(name)
+            if found is None:
+                raise CheckpointError(f"a version holds a file with the name {name[:80]!r}")
+            pieces.setdefault(found[1], []).append(name)
+    return pieces
+
+
+def joined_pieces(path: str, pieces: Mapping[str, bytes]) -> bytes:
+    """The file `path` from its tensors.
+
+    Raises:
+        CheckpointError: a piece is missing.
+    """
+    parts = {int(name.rpartition("@")[2]): data for name, data in pieces.items()}
+    return b"".join(_in_order(path, parts))
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, bytes]]:

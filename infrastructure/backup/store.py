@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from infrastructure.backup.file_operations import FileOperations, by_two
 from infrastructure.backup.hashing import available_hash, hash_of
 from infrastructure.backup.manifest import (
+    HELD_ANEW,
     Manifest,
     Pack,
     StoredTensor,
@@ -96,13 +97,17 @@ class Store:
             raise CheckpointError("its manifest is not what was written")
         return parse_manifest(data, parsed)
 
-    def verify(self, manifest: Manifest) -> None:
+    def verify(self, manifest: Manifest, *, run_files: bool = True) -> None:
         """Read every object of a version and compare it with its name.
+
+        Args:
+            run_files: also those that only hold copies of the run's small files.
 
         Raises:
             CheckpointError: one is missing, cut or changed; the text names it.
         """
-        for _ in _each(lambda pack: self.objects.verify(pack, manifest.hash_name), manifest.packs):
+        packs = manifest.packs if run_files else manifest.needed_packs
+        for _ in _each(lambda pack: self.objects.verify(pack, manifest.hash_name), packs):
             pass
 
     def load(
@@ -137,14 +142,14 @@ class Store:
                 yield name, tensors[name]
 
     def newest(self) -> tuple[str | None, list[Rejected]]:
-        """The newest healthy version that verifies (None: there is none), and the damaged newer
-        ones that were passed over."""
+        """The newest healthy version that a training can go on from (None: there is none), and the
+        damaged newer ones that were passed over. Copies of run files are not looked at."""
         rejected: list[Rejected] = []
         for name in self.versions():
             try:
                 manifest = self.read(name)
                 if manifest.healthy:
-                    self.verify(manifest)
+                    self.verify(manifest, run_files=False)
                     return name, rejected
             except CheckpointError as error:
                 rejected.append(Rejected(name, str(error)))
@@ -326,7 +331,7 @@ class Store:
             held = {
                 tensor: newest.packs[place.pack]
                 for tensor, place in newest.tensors.items()
-                if hashes.get(tensor) == place.hash
+                if hashes.get(tensor) == place.hash and not tensor.startswith(HELD_ANEW)
             }
             kept = {
                 pack

@@ -17,6 +17,7 @@ from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import TemperError
+from infrastructure.core.files import make_directory
 from infrastructure.core.lock import Lock
 from infrastructure.core.stop_signals import ignore_stop_signals
 
@@ -55,7 +56,7 @@ def commit_message(
 def only_writer(root: Path) -> Iterator[None]:
     """Wait until no other process writes into this store, nor a helper that outlived its training;
     inside, none begins to."""
-    root.mkdir(parents=True, exist_ok=True)
+    make_directory(root)
     lock = Lock(root / LOCK_FILE)
     try:
         lock.take(wait=True)

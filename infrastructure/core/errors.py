@@ -13,6 +13,10 @@ class CheckpointError(TemperError):
     """A checkpoint cannot be read, or is not what its manifest says."""
 
 
+class DamagedFileError(TemperError):
+    """A file is not what was written to it; the text names it."""
+
+
 class DataError(TemperError):
     """Training data cannot be used as it is."""
 

@@ -29,6 +29,15 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def make_directory(directory: Path, mode: int = 0o777) -> None:
+    """Make a directory and what it lies in; each that is made survives a power cut."""
+    if not os.path.lexists(directory.parent):
+        make_directory(directory.parent)
+    if not directory.is_dir():
+        directory.mkdir(mode, exist_ok=True)
+        sync_directory(directory.parent)
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary neighbour of `path` for writing; on success it becomes `path`.
@@ -36,7 +45,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     The bytes are on the disk before the name is, so a reader never sees half a file. On an
     exception the temporary file is removed and `path` stays as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -70,7 +79,7 @@ def whole_directory(directory: Path) -> Iterator[Path]:
     steps aside just before, and `recover_directory` brings it back should the process be killed
     right then. On an exception the temporary one is removed and the older one stays.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(directory.parent)
     recover_directory(directory)
     part, descriptor = _new_part(directory)
     try:

@@ -1,15 +1,19 @@
 """A growing text file of whole lines: what a kill or a full disk tore is cut, never built upon.
 
 Each line goes to the operating system at once, so a killed process loses at most the line it was
-writing. It is not synced line by line: a power cut may take the last seconds.
+writing. It is not synced line by line, only when it is closed: a power cut may take the last
+seconds of a file that is being written, and nothing of one that was closed.
 """
 
+import contextlib
+import errno
+import os
 import re
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 
-from infrastructure.core.files import atomic_write
+from infrastructure.core.files import atomic_write, make_directory, sync_directory
 
 SEARCH_BYTES = 1 << 16
 
@@ -32,7 +36,8 @@ class LineFile:
             while rest:
                 rest = rest[self._open().write(rest) :]
         except OSError:
-            self.close()
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                self.close()
             raise
 
     def read_lines(self) -> list[bytes]:
@@ -47,15 +52,29 @@ class LineFile:
             file.writelines(lines)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Close the file, all of it on the disk.
+
+        Raises:
+            OSError: the disk refuses; the file is closed all the same.
+        """
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a device or a pipe, which nothing is kept in
+                    raise
+            finally:
+                file.close()
 
     def _open(self) -> FileIO:
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path.parent)
+            is_new = not self.path.exists()
             self._file = FileIO(self.path, "a+")
             self._file.truncate(end_of_last_line(self._file))
+            if is_new:
+                sync_directory(self.path.parent)
         return self._file
 
 

@@ -3,7 +3,6 @@
 `TrainingDeployment(config).run()` is what the command line and the notebooks call.
 """
 
-import json
 import logging
 import shutil
 import time
@@ -15,24 +14,32 @@ from typing import Any
 from infrastructure.backup.run_backup import place_options
 from infrastructure.backup.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
-from infrastructure.core.errors import StorageError
-from infrastructure.core.files import write_json
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
+from infrastructure.core.files import make_directory
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.deployment.closing import closing_lines, paths_of
 from infrastructure.deployment.ending import Ending
 from infrastructure.deployment.forecast import RunForecast
-from infrastructure.deployment.from_place import restore_run, run_at_place
+from infrastructure.deployment.from_place import restore_run, run_at_place, runs_at_place
 from infrastructure.deployment.going_on import (
     commit_of_base,
     has_other_data,
     record_accepted,
     what_differs,
 )
+from infrastructure.deployment.model_repair import repair_finished
 from infrastructure.deployment.run_checks import checked_before, checking_hooks, keep_round
 from infrastructure.deployment.run_copies import RunCopies, bytes_of_version
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
-from infrastructure.deployment.run_record import describe_model, record_run, unused_gpus
+from infrastructure.deployment.run_record import (
+    describe_model,
+    record_run,
+    save_tokenizer,
+    unused_gpus,
+)
+from infrastructure.deployment.run_repair import repair_records, repair_run
 from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.deployment.stages import Stages
@@ -114,13 +121,16 @@ class TrainingDeployment:
             return self._run()
 
     def _run(self) -> dict[str, Any]:
+        options = place_options(self.config)
         run = None if self.config.new_run else self._run_of_this_purpose()
+        if run is not None and run.is_finished():
+            repair_finished(run, options, self.say)
         if run is None:
             name = self.config.run_name or self.config.model.name
             return self._begin(plan_run(Path(self.config.output_dir), name))
         if run.is_finished():
             return self._tell_finished(run)
-        if not CheckpointManager(run.checkpoints).checkpoints():
+        if not self._has_version(run):
             self.say(f"Run {run.run_id} ended before its first checkpoint: it begins again")
             return self._begin(run)
         self.say(f"Run {run.run_id} is of this kind and not finished; --new-run starts afresh")
@@ -136,18 +146,50 @@ class TrainingDeployment:
         """
         with lossy_output(), only_trainer_of(run.path):
             self.begun(run.path)
+            repair_run(run, place_options(self.config), self.say)
             if checkpoint is None:
-                checkpoint = CheckpointManager(run.checkpoints).newest()
+                checkpoint = self._newest(run)
             else:
                 verify(checkpoint)  # before anything that takes time
-            if commit := commit_of_base(run, self.config):
+            has_record = run.has_record()
+            if has_record and (commit := commit_of_base(run, self.config)):
                 self.config.model.revision = commit
             trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
             self.say(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
+            if not has_record:
+                record_run(run, self.config, trainer)
+                self.say(f"note: {run.run_file.name} was lost: written anew as the run is now")
+            elif trainer.adapter.tokenizer is not None and not run.tokenizer.is_dir():
+                save_tokenizer(run, trainer)
             with with_followers(trainer), lost_output_kept_in(run.path / OUTPUT_FILE):
                 return self._train(run, trainer, measured_before(run), checkpoint)
 
+    def _newest(self, run: RunDirectory) -> Path:
+        """The newest version that is whole: here, or else at the place."""
+        try:
+            return CheckpointManager(run.checkpoints).newest()
+        except CheckpointError as error:
+            options = place_options(self.config)
+            if options.place is None:
+                raise
+            self.say(f"note: {error}; looking at {options.place}")
+            _, checkpoint = restore_run(run.run_id, options, run.path.parent)
+            return checkpoint
+
+    def _has_version(self, run: RunDirectory) -> bool:
+        """Whether there is anything to go on from: here, or at the place, where it comes from."""
+        if CheckpointManager(run.checkpoints).checkpoints():
+            return True
+        options = place_options(self.config)
+        if options.place is None or run.run_id not in runs_at_place(options):
+            return False
+        self.say(f"Run {run.run_id} has no checkpoint here: looking at {options.place}")
+        restore_run(run.run_id, options, run.path.parent)
+        return True
+
     def _run_of_this_purpose(self) -> RunDirectory | None:
+        output_dir, options = Path(self.config.output_dir), place_options(self.config)
+        repair_records(output_dir, options, self.say)
         run = newest_of_this_purpose(self.config, self.accepted)
         if run is not None and run.is_finished() and has_other_data(run, self.config):
             self.say(f"The data has changed since run {run.run_id} was finished: a new run begins")
@@ -167,11 +209,15 @@ class TrainingDeployment:
         if run_id is None:
             return None
         self.say(f"Run {run_id} of this kind lies at {options.place}: bringing it back")
-        run, _ = restore_run(run_id, options, Path(self.config.output_dir))
+        try:
+            run, _ = restore_run(run_id, options, Path(self.config.output_dir))
+        except CheckpointError as error:
+            error.add_note("what else of it lies there stays as it is; --new-run trains afresh")
+            raise
         return run
 
     def _tell_finished(self, run: RunDirectory) -> dict[str, Any]:
-        summary: dict[str, Any] = json.loads(run.summary_file.read_text())
+        summary = read_record(run.summary_file)
         summary["paths"] = paths_of(run.path)  # it may have been moved since
         copies = RunCopies(run, self.config, self.say)  # as they stand now, not as they stood then
         summary["backup"] = {**summary.get("backup", {}), **copies.facts()}
@@ -186,7 +232,7 @@ class TrainingDeployment:
             with only_trainer_of(run.path):
                 return self._begin_in(run, self._prepare())
         trainer = self._prepare()
-        run.path.mkdir()
+        make_directory(run.path)
         with only_trainer_of(run.path):
             return self._begin_in(run, trainer)
 
@@ -207,7 +253,7 @@ class TrainingDeployment:
         except KeyboardInterrupt:
             shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
             raise
-        write_json(run.before_file, before.to_dict())
+        write_record(run.before_file, before.to_dict())
         return self._train(run, trainer, before)
 
     def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:
@@ -249,7 +295,7 @@ class TrainingDeployment:
         with self.stages.stage("fit"):
             loop, state = self._make_ready(ending, checkpoint)
         self.say(f"Training for {state.total_steps} steps; Ctrl-C saves and stops")
-        write_json(run.summary_file, {"status": "running", "total_steps": state.total_steps})
+        write_record(run.summary_file, {"status": "running", "total_steps": state.total_steps})
         try:
             with self.stages.stage("train"), stop_on_signals(state, lambda: loop.may_break_off):
                 trainer.train()
@@ -324,7 +370,7 @@ def with_followers(trainer: EnhancedTrainer) -> Iterator[None]:
 def measured_before(run: RunDirectory) -> HeldOut:
     """What was measured before the first step; nothing, if that file is gone: it is only shown."""
     try:
-        return HeldOut.from_dict(json.loads(run.before_file.read_text()))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return HeldOut.from_dict(read_record(run.before_file))
+    except (OSError, DamagedFileError, TypeError, KeyError, AttributeError) as error:
         log.warning("%s cannot be read, so nothing is compared with it: %r", run.before_file, error)
         return HeldOut({})

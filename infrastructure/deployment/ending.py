@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from infrastructure.backup.run_file_repair import SEAL, seal_of
 from infrastructure.config.backup_config import BackupConfig
-from infrastructure.core.files import write_json
+from infrastructure.core.checksums import write_record
 from infrastructure.deployment.closing import closing_lines
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_copies import RunCopies
@@ -92,7 +93,8 @@ class Ending:
             return
         self._summary["stages"] = self.stages.records()
         try:
-            write_json(self.run.summary_file, self._summary)
+            self._summary[SEAL] = seal_of(self.run.path)
+            write_record(self.run.summary_file, self._summary)
         except OSError as error:  # it is there already, without the time of this stage
             log.warning("%s was not written again: %r", self.run.summary_file, error)
 
@@ -120,7 +122,7 @@ class Ending:
             "backup": self.copies.facts(),
             "stages": self.stages.records(),
         }
-        write_json(self.run.summary_file, self._summary)
+        write_record(self.run.summary_file, self._summary)
         try:
             write_report(self.run.path)
         except Exception as failure:

@@ -2,14 +2,17 @@
 training data."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from infrastructure.config.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.going_on import commit_of_base, configuration_of
 from infrastructure.deployment.run_directory import RunDirectory, find_run
+from infrastructure.deployment.run_repair import repair_records, repair_records_of
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -19,6 +22,8 @@ from infrastructure.training.models.model_manager import LoadedModel, ModelManag
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.trainable_state import load_trainable_state
 from infrastructure.training.training_facts import base_facts
+
+log = logging.getLogger(__name__)
 
 
 def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> dict[str, Any]:
@@ -89,7 +94,9 @@ def _refuse_other_base(identity: dict[str, Any], loaded: LoadedModel) -> None:
 
 def export(name: str, folder: str, output_dir: str, as_json: bool = False) -> int:
     """Write the model of a checkpoint in the ordinary layout."""
+    repair_records(Path(output_dir), BackupConfig(), log.warning)
     run, checkpoint = find_run(name, Path(output_dir))
+    repair_records_of(run)
     exported = export_checkpoint(run, checkpoint, Path(folder))
     if as_json:
         print(json.dumps(exported, ensure_ascii=False))

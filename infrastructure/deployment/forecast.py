@@ -16,7 +16,7 @@ import torch
 
 from infrastructure.backup.run_backup import place_options
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.files import write_json
+from infrastructure.core.checksums import write_record
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.deployment.run_copies import bytes_of_version, versions_kept
 from infrastructure.deployment.run_directory import RunDirectory
@@ -149,7 +149,7 @@ class RunForecast:
             return
         for line in self.forecast.lines():
             self.say(line)
-        write_json(self.path, asdict(self.forecast))
+        write_record(self.path, asdict(self.forecast))
         if self.config.enable_memory_optimization and trainer.device.type == "cpu":
             self._keep_within(trainer, costs)
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from infrastructure.backup.manifest import Manifest
 from infrastructure.backup.places import Place, open_place
 from infrastructure.backup.run_backup import RunBackup
+from infrastructure.backup.run_file_repair import RunFileRepair
 from infrastructure.backup.run_files import restore_run_files
 from infrastructure.backup.store import Store
 from infrastructure.backup.version_list import runs_at
@@ -16,12 +17,14 @@ from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.purpose import purpose_of
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.files import make_directory
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
 from infrastructure.deployment.bars import byte_bar
 from infrastructure.deployment.output_dir import writable
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.deployment.same_training import is_same, settings_in
+from infrastructure.monitoring.run_list import RUN_FILE
 
 T = TypeVar("T")
 
@@ -42,6 +45,16 @@ def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | N
         if settings and is_same(settings, wanted, accepted):
             return run_id
     return None
+
+
+def runs_at_place(options: BackupConfig) -> list[str]:
+    """The runs that have a version at the place.
+
+    Raises:
+        StorageError: it does not answer.
+    """
+    place = open_place(str(options.place))
+    return asked(place, lambda: runs_at(place))
 
 
 def newest_settings(place: Place, run_id: str) -> Mapping[str, Any]:
@@ -79,13 +92,16 @@ def restore_run(
     run = RunDirectory(writable(output_dir).absolute() / run_id)
     before = Store(run.checkpoints).versions()
     backup = RunBackup(run.checkpoints, options, run_id=run_id)
-    run.path.mkdir(exist_ok=True)
+    make_directory(run.path)
     with byte_bar("restoring") as tell:
         checkpoint = backup.restore_run(step, on_progress=tell)
     store = Store(run.checkpoints)
     if not run.run_file.is_file() or not before or checkpoint.stem > before[0]:
-        restore_run_files(store, store.read(checkpoint.stem), run.path)
-    run.read_run()  # or it cannot go on
+        for problem in restore_run_files(store, store.read(checkpoint.stem), run.path):
+            log.warning("%s", problem)
+        stores = [store, Store(Path(run_id), place)]
+        if not run.has_record() and (found := RunFileRepair(run.path, stores).restore(RUN_FILE)):
+            log.warning("%s", found.text)  # from an older version
     return run, checkpoint
 
 

@@ -12,7 +12,7 @@ from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer, Setting, Source
 from infrastructure.config.purpose import differing_keys, purpose_of
-from infrastructure.core.files import write_json
+from infrastructure.core.checksums import write_record
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.deployment.same_training import settings_in, settings_now
 from infrastructure.training.accepted_changes import explain
@@ -74,7 +74,7 @@ def record_accepted(run: RunDirectory, agreed: Sequence[Difference], step: int) 
         "step": step,
         "changes": [{"name": d.name, "was": d.was, "is": d.found} for d in accepted],
     }
-    write_json(run.run_file, {**record, "accepted": [*record.get("accepted", []), entry]})
+    write_record(run.run_file, {**record, "accepted": [*record.get("accepted", []), entry]})
 
 
 def data_files_hash(data: DataConfig) -> str | None:

@@ -9,6 +9,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.hardware import processor
+from infrastructure.deployment.model_repair import repair_model
 from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.evaluation.evaluate import set_aside
 from infrastructure.monitoring.tables import render_table
@@ -68,6 +69,7 @@ class Logits(torch.nn.Module):
 def optimize(config: DeploymentConfig, wish: Wish) -> int:
     """Measure every way that this machine has, show the table, save what is asked for."""
     notes = set_aside(config)
+    repair_model(Path(config.model.name))
     config.data.max_length = 2  # rows are made here, of any length that the model has positions for
     trainer = TrainerFactory().for_run(config)
     with interrupt_on_signals():

@@ -3,6 +3,8 @@
 import tempfile
 from pathlib import Path
 
+from infrastructure.core.files import make_directory
+
 
 def writable(output_dir: Path) -> Path:
     """`output_dir`, made if it is not there.
@@ -11,7 +13,7 @@ def writable(output_dir: Path) -> Path:
         ValueError: it cannot be written to.
     """
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
+        make_directory(output_dir)
         with tempfile.TemporaryFile(dir=output_dir):
             return output_dir
     except OSError as error:

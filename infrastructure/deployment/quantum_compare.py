@@ -20,7 +20,7 @@ from infrastructure.config.quantum_config import (
 )
 from infrastructure.config.schema import schema_of
 from infrastructure.config.training_config import QUANTUM
-from infrastructure.core.files import write_json
+from infrastructure.core.checksums import write_record
 from infrastructure.deployment.commands import DONE, ended
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.signals import interrupt_on_signals
@@ -95,7 +95,7 @@ def compared(
         rows.append(row_of(answer, summary))
     for row in rows:
         run = Path(row["run"])
-        write_json(run / COMPARISON_FILE, {"rows": rows})
+        write_record(run / COMPARISON_FILE, {"rows": rows})
         write_report(run)
     return rows, None
 

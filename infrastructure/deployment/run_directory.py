@@ -13,6 +13,8 @@ from typing import Any
 
 from infrastructure.backup.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.checksums import read_record
+from infrastructure.core.errors import DamagedFileError
 from infrastructure.deployment.output_dir import writable
 from infrastructure.monitoring.run_list import RUN_FILE, TRAINER_KEY, find_run_path, runs_in
 from infrastructure.training.checkpoints.checkpoint_paths import by_step, is_checkpoint
@@ -67,17 +69,17 @@ class RunDirectory:
             ValueError: it is missing, damaged, or not written by a run.
         """
         try:
-            contents = json.loads(self.run_file.read_text())
+            contents = read_record(self.run_file)
         except FileNotFoundError as error:
             raise ValueError(f"{self.path} is no run: it has no {RUN_FILE}") from error
-        except ValueError as error:
-            raise ValueError(f"{self.run_file} is not readable JSON: {error}") from error
-        if isinstance(contents, dict) and TRAINER_KEY in contents:
+        except DamagedFileError as error:
+            raise ValueError(str(error)) from error
+        if TRAINER_KEY in contents:
             raise ValueError(
                 f"{self.path} is the training of a Trainer with TemperCallback: run its own script"
                 " or notebook again to go on with it"
             )
-        if not isinstance(contents, dict) or not isinstance(contents.get("configuration"), dict):
+        if not isinstance(contents.get("configuration"), dict):
             raise ValueError(f"{self.run_file} holds no configuration: it is not a run of temper")
         return contents
 
@@ -96,6 +98,14 @@ class RunDirectory:
                 f" ({error!r}); bring it back, or start a new run"
             ) from error
 
+    def has_record(self) -> bool:
+        """Whether run.json is there and whole."""
+        try:
+            self.read_run()
+        except ValueError:
+            return False
+        return True
+
     def is_of_a_trainer(self) -> bool:
         """Whether `TemperCallback` wrote it, so that only its own script can go on with it."""
         try:
@@ -111,11 +121,10 @@ class RunDirectory:
     def is_finished(self) -> bool:
         """Whether the training came to its end and the model is there."""
         try:
-            summary = json.loads(self.summary_file.read_text())
-        except (OSError, ValueError):
+            summary = read_record(self.summary_file)
+        except (OSError, DamagedFileError):
             return False
-        is_done = isinstance(summary, dict) and summary.get("status") == "finished"
-        return is_done and self.final.is_dir()
+        return summary.get("status") == "finished" and self.final.is_dir()
 
 
 def plan_run(output_dir: Path, name: str) -> RunDirectory:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.files import write_json
+from infrastructure.core.checksums import write_record
+from infrastructure.core.files import whole_directory
 from infrastructure.core.hardware import detect
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import StopSignal
@@ -29,7 +30,7 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
     decided = trainer.batch_plan().decided()
-    write_json(
+    write_record(
         run.run_file,
         {
             "run_id": run.run_id,
@@ -60,7 +61,13 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
     if report is not None:
         report.quarantine.write(run.quarantine_file)
     if trainer.adapter.tokenizer is not None:
-        trainer.adapter.tokenizer.save_pretrained(run.tokenizer)
+        save_tokenizer(run, trainer)
+
+
+def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
+    """Write the tokenizer that the run goes on with, all of it on the disk when this returns."""
+    with whole_directory(run.tokenizer) as part:
+        trainer.adapter.tokenizer.save_pretrained(part)
 
 
 def _describe_data(data: Any, report: Any) -> dict[str, Any]:

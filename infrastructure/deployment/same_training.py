@@ -10,7 +10,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.purpose import differing_keys, purpose_of
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.monitoring.run_list import runs_in
+from infrastructure.monitoring.run_list import run_folders
 from infrastructure.training.resume_contract import shown_name
 
 log = logging.getLogger(__name__)
@@ -25,15 +25,17 @@ def newest_of_this_purpose(
         accepted: names of settings that may differ; see `resume_contract.names`.
     """
     wanted = purpose_of(config)
-    for path in reversed(runs_in(Path(config.output_dir))):
+    for path in reversed(run_folders(Path(config.output_dir))):
         run = RunDirectory(path)
         if run.is_of_a_trainer():
             continue
         try:
-            recorded = purpose_of(run.read_configuration())
+            recorded: Mapping[str, Any] = purpose_of(run.read_configuration())
         except ValueError as error:
-            log.warning("run %s is passed over: %s", run.run_id, error)
-            continue
+            recorded = settings_now(run, {})  # run.json is lost, and its versions know it, too
+            if not recorded:
+                log.warning("run %s is passed over: %s", run.run_id, error)
+                continue
         if any(is_same(was, wanted, accepted) for was in (recorded, settings_now(run, recorded))):
             return run
     return None

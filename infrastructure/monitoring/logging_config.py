@@ -15,6 +15,7 @@ what happened has its numbers, an exception its traceback. `training.1.jsonl` is
 and so on.
 """
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +48,8 @@ class JsonLinesHandler(logging.Handler):
             self.is_off = True  # another line about it would come here again
 
     def close(self) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):
+            self.file.close()
         super().close()
 
 

@@ -19,11 +19,21 @@ def runs_in(output_dir: Path) -> list[Path]:
     return sorted((path.parent for path in output_dir.glob(f"*/{RUN_FILE}")), key=_began)
 
 
+def run_folders(output_dir: Path) -> list[Path]:
+    """As `runs_in`, with those that have checkpoints and have lost their run.json."""
+    if not output_dir.is_dir():
+        return []
+    by_file = {path.parent for path in output_dir.glob(f"*/{RUN_FILE}")}
+    by_checkpoints = {path.parents[1] for path in output_dir.glob("*/checkpoints/versions")}
+    return sorted(by_file | by_checkpoints, key=_began)
+
+
 def _began(run: Path) -> str:
     """When the run began, then its name; one that a person has named began with its run.json."""
     if _BEGINS_WITH_TIME.match(run.name):
         return run.name
-    moment = time.localtime((run / RUN_FILE).stat().st_mtime)
+    record = run / RUN_FILE
+    moment = time.localtime((record if record.exists() else run).stat().st_mtime)
     return f"{time.strftime('%Y%m%d-%H%M%S', moment)}-{run.name}"
 
 

@@ -174,7 +174,7 @@ class TrainingMonitor:
         for sink in self.sinks:
             self._attempt(f"the alert sink {sink.name}", sink.close)
         for file in self._files.values():
-            file.close()
+            self._attempt(f"closing {file.path.name}", file.close)
         if self._gpus is not None:
             self._gpus.close()
         self._machine = self._gpus = None

@@ -229,13 +229,14 @@ class ErrorsObserver(Observer):
 
     def _attempt(self, action: Callable[[], None]) -> None:
         try:
-            action()
+            try:
+                action()
+            finally:
+                self.file.close()  # errors are rare
         except OSError as error:
             if not self._is_told:
                 logger.warning("%s is not complete: %r", self.file.path, error)
             self._is_told = True
-        finally:
-            self.file.close()  # errors are rare
 
 
 class ReportObserver(Observer):

@@ -168,6 +168,7 @@ def test_a_damaged_run_is_passed_over(
     stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(stopped, broken := stopped.with_name("29990101-000000-broken"))
+    shutil.rmtree(broken / "checkpoints")  # nothing is left that it could be brought back from
     (broken / "run.json").write_text("{")
     assert deploy(small_config(tmp_path))[0] == stopped
     assert "broken is passed over" in caplog.text

@@ -71,5 +71,5 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_run_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ValueError, match="not readable JSON"):
+    with pytest.raises(ValueError, match="no readable JSON"):
         RunDirectory(tmp_path).read_run()

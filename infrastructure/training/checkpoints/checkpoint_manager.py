@@ -14,9 +14,9 @@ import torch
 
 from infrastructure.backup.background_writer import BackgroundWriter
 from infrastructure.backup.kept_copy import State, size_of_state
+from infrastructure.backup.manifest import FILES as RUN_FILES
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.retention import Retention, versions_to_keep
-from infrastructure.backup.run_files import CLASS as RUN_FILES
 from infrastructure.backup.store import Store
 from infrastructure.backup.tensor_bytes import from_bytes, to_bytes
 from infrastructure.backup.writer_process import only_writer

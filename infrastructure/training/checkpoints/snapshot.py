@@ -51,7 +51,7 @@ def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
     tensors = {
         "model": trainable_state(parts.model),
         "optimizer": optimizer_tensors,
-        "random": capture_random(parts.device),
+        "random": {**capture_random(parts.device), "step": torch.tensor([state.step])},
     }
     values = {
         "position": asdict(state.position),

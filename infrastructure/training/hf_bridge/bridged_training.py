@@ -58,7 +58,7 @@ class BridgedTraining(TrainerEvents):
             self.run.say(f"Run {self.run.name} was finished before: nothing is trained")
             return
         if processing_class is not None and not self.run.tokenizer.is_dir():
-            processing_class.save_pretrained(self.run.tokenizer)
+            self.run.save_tokenizer(processing_class)
         self.run.record(self.parts, self._facts["data"]["num_examples"])
         self.hooks = hooks_of(self.run, self.parts, self.others)
         self.hooks.load_state_dict(saved.get("hooks", {}))
@@ -140,6 +140,7 @@ class BridgedTraining(TrainerEvents):
             told = {"steps": self.state.step, "total_steps": self.state.total_steps}
             self.run.summarise({"status": "finished", **told})
             write_report(self.run.directory)
+            self.run.seal()
         self.run.say(self.run.copies_line())
         self._let_go()
 
@@ -189,6 +190,7 @@ class BridgedTraining(TrainerEvents):
             }
         )
         self.hooks.fire_to_all(Event.TRAIN_END, state)
+        self.run.seal()
         self._let_go()
 
     def undo_step(self, control: Any) -> None:

@@ -4,8 +4,8 @@ runs/<name>/run.json · metrics.jsonl · logs/ · checkpoints/ · tokenizer/ · 
            /final/ · report.html · summary.json
 """
 
+import contextlib
 import dataclasses
-import json
 import os
 import re
 import shlex
@@ -22,13 +22,16 @@ import torch
 from safetensors.torch import save_model
 
 from infrastructure.backup.backup_status import DOWN, short_words
+from infrastructure.backup.repair import Outcome
 from infrastructure.backup.retention import retention_of
 from infrastructure.backup.run_backup import RunBackup, place_options
+from infrastructure.backup.run_file_repair import SEAL, seal_of
 from infrastructure.backup.run_files import read_run_files, restore_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer
-from infrastructure.core.errors import CheckpointError, StorageError
-from infrastructure.core.files import whole_directory, write_json
+from infrastructure.core.checksums import damaged_files, read_record, write_record, write_sums
+from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
+from infrastructure.core.files import make_directory, whole_directory
 from infrastructure.core.hardware import detect
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.monitoring.metrics_file import spell_numbers
@@ -113,7 +116,7 @@ class TrainerRun:
         Raises:
             ValueError: a living process trains it; says which.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         deadline = time.monotonic() + 4 * LOOK_SECONDS
         while True:
             try:
@@ -134,6 +137,10 @@ class TrainerRun:
             CheckpointError: there are versions, and all are damaged.
             StorageError: the place does not answer.
         """
+        for repair in self.backup.repair(self.directory):
+            self.say(f"note: {repair.text}")
+            if repair.outcome is Outcome.LOST and repair.what.startswith("tokenizer/"):
+                shutil.rmtree(self.tokenizer, ignore_errors=True)  # the Trainer's own is saved anew
         if self.versions.checkpoints():
             try:
                 return self.versions.newest()
@@ -150,17 +157,19 @@ class TrainerRun:
                 raise
             return None
         store = self.backup.store
-        restore_run_files(store, store.read(checkpoint.stem), self.directory)
+        for problem in restore_run_files(store, store.read(checkpoint.stem), self.directory):
+            self.say(f"note: {problem}")
         self.say(f"Run {self.name}: brought back from {self.backup.options.place}")
         return checkpoint
 
     def record(self, parts: TrainerParts, num_examples: int | None) -> None:
         """Write run.json before the first step; it stays as it is when the training goes on."""
-        if (self.directory / RUN_FILE).is_file():
+        with contextlib.suppress(FileNotFoundError, DamagedFileError):
+            read_record(self.directory / RUN_FILE)
             return
         args, model = parts.args, parts.model
         count = {"num_parameters": _count(model), "num_trainable": _count(model, trained=True)}
-        write_json(
+        write_record(
             self.directory / RUN_FILE,
             {
                 "run_id": self.name,
@@ -186,12 +195,12 @@ class TrainerRun:
 
     def save_model(self, model: Any) -> None:
         """Write `final/`, the trained model in the ordinary layout with its tokenizer, and copy it
-        to the place; one that is there stays.
+        to the place; one that is there and whole stays.
 
         Raises:
             OSError: the disk refuses.
         """
-        if not self.final.is_dir():
+        if not self._is_saved():
             with whole_directory(self.final) as part:
                 if self.tokenizer.is_dir():
                     shutil.copytree(self.tokenizer, part, dirs_exist_ok=True)
@@ -199,11 +208,35 @@ class TrainerRun:
                     model.save_pretrained(part)
                 else:
                     save_model(model, str(part / "model.safetensors"))
+                write_sums(part)
         if self.has_place:
             try:
                 self.backup.publish(self.final)
             except (StorageError, OSError) as error:
                 self.say(f"backup: the trained model is not at the place: {error}")
+
+    def _is_saved(self) -> bool:
+        """Whether `final/` is there and what was written."""
+        if not self.final.is_dir():
+            return False
+        try:
+            damaged = damaged_files(self.final)
+        except DamagedFileError as error:
+            damaged = [str(error)]
+        if damaged:
+            self.say(f"note: final/ was damaged ({', '.join(damaged)}): written anew")
+        return not damaged
+
+    def save_tokenizer(self, processing_class: Any) -> None:
+        """Write the tokenizer that the training goes on with; all of it is on the disk then."""
+        with whole_directory(self.tokenizer) as part:
+            processing_class.save_pretrained(part)
+
+    def seal(self) -> None:
+        """Write down what the files of the run hold, when nothing writes to them any more."""
+        with contextlib.suppress(OSError, DamagedFileError):
+            told = read_record(self.directory / SUMMARY_FILE)
+            write_record(self.directory / SUMMARY_FILE, {**told, SEAL: seal_of(self.directory)})
 
     def summarise(self, values: dict[str, Any]) -> None:
         """Write summary.json."""
@@ -215,15 +248,15 @@ class TrainerRun:
             **({"model": self.final} if self.final.is_dir() else {}),
         }
         told = {"paths": {name: str(path.absolute()) for name, path in paths.items()}}
-        write_json(self.directory / SUMMARY_FILE, dict(spell_numbers({**values, **told})))
+        write_record(self.directory / SUMMARY_FILE, dict(spell_numbers({**values, **told})))
 
     def is_told_finished(self) -> bool:
         """Whether summary.json says so."""
         try:
-            told = json.loads((self.directory / SUMMARY_FILE).read_text())
-        except (OSError, ValueError):
+            told = read_record(self.directory / SUMMARY_FILE)
+        except (OSError, DamagedFileError):
             return False
-        return isinstance(told, dict) and told.get("status") == "finished"
+        return told.get("status") == "finished"
 
     def copies_line(self) -> str:
         """How the copies stand, as a sentence."""

@@ -132,11 +132,12 @@ def take_snapshot(parts: TrainerParts, files: ModelFiles, values: Mapping[str, A
     tensors, optimizer = split_optimizer(parts.optimizer.state_dict())
     state = json.dumps(dataclasses.asdict(parts.state), indent=2, sort_keys=True) + "\n"
     scaler = None if parts.scaler is None else parts.scaler.state_dict()
+    step = torch.tensor([parts.state.global_step])
     return Snapshot(
         {
             "model": trainable_state(parts.model),
             "optimizer": tensors,
-            "random": capture_random(parts.device),
+            "random": {**capture_random(parts.device), "step": step},
             "trainer": {TRAINER_STATE: _as_tensor(state)},
         },
         {

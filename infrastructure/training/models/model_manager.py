@@ -29,6 +29,7 @@ from infrastructure.training.models.source import (
     TOKENIZER_FILES,
     ModelSource,
     SourceKind,
+    check_sums,
     find_source,
     registered_name,
     weight_files,
@@ -55,6 +56,7 @@ from infrastructure.training.models.unsloth_backend import (
 TokenizerTexts = Callable[[], Iterable[str]]
 ModelAndTokenizer = tuple[torch.nn.Module, Any]
 
+SAVED = (SourceKind.FOLDER, SourceKind.LORA_FOLDER, SourceKind.REGISTERED_FOLDER)
 WITHOUT_TEXT = (SourceKind.REGISTERED, SourceKind.REGISTERED_FOLDER)
 
 
@@ -66,6 +68,20 @@ class LoadedModel:
     model: torch.nn.Module
     tokenizer: Any
     description: dict[str, Any]
+
+
+def check_saved(source: ModelSource) -> None:
+    """Compare a saved model, and the base that its LoRA belongs to, with what was saved.
+
+    Raises:
+        DamagedFileError: a file is missing or has changed; the text names it.
+    """
+    if source.kind in SAVED:
+        check_sums(source.folder)
+    if source.kind is SourceKind.LORA_FOLDER:
+        base = base_of_lora(source.folder)
+        if source.folder not in base.folder.parents:
+            check_saved(base)
 
 
 class ModelManager:
@@ -119,6 +135,7 @@ class ModelManager:
         """
         source = find_source(self.config.name)
         self._refuse_contradictions(source)
+        check_saved(source)
         make = {
             SourceKind.EMBEDDED: self._build_embedded,
             SourceKind.REGISTERED: self._build_registered,

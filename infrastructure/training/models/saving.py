@@ -1,9 +1,9 @@
 """Trained models on the disk, in the layout that plain transformers and PEFT read.
 
-A directory is there whole or not at all. Full: `config.json` + `model.safetensors`. LoRA:
-`adapter_config.json` + `adapter_model.safetensors`, and the base model in `base/` if it exists
-nowhere else. A registered module: `temper_model.json` + `model.safetensors`. The tokenizer lies
-beside. Never pickle.
+A directory is there whole or not at all, and its SHA256SUMS tells whether it still is. Full:
+`config.json` + `model.safetensors`. LoRA: `adapter_config.json` + `adapter_model.safetensors`, and
+the base model in `base/` if it exists nowhere else. A registered module: `temper_model.json` +
+`model.safetensors`. The tokenizer lies beside. Never pickle.
 """
 
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_model
 from safetensors.torch import save_model as save_module
 
+from infrastructure.core.checksums import write_sums
 from infrastructure.core.files import whole_directory, write_json
 from infrastructure.core.lookup import look_up
 from infrastructure.training.models.lora import count_parameters
@@ -59,6 +60,7 @@ def save_model(
             )
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
+        write_sums(part)
 
 
 def _save_pretrained(model: Any, directory: Path, **arguments: Any) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from infrastructure.core.checksums import SUMS, damaged_files
+from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import file_sha256, recover_directory
 from infrastructure.core.lookup import nearest
 from infrastructure.training.models.registry import MODELS
@@ -184,6 +186,19 @@ def _check_safetensors(file: Path) -> None:
         raise ValueError(
             f"model weights {file} are damaged ({error}); download or copy them again"
         ) from error
+
+
+def check_sums(folder: Path) -> None:
+    """Compare a saved model with its SHA256SUMS, where it has one.
+
+    Raises:
+        DamagedFileError: a file is missing or is not what was saved; the text names it.
+    """
+    if damaged := damaged_files(folder):
+        raise DamagedFileError(
+            f"model {folder}: {', '.join(damaged)} is not what {SUMS} in this folder says: bring it"
+            f" back; whoever changed it on purpose removes {SUMS}"
+        )
 
 
 def check_tokenizer(folder: Path) -> None:

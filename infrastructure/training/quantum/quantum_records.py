@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from infrastructure.core.files import write_json
+from infrastructure.core.checksums import write_record
 from infrastructure.monitoring.quantum_section import QUANTUM_FILE
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
@@ -44,7 +44,7 @@ class QuantumRecords(Observer):
             return
         self._written = texts
         try:
-            write_json(self.path, quantum_facts(self.extension))
+            write_record(self.path, quantum_facts(self.extension))
         except OSError as error:  # to look at only: the training has it in its checkpoints
             log.warning("%s is not complete: %s", self.path, error)
 

@@ -63,6 +63,7 @@ def test_a_full_model_in_plain_transformers(
     target = tmp_path / "run" / "final"
     save_model(loaded.model, loaded.tokenizer, target)
     assert {path.name for path in target.iterdir()} == {
+        "SHA256SUMS",
         "config.json",
         "generation_config.json",
         "model.safetensors",
@@ -86,6 +87,7 @@ def test_a_lora_in_plain_peft(llama_folder: Path, tmp_path: Path, input_ids: tor
     train_a_little(loaded.model)
     save_model(loaded.model, loaded.tokenizer, tmp_path / "final")
     assert {path.name for path in (tmp_path / "final").iterdir()} == {
+        "SHA256SUMS",
         "adapter_config.json",
         "adapter_model.safetensors",
         "tokenizer.json",
@@ -132,6 +134,7 @@ def test_a_registered_module(tmp_path: Path) -> None:
     name = loaded.description["registered_name"]
     save_model(loaded.model, None, tmp_path / "final", registered_name=name)
     assert {p.name for p in (tmp_path / "final").iterdir()} == {
+        "SHA256SUMS",
         "model.safetensors",
         "temper_model.json",
     }
@@ -155,6 +158,7 @@ def test_a_module_that_is_not_registered_here(
     loaded = load("tactical_mappo")
     save_model(loaded.model, None, tmp_path / "m", registered_name="tactical_mappo")
     (tmp_path / "m" / "temper_model.json").write_text(json.dumps(manifest))
+    (tmp_path / "m" / "SHA256SUMS").unlink()
     with pytest.raises(ValueError, match=sentence):
         load_saved(tmp_path / "m", device=CPU)
 

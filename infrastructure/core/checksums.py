@@ -1,0 +1,133 @@
+"""Checksums of files that are written once and read much later.
+
+A JSON record holds its own. A folder holds a SHA256SUMS, as `sha256sum --check` reads it.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.files import atomic_write, file_sha256, write_json
+
+CHECKSUM = "checksum"  # the key of a record's own
+SUMS = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a JSON object with its checksum, atomically."""
+    plain = json.loads(json.dumps({**record}, allow_nan=False))
+    write_json(path, {**plain, CHECKSUM: _checksum(plain)})
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, without its checksum; one that has none, as older versions wrote
+    it, is not compared.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedFileError: it is not what was written.
+    """
+    try:
+        return parse_record(path.read_bytes())
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{path} {error}") from error
+
+
+def parse_record(data: bytes) -> dict[str, Any]:
+    """As `read_record`, of a file's bytes.
+
+    Raises:
+        DamagedFileError: they are not what was written.
+    """
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"is no readable JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise DamagedFileError("holds no JSON object")
+    expected = record.pop(CHECKSUM, None)
+    if expected is not None and expected != _checksum(record):
+        raise DamagedFileError("was damaged, or changed by hand: its checksum does not match")
+    return record
+
+
+def has_checksum(data: bytes) -> bool:
+    """Whether the bytes of a record, which can be read, hold a checksum."""
+    return json.loads(data).get(CHECKSUM) is not None
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    text = json.dumps(record, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def files_in(directory: Path) -> list[Path]:
+    """The files of a folder that its SHA256SUMS names, sorted."""
+    return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != SUMS)
+
+
+def sums_text(directory: Path, files: Iterable[Path] | None = None) -> str:
+    """What the SHA256SUMS of a folder holds."""
+    chosen = files_in(directory) if files is None else files
+    return "".join(f"{file_sha256(p)}  {p.relative_to(directory).as_posix()}\n" for p in chosen)
+
+
+def write_sums(directory: Path) -> None:
+    """Write SHA256SUMS into a folder, over all its files."""
+    text = sums_text(directory).encode()
+    with atomic_write(directory / SUMS) as file:
+        file.write(text)
+
+
+def parse_sums(text: str) -> dict[str, str]:
+    """Relative path → hex SHA-256.
+
+    Raises:
+        DamagedFileError: a line is none of a SHA256SUMS, or leads out of the folder.
+    """
+    sums = {}
+    for line in text.splitlines():
+        found = _LINE.fullmatch(line)
+        if found is None or Path(found[2]).is_absolute() or ".." in Path(found[2]).parts:
+            raise DamagedFileError(f"{SUMS} has a line that cannot be read: {line[:80]!r}")
+        sums[found[2]] = found[1]
+    return sums
+
+
+def read_sums(directory: Path) -> dict[str, str]:
+    """The sums of a folder; empty where it has none, as older versions wrote it.
+
+    Raises:
+        DamagedFileError: as `parse_sums`.
+    """
+    try:
+        text = (directory / SUMS).read_bytes().decode()
+    except FileNotFoundError:
+        return {}
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(f"{directory / SUMS} is no text") from error
+    if not text:
+        raise DamagedFileError(f"{directory / SUMS} is empty")
+    return parse_sums(text)
+
+
+def damaged_files(directory: Path, sums: Mapping[str, str] | None = None) -> list[str]:
+    """The files of a folder that are missing or not what `sums` (None: its SHA256SUMS) says.
+
+    Raises:
+        DamagedFileError: SHA256SUMS itself cannot be read.
+    """
+    known = read_sums(directory) if sums is None else sums
+    return [name for name, digest in known.items() if not _holds(directory / name, digest)]
+
+
+def _holds(path: Path, digest: str) -> bool:
+    try:
+        return path.is_file() and file_sha256(path) == digest
+    except OSError:  # a disk that cannot read it back
+        return False

@@ -1,0 +1,188 @@
+"""Repairs the model that a run has trained, and its report, before anything reads them."""
+
+import contextlib
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from infrastructure.backup.places import Place, open_place
+from infrastructure.backup.repair import Outcome, Repair
+from infrastructure.backup.run_backup import place_options
+from infrastructure.backup.run_file_repair import MODEL_SUMS, REPORT_FILE, read_seal, seal_of
+from infrastructure.config.backup_config import BackupConfig
+from infrastructure.core.checksums import SUMS, damaged_files, parse_sums, read_record, sums_text
+from infrastructure.core.errors import CheckpointError, DamagedFileError, TemperError
+from infrastructure.core.files import atomic_write, whole_directory
+from infrastructure.core.lock import Lock
+from infrastructure.deployment.export import export_checkpoint
+from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.deployment.run_repair import (
+    hash_or_none,
+    repair_records_of,
+    repair_run,
+    write_seal,
+)
+from infrastructure.monitoring.report import write_report
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.training.run_lock import LOCK_FILE
+
+REMADE = ".final-made-anew"
+
+log = logging.getLogger(__name__)
+
+
+def repair_finished(run: RunDirectory, options: BackupConfig, say: Callable[[str], None]) -> None:
+    """Repair a run whose training has come to its end, its model and its report too. Left alone
+    while a living process has it.
+
+    Raises:
+        StorageError: this machine's disk refuses.
+    """
+    lock = Lock(run.path / LOCK_FILE)
+    try:
+        if not lock.take(wait=False, where_there_are_none=True):
+            return
+        repair_run(run, options, say)
+        if run.is_finished():
+            for repair in _repair_model(run, options):
+                say(f"note: {repair.text}")
+            _write_missing_report(run, say)
+    finally:
+        lock.release()
+
+
+def repair_model(path: Path) -> None:
+    """Repair the trained model at `path`, a run or its `final/`; any other path is none of ours.
+    What was damaged is told through logging.
+
+    Raises:
+        StorageError: this machine's disk refuses.
+    """
+    folder = path.expanduser().resolve()
+    folder = folder.parent if folder.name == "final" else folder
+    run = RunDirectory(folder)
+    if not run.final.is_dir() or not (run.checkpoints / "versions").is_dir():
+        return
+    repair_records_of(run)
+    try:
+        options = place_options(run.read_configuration())
+    except ValueError:  # of a Trainer, which has its own script, or damaged for good
+        options = BackupConfig()
+    lock = Lock(run.path / LOCK_FILE)
+    try:
+        if lock.take(wait=False, where_there_are_none=True):
+            for repair in _repair_model(run, options):
+                log.warning("%s", repair.text)
+    finally:
+        lock.release()
+
+
+def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
+    """Compare `final/` with its SHA256SUMS, and bring back what differs: from the place, or from
+    the last version, which is the same state."""
+    place = None if options.place is None else open_place(options.place)
+    sealed = read_seal(run.path).get(MODEL_SUMS)
+    sums = run.final / SUMS
+    is_damaged = sealed is not None and hash_or_none(sums) != sealed
+    if is_damaged and _restore_sums(run, place, str(sealed)):
+        yield Repair(MODEL_SUMS, Outcome.REPAIRED, f"{MODEL_SUMS} was damaged: written anew")
+        is_damaged = False
+    elif not is_damaged and not sums.exists():
+        return  # of an older version
+    names: list[str] = []
+    if not is_damaged:
+        try:
+            expected = parse_sums(sums.read_bytes().decode(errors="replace"))
+            names = damaged_files(run.final, expected)
+            is_damaged = not expected
+        except DamagedFileError:
+            is_damaged = True
+    if is_damaged:
+        yield _make_anew(run, MODEL_SUMS, [])
+        return
+    remaining = [name for name in names if not _fetched(run, place, name, expected[name])]
+    where = "" if place is None else place.url
+    for name in [name for name in names if name not in remaining]:
+        text = f"final/{name} was damaged: brought back from {where}"
+        yield Repair(f"final/{name}", Outcome.REPAIRED, text)
+    if remaining:
+        yield _make_anew(run, f"final/{remaining[0]}", remaining)
+
+
+def _restore_sums(run: RunDirectory, place: Place | None, sealed: str) -> bool:
+    """Write SHA256SUMS as the seal says it was, if that is to be had."""
+    text = sums_text(run.final).encode()
+    if hashlib.sha256(text).hexdigest() == sealed:
+        with atomic_write(run.final / SUMS) as file:
+            file.write(text)
+        return True
+    return _fetched(run, place, SUMS, sealed)
+
+
+def _fetched(run: RunDirectory, place: Place | None, name: str, digest: str) -> bool:
+    """Whether a file of `final/` was brought back from the place, as it was."""
+    if place is None:
+        return False
+    parent = Path(run.run_id)
+    with contextlib.suppress(OSError):
+        for folder in place.names(parent):
+            if folder == "final" or folder.startswith("final-"):
+                with contextlib.suppress(OSError, DamagedFileError):
+                    _copy(place, parent / folder / name, run.final / name, digest)
+                    return True
+    return False
+
+
+def _copy(place: Place, source: Path, target: Path, digest: str) -> None:
+    found = hashlib.sha256()
+    with atomic_write(target) as file:
+        for chunk in place.read(source):
+            found.update(chunk)
+            file.write(chunk)
+        if found.hexdigest() != digest:
+            raise DamagedFileError(f"{source} at {place.url} is damaged")
+
+
+def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
+    """Write `names` of the trained model (none: all of it) from the last version."""
+    told = f"{', '.join(f'final/{name}' for name in names) or what} was damaged"
+    folder = run.path / REMADE
+    try:
+        steps = read_record(run.summary_file).get("steps")
+        checkpoint = CheckpointManager(run.checkpoints).newest()
+        if step_of(checkpoint) != steps:
+            raise CheckpointError(f"the newest checkpoint is not that of step {steps}")
+        shutil.rmtree(folder, ignore_errors=True)
+        export_checkpoint(run, checkpoint, folder)
+        expected = parse_sums((run.final / SUMS).read_text()) if names else {}
+        is_same = names and all(hash_or_none(folder / n) == expected[n] for n in names)
+        with whole_directory(run.final) as part:
+            shutil.copytree(run.final if is_same else folder, part, dirs_exist_ok=True)
+            for name in names if is_same else []:
+                shutil.copyfile(folder / name, part / name)
+    except (TemperError, ValueError, OSError) as error:
+        text = f"{told}, and cannot be made anew: {error}"
+        return Repair(what, Outcome.LOST, text)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not is_same and (seal := read_seal(run.path)):
+        write_seal(run, {**seal, MODEL_SUMS: hash_or_none(run.final / SUMS)})
+    return Repair(what, Outcome.REPAIRED, f"{told}: made anew from the checkpoint of step {steps}")
+
+
+def _write_missing_report(run: RunDirectory, say: Callable[[str], None]) -> None:
+    """Write the report that a kill prevented, or that was damaged since, and the seal."""
+    seal: dict[str, str | None] = {**read_seal(run.path)}
+    if seal and seal.get(REPORT_FILE) == hash_or_none(run.path / REPORT_FILE):
+        return
+    try:
+        write_report(run.path)
+    except Exception as error:  # a page to look at
+        log.warning("%s was not written: %r", REPORT_FILE, error)
+        return
+    say(f"note: {REPORT_FILE} was missing, old or damaged: written anew")
+    new: dict[str, str | None] = {**seal_of(run.path)}
+    write_seal(run, {**seal, REPORT_FILE: new[REPORT_FILE]} if seal else new)

@@ -1,0 +1,118 @@
+"""Repairs a run's versions and small files before anything goes on with it, so that it is found
+again and goes on from what was written.
+
+Damage is looked for here only; the place is asked for what is damaged, and for nothing else.
+"""
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from infrastructure.backup.places import open_place
+from infrastructure.backup.repair import Outcome
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.backup.run_file_repair import SEAL, RunFileRepair, read_seal
+from infrastructure.backup.store import Store
+from infrastructure.config.backup_config import BackupConfig
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
+from infrastructure.core.files import file_sha256
+from infrastructure.core.lock import Lock
+from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.monitoring.run_list import RUN_FILE, run_folders
+from infrastructure.training.run_lock import LOCK_FILE
+
+log = logging.getLogger(__name__)
+
+
+def repair_records(output_dir: Path, options: BackupConfig, say: Callable[[str], None]) -> None:
+    """Bring back each run.json in `output_dir` that is damaged or missing, so that its run is found
+    again. A run that a living process trains is left alone."""
+    for path in run_folders(output_dir):
+        if _has_record(path) or not is_free(path):
+            continue
+        try:
+            repair = RunFileRepair(path, _stores(path, options)).restore(RUN_FILE)
+        except (OSError, CheckpointError) as error:
+            say(f"note: run {path.name} has no readable {RUN_FILE}: {error}")
+            continue
+        if repair is not None:
+            say(f"note: run {path.name}: {repair.text}")
+
+
+def _has_record(path: Path) -> bool:
+    try:
+        read_record(path / RUN_FILE)
+    except (OSError, DamagedFileError):
+        return False
+    return True
+
+
+def is_free(path: Path) -> bool:
+    """Whether no living process trains the run in `path`."""
+    lock = Lock(path / LOCK_FILE)
+    try:
+        return lock.take(wait=False, where_there_are_none=True)
+    finally:
+        lock.release()
+
+
+def _stores(path: Path, options: BackupConfig) -> list[Store]:
+    local = Store(path / "checkpoints")
+    if options.place is None:
+        return [local]
+    return [local, Store(Path(path.name), open_place(options.place))]
+
+
+def repair_run(run: RunDirectory, options: BackupConfig, say: Callable[[str], None]) -> None:
+    """Repair versions and small files of a run; for whoever holds its lock.
+
+    Raises:
+        StorageError: this machine's disk refuses.
+    """
+    repairs = RunBackup(run.checkpoints, options, run_id=run.run_id).repair(run.path)
+    for repair in repairs:
+        say(f"note: {repair.text}")
+    if any(r.outcome is Outcome.LOST and r.what.startswith("tokenizer/") for r in repairs):
+        shutil.rmtree(run.tokenizer, ignore_errors=True)  # made anew from the model, or the data
+    lost = {r.what for r in repairs if r.outcome is not Outcome.REPAIRED}
+    seal = read_seal(run.path)
+    if lost & seal.keys():  # said once
+        write_seal(run, {**seal, **{name: hash_or_none(run.path / name) for name in lost}})
+
+
+def repair_records_of(run: RunDirectory) -> None:
+    """Bring back run.json and the tokenizer of one run from its own versions, told through
+    logging."""
+    if not is_free(run.path):
+        return
+    with contextlib.suppress(OSError, CheckpointError):
+        repairs = RunFileRepair(run.path, [Store(run.checkpoints)])
+        for name in [RUN_FILE, *repairs.names("tokenizer/")]:
+            if (repair := repairs.restore(name)) is not None:
+                log.warning("%s", repair.text)
+
+
+def write_seal(run: RunDirectory, seal: Mapping[str, str | None]) -> None:
+    """Put a seal into summary.json; a file that is gone leaves it.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    kept = {name: digest for name, digest in seal.items() if digest is not None}
+    try:
+        write_record(run.summary_file, {**read_record(run.summary_file), SEAL: kept})
+    except DamagedFileError:  # it is written anew with the end of the run
+        return
+    except OSError as error:
+        raise StorageError(f"{run.summary_file} cannot be written: {error}") from error
+
+
+def hash_or_none(path: Path) -> str | None:
+    """The hex SHA-256 of a file; None where it is gone, or cannot be read."""
+    try:
+        return file_sha256(path)
+    except OSError:
+        return None

@@ -1,0 +1,82 @@
+"""Records with a checksum, and folders with their sums."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.core.checksums import (
+    SUMS,
+    damaged_files,
+    has_checksum,
+    read_record,
+    write_record,
+    write_sums,
+)
+from infrastructure.core.errors import DamagedFileError
+
+RECORD: dict[str, Any] = {"name": "ä", "rate": 1e-3, "deep": {"1": [1, 2.5, None, True]}}
+
+
+def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    write_record(path := tmp_path / "run.json", RECORD)
+    assert read_record(path) == RECORD
+    assert has_checksum(path.read_bytes())
+    write_record(path, {**read_record(path), "more": 1})
+    assert read_record(path) == {**RECORD, "more": 1}
+
+
+def test_every_bit_of_a_record_counts(tmp_path: Path) -> None:
+    write_record(path := tmp_path / "run.json", RECORD)
+    intact = path.read_bytes()
+    silent = []
+    for bit in range(8 * len(intact)):
+        data = bytearray(intact)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            found = read_record(path)
+        except DamagedFileError:
+            continue
+        if found != RECORD and has_checksum(bytes(data)):
+            silent.append(bit)
+    assert silent == []  # a blank that became another one, or a word "checksum" that did not
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "1", '{"a": 1, "checksum": "0"}', "[" * 100_000])
+def test_what_is_no_record_is_named(tmp_path: Path, text: str) -> None:
+    (path := tmp_path / "run.json").write_text(text)
+    with pytest.raises(DamagedFileError, match=r"run\.json"):
+        read_record(path)
+
+
+def test_a_record_of_an_older_version_is_read(tmp_path: Path) -> None:
+    (path := tmp_path / "run.json").write_text(json.dumps(RECORD))
+    assert read_record(path) == RECORD
+
+
+def test_sums_name_what_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    for name in ("config.json", "model.safetensors", "base/model.safetensors"):
+        (tmp_path / name).write_text(name)
+    write_sums(tmp_path)
+    assert damaged_files(tmp_path) == []
+    checked = subprocess.run(["sha256sum", "--check", "--quiet", SUMS], cwd=tmp_path, check=False)
+    assert checked.returncode == 0
+    (tmp_path / "base/model.safetensors").write_text("base/model.safetensorS")
+    (tmp_path / "config.json").unlink()
+    assert damaged_files(tmp_path) == ["base/model.safetensors", "config.json"]
+
+
+@pytest.mark.parametrize("text", ["", "no sum\n", f"{'0' * 64}  ../../etc/passwd\n", "\xff"])
+def test_sums_that_are_damaged_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / SUMS).write_bytes(text.encode("latin-1"))
+    with pytest.raises(DamagedFileError, match=SUMS):
+        damaged_files(tmp_path)
+
+
+def test_a_folder_without_sums_is_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert damaged_files(tmp_path) == []

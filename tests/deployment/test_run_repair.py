@@ -1,0 +1,268 @@
+"""The same command after one file of a run was damaged: it comes back, or is named."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.backup.store import Store
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.checksums import damaged_files, read_record, write_record
+from infrastructure.core.errors import DamagedFileError
+from infrastructure.deployment import export as exporting
+from infrastructure.deployment.commands import resume
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.deployment.model_repair import repair_model
+from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.evaluation.asking import ask
+from infrastructure.training.run_lock import only_trainer_of
+from tests.deployment.runs import deploy, losses, small_settings
+from tests.deployment.test_going_on import stop_after
+from tests.slow import slow_but
+
+STEPS, STOPPED_AT = 4, 2
+
+
+def config_of(folder: Path, **sections: Any) -> DeploymentConfig:
+    settings = small_settings(folder, max_steps=STEPS, metrics_sinks=["jsonl", "csv"])
+    return DeploymentConfig(**{**settings, **sections})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a finished run, and the same run as it was when it was stopped."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, STOPPED_AT)
+        run, _ = deploy(config_of(folder))
+    shutil.copytree(run, folder / "stopped")
+    again, _ = deploy(config_of(folder))
+    assert again == run
+    run.rename(folder / "finished")
+    (folder / "name").write_text(run.name)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def put(made: Path, state: str) -> Path:
+    """That state as the one run of the folder."""
+    shutil.rmtree(made / "runs", ignore_errors=True)
+    shutil.rmtree(made / "place", ignore_errors=True)
+    run = made / "runs" / (made / "name").read_text()
+    shutil.copytree(made / state, run)
+    return run
+
+
+@pytest.fixture
+def finished(made: Path) -> Path:
+    return put(made, "finished")
+
+
+@pytest.fixture
+def stopped(made: Path) -> Path:
+    return put(made, "stopped")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+
+
+DAMAGES = pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+
+
+def same_command(folder: Path, **sections: Any) -> str:
+    said: list[str] = []
+    TrainingDeployment(config_of(folder, **sections), say=said.append).run()
+    return "\n".join(said)
+
+
+def assert_end(made: Path, run: Path) -> None:
+    """The model and the history are those of the undisturbed run."""
+    assert damaged_files(run / "final") == []
+    for name in ("model.safetensors", "tokenizer.json", "SHA256SUMS"):
+        whole = (made / "finished" / "final" / name).read_bytes()
+        assert (run / "final" / name).read_bytes() == whole
+    assert losses(run) == losses(made / "finished")
+    read_record(run / "run.json")
+    read_record(run / "summary.json")
+
+
+@DAMAGES
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("run.json", "tokenizer/tokenizer.json", "metrics.jsonl", "metrics.csv", "report.html"),
+        *("final/model.safetensors", "final/config.json", "final/SHA256SUMS"),
+        *("logs/system/system.jsonl", "before.json"),
+    ],
+)
+def test_a_finished_run(
+    made: Path, finished: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    intact = (finished / name).read_bytes()
+    damage(finished / name)
+    said = same_command(made)
+    assert f"note: {name} " in said or f"{name} " in said
+    assert "was finished before" in said
+    assert_end(made, finished)
+    if name not in ("report.html", "logs/system/system.jsonl"):
+        assert (finished / name).read_bytes() == intact
+    assert "note: " not in same_command(made)  # said once
+
+
+@DAMAGES
+@pytest.mark.parametrize("name", ["run.json", "tokenizer/tokenizer.json", "metrics.jsonl"])
+def test_a_stopped_run(
+    made: Path, stopped: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(stopped / name)
+    said = same_command(made)
+    assert f"{name} " in said
+    assert f"going on from step {STOPPED_AT}" in said
+    assert_end(made, stopped)
+
+
+def pack_path(run: Path, tensor_class: str) -> Path:
+    """The newest version's object of this class."""
+    store = Store(run / "checkpoints")
+    manifest = store.read(store.versions()[0])
+    place = next(p for n, p in manifest.tensors.items() if n.startswith(tensor_class))
+    return store.objects.path_of(manifest.packs[place.pack].hash)
+
+
+def test_a_damaged_copy_of_run_files_ends_nothing(made: Path, stopped: Path) -> None:
+    flip(pack_path(stopped, "files/tokenizer/"))
+    said = same_command(made)
+    assert "the training goes on without this copy" in said
+    assert f"going on from step {STOPPED_AT}" in said
+    assert_end(made, stopped)
+
+
+def test_a_damaged_random_state_ends_only_its_own_version(made: Path, stopped: Path) -> None:
+    flip(pack_path(stopped, "random/"))
+    said = same_command(made)
+    assert "(step 2, random)" in said
+    assert f"going on from step {STOPPED_AT - 1}" in said
+    assert_end(made, stopped)
+
+
+@pytest.mark.parametrize("tensor_class", slow_but(["model/"], ["model/", "optimizer/", "files/"]))
+def test_a_damaged_object_comes_back_from_the_place(
+    made: Path, stopped: Path, tensor_class: str
+) -> None:
+    shutil.copytree(stopped / "checkpoints", made / "place" / stopped.name)
+    path = pack_path(stopped, tensor_class)
+    intact = path.read_bytes()
+    flip(path)
+    said = same_command(made, backup={"place": str(made / "place")})
+    assert f"{path.name[:12]} is damaged" in said
+    assert f"brought back from {made / 'place'}" in said
+    assert f"going on from step {STOPPED_AT}" in said
+    assert not path.exists() or path.read_bytes() == intact
+    assert_end(made, stopped)
+
+
+def test_a_record_that_is_nowhere_is_written_anew(made: Path, stopped: Path) -> None:
+    """All copies of run.json are gone: the versions themselves say which training this is."""
+    store = Store(stopped / "checkpoints")
+    for name in store.versions():
+        manifest = store.read(name)
+        pack = manifest.packs[manifest.tensors["files/run.json@000000000"].pack]
+        store.objects.path_of(pack.hash).unlink(missing_ok=True)
+    (stopped / "run.json").unlink()
+    said = same_command(made)
+    assert "run.json was lost: written anew" in said
+    assert_end(made, stopped)
+
+
+def test_a_damaged_record_is_never_another_training(made: Path, stopped: Path) -> None:
+    """One bit in the learning rate would be a run of another purpose: a new one at step 0."""
+    text = (stopped / "run.json").read_text()
+    changed = text.replace('"max_steps": 4', '"max_steps": 5')
+    assert changed != text
+    (stopped / "run.json").write_text(changed)
+    assert f"going on from step {STOPPED_AT}" in same_command(made)
+    assert len(list((made / "runs").iterdir())) == 1
+
+
+def test_a_report_that_a_kill_prevented_is_written(made: Path, finished: Path) -> None:
+    """Killed after the summary and before the report: there is no seal, and an old page."""
+    summary = read_record(finished / "summary.json")
+    del summary["files"]
+    write_record(finished / "summary.json", summary)
+    (finished / "report.html").write_text("<p>running")
+    assert "report.html was missing, old or damaged: written anew" in same_command(made)
+    assert "finished" in (finished / "report.html").read_text()
+    assert "note: " not in same_command(made)
+
+
+def test_the_model_comes_back_from_the_place(made: Path, finished: Path) -> None:
+    shutil.copytree(finished / "final", made / "place" / finished.name / "final")
+    record = json.loads((finished / "run.json").read_text())
+    shutil.rmtree(finished / "checkpoints" / "objects")
+    flip(finished / "final" / "model.safetensors")
+    place = {"backup": {"place": str(made / "place")}}
+    said = same_command(made, **place)
+    assert f"final/model.safetensors was damaged: brought back from {made / 'place'}" in said
+    assert record["run_id"] == finished.name
+    assert_end(made, finished)
+
+
+def test_what_cannot_be_brought_back_is_named(made: Path, finished: Path) -> None:
+    shutil.rmtree(finished / "checkpoints" / "objects")
+    flip(finished / "final" / "model.safetensors")
+    said = same_command(made)
+    assert "final/model.safetensors was damaged, and cannot be made anew" in said
+    with pytest.raises(DamagedFileError, match=r"model\.safetensors is not what SHA256SUMS"):
+        ask(finished, ["Reverse 101"])
+
+
+def test_a_damaged_model_is_repaired_before_it_is_read(
+    made: Path, finished: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    intact = (finished / "final" / "model.safetensors").read_bytes()
+    flip(finished / "final" / "model.safetensors")
+    repair_model(finished)
+    assert "final/model.safetensors was damaged: made anew" in caplog.text
+    assert (finished / "final" / "model.safetensors").read_bytes() == intact
+
+
+def test_train_resume_finds_a_run_without_its_record(
+    made: Path, stopped: Path, capsys: pytest.CaptureFixture[str], restore_logging: None
+) -> None:
+    (stopped / "run.json").unlink()
+    assert resume(stopped.name, str(made / "runs")) == 0
+    assert "run.json is missing: brought back" in capsys.readouterr().out
+    assert_end(made, stopped)
+
+
+def test_exporting_takes_the_tokenizer_that_was_written(
+    made: Path, stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(stopped / "tokenizer" / "tokenizer.json")
+    exporting.export(stopped.name, str(tmp_path / "out"), str(made / "runs"))
+    assert "tokenizer/tokenizer.json is not what was written" in caplog.text
+    whole = (made / "finished" / "final" / "tokenizer.json").read_bytes()
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == whole
+
+
+def test_a_run_that_is_trained_right_now_is_left_alone(made: Path, finished: Path) -> None:
+    flip(finished / "final" / "config.json")
+    with only_trainer_of(finished):
+        repair_model(finished)
+    assert damaged_files(finished / "final") == ["config.json"]
+
+
+def test_whether_a_run_is_finished_is_not_said_by_a_damaged_summary(finished: Path) -> None:
+    assert RunDirectory(finished).is_finished()
+    flip(finished / "summary.json")
+    assert not RunDirectory(finished).is_finished()

@@ -1,0 +1,63 @@
+"""The copier of a run in a thread of the training's own process, so that one recorder sees both."""
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from infrastructure.backup import run_backup
+from infrastructure.backup.copier import Copier
+from infrastructure.backup.copier_client import CopierClient
+from infrastructure.backup.copier_process import StatusFile
+from infrastructure.backup.store import Store
+
+LONGEST_WAIT_SECONDS = 0.02
+
+
+class CopierHere(CopierClient):
+    """As the client of a copier process, without a process."""
+
+    _thread: threading.Thread | None = None
+    _is_over = False
+
+    @property
+    def is_started(self) -> bool:
+        return self._thread is not None
+
+    @property
+    def process_id(self) -> int | None:
+        return None
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._is_over = False
+            self._thread = threading.Thread(target=self._serve, daemon=True)
+            self._thread.start()
+
+    def nudge(self) -> None:
+        self.start()
+
+    def close(self, seconds: float = 0.0) -> None:
+        thread, self._thread, self._is_over = self._thread, None, True
+        if thread is not None:
+            thread.join()
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def _serve(self) -> None:
+        settings, file = self.settings, StatusFile(Path(self.settings.status))
+        copier = Copier(
+            Store(Path(settings.store)), settings.link(), settings.retention, on_piece=lambda: None
+        )
+        while not (self._is_over and copier.is_done):
+            time.sleep(min(LONGEST_WAIT_SECONDS, copier.tick()))
+            copier.nudge()
+            file.show(copier.status())
+        file.write(replace(copier.status(), state="finished"))
+        copier.close()
+
+
+def use_it() -> None:
+    """Let all backups of this process copy in threads."""
+    run_backup.CopierClient = CopierHere  # type: ignore[misc]
