@@ -269,3 +269,54 @@ def test_all_of_a_directory_is_on_the_disk_before_its_name(
     assert inodes.index(target.stat().st_ino) == len(inside) - 1  # last, as it names the others
     assert inodes[-1] == tmp_path.stat().st_ino
     assert "final" in synced[-1][2]
+
+
+def file_system(folder: Path) -> str:
+    """The kind of the file system that a folder lies on."""
+    lines = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    held = [(point, kind) for _, point, kind, *_ in lines if folder.is_relative_to(point)]
+    return max(held, key=lambda one: len(one[0]))[1]
+
+
+def test_two_names_are_exchanged_where_the_file_system_can(tmp_path: Path) -> None:
+    if not sys.platform.startswith("linux") or file_system(tmp_path) not in ("ext4", "tmpfs"):
+        pytest.skip("nothing is promised of this file system")
+    (tmp_path / "first").write_text("1")
+    (tmp_path / "second").write_text("2")
+    assert exchange(tmp_path / "first", tmp_path / "second")
+    assert (tmp_path / "first").read_text() == "2"
+    assert (tmp_path / "second").read_text() == "1"
+    assert not exchange(tmp_path / "first", tmp_path / "none")
+    assert (tmp_path / "first").read_text() == "2"
+
+
+def test_json_is_written_for_people(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"name": "ä"})
+    assert (tmp_path / "a.json").read_text() == '{\n  "name": "ä"\n}\n'
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o644
+
+
+def fail_on_the_second_rename(monkeypatch: pytest.MonkeyPatch) -> None:
+    rename, renamed = Path.rename, []
+
+    def once(self: Path, target: Path) -> Path:
+        renamed.append(self)
+        if len(renamed) == 2:
+            raise OSError("no second name")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", once)
+
+
+def test_a_rename_that_fails_is_told_and_the_older_directory_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "final"
+    write_old(target)
+    monkeypatch.setattr(files, "exchange", lambda first, second: False)
+    fail_on_the_second_rename(monkeypatch)
+    with pytest.raises(OSError, match="no second name"):
+        write_old(target)
+    monkeypatch.undo()
+    assert contents(target) == ("old",)
+    assert list(tmp_path.iterdir()) == [target]

@@ -1,5 +1,6 @@
 """The loop: order of events, accumulation, exact resume, out of memory, divergence."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from infrastructure.core.errors import TrainingDivergedError
 from infrastructure.training.checkpoints.checkpoint_manager import (
     load_checkpoint,
 )
-from infrastructure.training.checkpoints.checkpoint_paths import by_step
+from infrastructure.training.checkpoints.checkpoint_paths import by_step, step_of
 from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
     take_snapshot,
@@ -173,14 +174,16 @@ def test_split_keeps_every_example_in_order() -> None:
     assert list(split(list(range(5)), 2)) == [[0, 1], [2, 3], [4]]
 
 
-def test_the_weights_are_those_of_plain_pytorch() -> None:
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 1)])
+def test_the_weights_are_those_of_plain_pytorch(sizes: tuple[int, int]) -> None:
     """With SGD, to which the size of a gradient matters: Adam would hide a wrong mean."""
     settings: dict[str, Any] = {"optimizer": "sgd", "max_grad_norm": None, "learning_rate": 0.05}
     settings |= {"warmup_steps": 0, "scheduler_type": "constant", "weight_decay": 0.0}
+    settings |= {"batch_size": sizes[0], "gradient_accumulation": sizes[1]}
     training = Training(dropout=0.0, num_epochs=2, **settings).run()
     model, source, losses = ToyModel(dropout=0.0), ToySource(), []
     for epoch in range(2):
-        for examples in source.train_batches(epoch, 0, 6):
+        for examples in source.train_batches(epoch, 0, math.prod(sizes)):
             rows = np.concatenate([items_of(example) for example in examples])
             features = torch.tensor(rows, dtype=torch.float32)
             loss = ((model(features) - features.sum(dim=1)) ** 2).mean()
@@ -192,3 +195,98 @@ def test_the_weights_are_those_of_plain_pytorch() -> None:
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert torch.allclose(training.weights, expected, rtol=0, atol=1e-6)
     assert training.recorder.losses == pytest.approx(losses, abs=1e-5)
+
+
+class Rhythm(Observer):
+    """The steps after which something happened."""
+
+    def __init__(self) -> None:
+        self.logged: list[int] = []
+        self.evaluated: list[int] = []
+        self.saved: list[int] = []
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.metrics:
+            self.logged.append(state.step)
+
+    def eval_end(self, state: TrainingState) -> None:
+        self.evaluated.append(state.step)
+
+    def checkpoint_saved(self, state: TrainingState) -> None:
+        self.saved.append(step_of(state.checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("settings", "evaluated"),
+    [
+        ({"validation_interval": 1}, [4, 8, 12]),
+        ({"validation_interval": 2}, [8, 12]),
+        ({"validation_interval": None}, [12]),
+        ({"validation_interval": None, "validation_frequency": 5}, [5, 10, 12]),
+    ],
+)
+def test_it_is_evaluated_when_it_is_due(
+    settings: dict[str, int | None], evaluated: list[int]
+) -> None:
+    rhythm = Rhythm()
+    Training(hooks=[rhythm], **settings).run()
+    assert rhythm.evaluated == evaluated
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved"),
+    [
+        ({"checkpoint_interval": 1}, [0, 4, 8, 12]),
+        ({"checkpoint_interval": 2}, [0, 8, 12]),
+        ({"checkpoint_interval": None}, [0, 12]),
+        ({"checkpoint_interval": None, "checkpoint_frequency": 5}, [0, 5, 10, 12]),
+    ],
+)
+def test_it_is_saved_when_it_is_due(
+    tmp_path: Path, settings: dict[str, int | None], saved: list[int]
+) -> None:
+    rhythm = Rhythm()
+    Training(tmp_path, hooks=[rhythm], **settings).run()
+    assert rhythm.saved == saved
+
+
+def test_it_is_logged_when_it_is_due_and_at_the_end_of_each_epoch() -> None:
+    rhythm = Rhythm()
+    Training(hooks=[rhythm], log_frequency=5).run()
+    assert rhythm.logged == [1, 4, 5, 8, 10, 12]
+
+
+def test_the_best_loss_is_the_least_that_is_a_number() -> None:
+    training = Training()
+    losses = iter([2.0, math.nan, 3.0])
+    training.loop.evaluate = lambda: {"eval_loss": next(losses)}
+    training.run()
+    assert training.state.best_evaluation_loss == 2.0
+
+
+def test_a_source_that_ends_too_early_is_no_endless_loop() -> None:
+    training = Training()
+    training.source.num_examples = 18
+    batches = training.source.train_batches
+    training.loop.data = Short(batches)  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="ended at example 18 of epoch 0, before its 20"):
+        training.run()
+
+
+class Short:
+    """Says that it has more examples than it gives."""
+
+    num_examples = 20
+
+    def __init__(self, train_batches: Any) -> None:
+        self.train_batches = train_batches
+
+
+def test_steps_of_ones_own_loop_tell_of_themselves() -> None:
+    training = Training()
+    loss = training.loop.single_step(training.state, [0, 1, 2])
+    assert loss == training.state.loss == training.recorder.losses[0]
+    assert 0 < training.state.metrics["seconds"] < 60
+    assert training.recorder.events[-1] == "step_end"
+    assert (training.state.step, training.state.position.example) == (1, 3)
+    assert not training.state.step_is_ending

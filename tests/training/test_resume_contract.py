@@ -160,3 +160,43 @@ def test_a_name_may_be_given_in_full() -> None:
 
 def test_a_checkpoint_of_ones_own_loop_says_nothing_and_goes_on() -> None:
     assert agree({}, FACTS) == []
+
+
+def test_of_a_hash_the_beginning_is_shown_and_of_a_text_all() -> None:
+    text = "a prompt of sixty-four characters, which is no hash of anything."
+    assert len(text) == 64
+    (difference,) = agree(FACTS, with_settings(**{"training.seed": text}), ["seed"])
+    assert str(difference) == f"seed: was 0, is {text}"
+
+
+def test_another_name_of_the_same_base_changes_nothing() -> None:
+    (difference,) = agree(FACTS, with_settings(**{"model.name": "elsewhere"}))
+    assert difference.verdict is Verdict.HARMLESS
+
+
+def test_another_setting_of_the_same_base_changes_the_result() -> None:
+    found = with_settings(**{"training.seed": 1})
+    with pytest.raises(CheckpointError, match="--accept seed"):
+        agree(FACTS, found)
+
+
+def test_another_name_of_a_base_that_nobody_has_hashed_changes_the_result() -> None:
+    was = changed(base_model=None, base_is_frozen=False)
+    found = {**was, "settings": {**FACTS["settings"], "model.name": "elsewhere"}}
+    with pytest.raises(CheckpointError, match=r"--accept model\.name"):
+        agree(was, found)
+
+
+def test_other_data_under_another_path_changes_the_result_twice() -> None:
+    found = {**with_settings(**{"data.path": "/b/other.jsonl"}), "data": "ef" * 32}
+    with pytest.raises(CheckpointError) as raised:
+        agree(FACTS, found)
+    assert "data.path" in str(raised.value)
+    assert "data: was" in str(raised.value)
+
+
+def test_on_a_gpu_a_patch_of_what_does_not_compute_there_changes_nothing() -> None:
+    was = {**FACTS, "device": "NVIDIA L4"}
+    found = {**with_versions(numpy="2.0.2"), "device": "NVIDIA L4"}
+    (difference,) = agree(was, found)
+    assert difference.verdict is Verdict.HARMLESS

@@ -106,3 +106,40 @@ def test_without_a_deadline_none_is_near(clock: Clock) -> None:
     schedule = SaveSchedule(None, clock=clock)
     clock.now += 1e9
     assert not schedule.deadline_is_near
+
+
+def test_the_numbers_that_are_documented(clock: Clock) -> None:
+    """A cost of a second, of a millisecond and of an hour: once in 147 s, 10 s and half an hour."""
+    expected = {1.0: 146.97, 0.001: 10.0, 3600.0: 1800.0}
+    for cost_seconds, interval_seconds in expected.items():
+        schedule = SaveSchedule("auto", clock=clock)
+        schedule.note_save(1, cost_seconds)
+        assert schedule.current_interval_seconds == pytest.approx(interval_seconds, rel=1e-3)
+
+
+def test_the_time_that_is_left(clock: Clock) -> None:
+    schedule = SaveSchedule(None, deadline_seconds=1000, clock=clock)
+    clock.now += 300
+    assert schedule.seconds_left == 700
+    assert SaveSchedule(None, clock=clock).seconds_left == math.inf
+
+
+def test_without_costs_a_deadline_is_near_at_its_share(clock: Clock) -> None:
+    """2 % of the time, at most half a minute, and nothing is reserved."""
+    for deadline_seconds, margin in ((1000, 20), (100_000, 30)):
+        schedule = SaveSchedule(None, deadline_seconds=deadline_seconds, clock=clock)
+        clock.now += deadline_seconds - margin - 0.5
+        assert not schedule.deadline_is_near
+        clock.now += 0.5
+        assert schedule.deadline_is_near
+
+
+def test_saving_counts_into_the_time_before_the_next(clock: Clock) -> None:
+    schedule = SaveSchedule(30, clock=clock)
+    schedule.start(0)
+    clock.now += 20
+    schedule.note_save(1, 5.0)
+    clock.now += 29
+    assert schedule.kind_due(2) is None
+    clock.now += 1
+    assert schedule.kind_due(3) == "scheduled"

@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from infrastructure.training.models import packed_attention as module
 from infrastructure.training.models.packed_attention import (
     ATTENTION_NAME,
     PackingUnsupportedError,
     attention_implementation,
+    by_segment,
     has_varlen_kernel,
     is_segment_mask,
     model_arguments,
     packed_attention,
     segment_mask,
+    sliding_window,
     use_packed_attention,
     use_plain_attention,
     varlen,
@@ -266,3 +269,96 @@ def test_the_kernel_agrees_with_masked_attention(window: int | None) -> None:
         *heads, attn_mask=allowed(window).cuda(), enable_gqa=True
     ).transpose(1, 2)
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
+def on_a_gpu(width: int = 8, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Heads that say that they lie on a GPU; there is no memory behind them."""
+    with FakeTensorMode():
+        return torch.empty(1, 2, sum(LENGTHS), width, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("query", "value", "dropout", "capability", "takes"),
+    [
+        (on_a_gpu(), on_a_gpu(), 0.0, (8, 0), True),
+        (on_a_gpu(), on_a_gpu(), 0.0, (9, 0), True),
+        (on_a_gpu(dtype=torch.float16), on_a_gpu(dtype=torch.float16), 0.0, (8, 0), True),
+        (on_a_gpu(256), on_a_gpu(256), 0.0, (8, 0), True),
+        (on_a_gpu(257), on_a_gpu(257), 0.0, (8, 0), False),
+        (on_a_gpu(16), on_a_gpu(8), 0.0, (8, 0), False),
+        (on_a_gpu(), on_a_gpu(), 0.1, (8, 0), False),
+        (on_a_gpu(), on_a_gpu(), 0.0, (7, 5), False),
+        (on_a_gpu(dtype=torch.float32), on_a_gpu(dtype=torch.float32), 0.0, (8, 0), False),
+    ],
+)
+def test_what_the_kernel_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    query: torch.Tensor,
+    value: torch.Tensor,
+    dropout: float,
+    capability: tuple[int, int],
+    takes: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(module, "varlen_kernel", lambda: pytest.fail)
+    assert has_varlen_kernel(query, value, dropout) == takes
+
+
+def test_without_a_kernel_none_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "varlen_kernel", lambda: None)
+    assert not has_varlen_kernel(on_a_gpu(), on_a_gpu(), 0.0)
+
+
+def masked_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """What torch's kernel is documented to compute, by a mask, for (T, H, D)."""
+    assert first.tolist() == second.tolist() == boundaries(LENGTHS).tolist()
+    assert longest_query == longest_key == max(LENGTHS)
+    back, ahead = window_size
+    assert ahead == 0
+    assert first.is_contiguous()
+    heads = [tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)]
+    mask = allowed(None if back == -1 else back + 1)
+    found = F.scaled_dot_product_attention(
+        *heads, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
+    )
+    return found[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("scaling", [None, 0.5])
+def test_the_kernel_is_asked_for_the_same_attention(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, scaling: float | None
+) -> None:
+    monkeypatch.setattr(module, "varlen_kernel", lambda: masked_kernel)
+    monkeypatch.setattr(module, "has_varlen_kernel", lambda *heads: True)
+    heads = [random_heads(n) for n in (4, 2, 2)]
+    mask = segment_mask(boundaries(LENGTHS), max(LENGTHS))
+    actual, none = packed_attention(
+        CAUSAL,  # type: ignore[arg-type]
+        *heads,
+        mask,
+        scaling=scaling,
+        sliding_window=window,
+    )
+    expected = by_segment(*heads, LENGTHS, 0.0, scaling, window)
+    torch.testing.assert_close(actual, expected)
+    assert none is None
+
+
+@pytest.mark.parametrize("limit", [max(LENGTHS) - 1, max(LENGTHS), max(LENGTHS) + 1])
+def test_a_window_counts_where_an_example_is_longer(limit: int) -> None:
+    window = sliding_window(torch.nn.Module(), max(LENGTHS), {"sliding_window": limit})
+    assert window == (limit if limit < max(LENGTHS) else None)
