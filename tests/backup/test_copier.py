@@ -336,3 +336,12 @@ def test_a_place_that_confirms_nothing_is_copied_to_and_told_and_nothing_is_remo
     rig.place.is_safe = lambda path: True
     rig.run_until(lambda: rig.copier.is_done)
     assert rig.copier.status().confirmed_name == name
+
+
+def test_the_best_of_an_earlier_session_stays(tmp_path: Path) -> None:
+    """It was confirmed by another copier, and this one has only read its manifest."""
+    rig = Rig(tmp_path, keep_best=1)
+    best = rig.copy(1, score=0.5)
+    rig.copier = rig.new_copier(keep_best=1)
+    others = [rig.copy(step, score=0.9 - step / 100) for step in range(2, 6)]
+    assert rig.remote.versions() == [*others[:-3:-1], best]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.backup.fetching import fetch_newest
+from infrastructure.backup.fetching import FIRST_WAIT_SECONDS, NUM_ATTEMPTS, fetch_newest
 from infrastructure.backup.link import Link
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError, StorageError
@@ -75,3 +75,12 @@ def test_a_version_of_which_a_part_stays_away_is_passed_over(
     del rig.place.files.files[rig.link.store.objects.path_of(pack)]
     assert rig.fetch() == rig.names[0]
     assert "is missing" in caplog.text
+
+
+def test_the_waits_double_until_it_is_given_up(rig: Rig) -> None:
+    rig.place.fault = disconnected
+    waits: list[float] = []
+    with pytest.raises(StorageError, match="does not answer"):
+        fetch_newest(rig.link, rig.local, None, lambda done, total: None, waits.append)
+    assert waits == [FIRST_WAIT_SECONDS * 2**n for n in range(NUM_ATTEMPTS)]
+    assert 5 < sum(waits) < 600

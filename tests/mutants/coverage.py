@@ -75,30 +75,33 @@ def noting(module: str, source: str, folder: Path) -> str:
 
 
 class Recorder:
-    """The plugin of pytest that gathers what the copies note."""
+    """The plugin of pytest that gathers what the copies note, and reports each file's tests."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, report: Report) -> None:
+        self.folder, self.report = folder, report
+        self.tests: list[dict[str, Any]] = []
         self.lines: dict[str, Places] = {}
         self.shared: dict[int, Places] = defaultdict(set)
         self.fixtures: dict[str, list[int]] = {}
-        self.seconds: dict[str, float] = {}
         self.passed: dict[str, bool] = {}
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
+    def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> Iterator[object]:
         self._taken()
         began = time.monotonic()
         try:
             return (yield)
         finally:
-            self.seconds[item.nodeid] = time.monotonic() - began
+            seconds = round(time.monotonic() - began, 3)
+            self.tests.append({"test": item.nodeid, "seconds": seconds})
             self.lines[item.nodeid] = self._taken()
             self.fixtures[item.nodeid] = [
                 id(definition)
                 for several in item._fixtureinfo.name2fixturedefs.values()
                 for definition in several
             ]
+            if nextitem is None or nextitem.path != item.path:
+                self._report_file()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[Any]:
@@ -108,10 +111,9 @@ class Recorder:
         try:
             return (yield)
         finally:
-            own = self._taken()
-            self.shared[id(fixturedef)] |= own
-            for module, line in before:  # they are the test's
-                _write(self.folder / "before.lines", f"{module}:{line}\n")
+            self.shared[id(fixturedef)] |= self._taken()
+            with (self.folder / "before.lines").open("a") as file:  # they are the test's
+                file.writelines(f"{module}:{line}\n" for module, line in before)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         is_good = self.passed.get(report.nodeid, True) and report.outcome == "passed"
@@ -125,34 +127,30 @@ class Recorder:
                 module, _, line = text.rpartition(":")
                 if module and line.isdigit():
                     found.add((module, int(line)))
-            path.unlink()
+            path.unlink(missing_ok=True)
         sys.__dict__.setdefault("__noted_lines__", set()).clear()
         return found
 
-    def of_test(self, test: str) -> Places:
-        """Its own lines, and those of the fixtures that it shares with others."""
-        return self.lines[test].union(*(self.shared[one] for one in self.fixtures[test]))
+    def _report_file(self) -> None:
+        """Each test with its own lines, and those of the fixtures that it shares with others."""
+        for test in self.tests:
+            name = test["test"]
+            lines: dict[str, list[int]] = defaultdict(list)
+            shared = (self.shared[one] for one in self.fixtures[name])
+            for module, line in sorted(self.lines[name].union(*shared)):
+                lines[module].append(line)
+            test |= {"passed": self.passed.get(name, False), "lines": lines}
+        self.report({"file": self.tests[0]["test"].partition("::")[0], "tests": self.tests})
+        self.tests = []
 
 
-def _write(path: Path, text: str) -> None:
-    with path.open("a") as file:
-        file.write(text)
-
-
-def record(file: str, folder: Path, report: Report) -> None:
-    """For a fork in which the modules are those of `noting`: run a test file, report each test.
+def record(files: Sequence[str], folder: Path, report: Report) -> None:
+    """For a fork in which the modules are those of `noting`: run test files.
 
     Args:
         folder: the one that `noting` was given.
     """
-    recorder = Recorder(folder)
-    run_pytest([file], recorder)
-    for test, seconds in recorder.seconds.items():
-        lines: dict[str, list[int]] = defaultdict(list)
-        for module, line in sorted(recorder.of_test(test)):
-            lines[module].append(line)
-        passed = recorder.passed.get(test, False)
-        report({"test": test, "seconds": round(seconds, 3), "passed": passed, "lines": lines})
+    run_pytest(files, Recorder(folder, report))
 
 
 def copies(modules: Sequence[str], folder: Path, lines: Path) -> dict[Path, Path]:

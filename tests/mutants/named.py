@@ -40,12 +40,12 @@ NAMED = {
     "what a place reads back comes from the page cache": (
         "infrastructure/backup/places/base.py",
         "        place.forget_cached(path)\n",
-        "",
+        "\n",
     ),
     "what a store reads back comes from the page cache": (
         "infrastructure/backup/objects.py",
         "        self.operations.forget_cached(path)\n",
-        "",
+        "\n",
     ),
     "the page cache is not asked to forget": (
         "infrastructure/backup/file_operations.py",
@@ -65,12 +65,12 @@ NAMED = {
     "a file has its name before its bytes are on the disk": (
         "infrastructure/core/files.py",
         "            os.fsync(file.fileno())\n        Path(name)",
-        "        Path(name)",
+        "\n        Path(name)",
     ),
     "a file's name is not on the disk": (
         "infrastructure/core/files.py",
         "        raise\n    sync_directory(path.parent)\n",
-        "        raise\n",
+        "        raise\n\n",
     ),
     "a sampler is not told what time is left": (
         "infrastructure/quantum/quantum_step.py",

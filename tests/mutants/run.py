@@ -24,7 +24,15 @@ from typing import Any
 
 from tests.mutants import sandbox
 from tests.mutants.coverage import copies, record
-from tests.mutants.forked_tests import ROOT, run_to_first_failure, warm_up
+from tests.mutants.forked_tests import (
+    ROOT,
+    Collected,
+    Report,
+    changed_functions,
+    run_pytest,
+    run_to_first_failure,
+    warm_up,
+)
 from tests.mutants.named import named_mutants
 from tests.mutants.operators import Mutant, lines_of_functions, mutants_of, statement_lines
 
@@ -73,11 +81,11 @@ TESTS = {
 }
 
 WIDE_SECONDS = 90.0  # of recorded time: what is not killed by then is called a survivor
-NEAR_SECONDS = 25.0
 SHORTEST_LIMIT_SECONDS, LIMIT_FACTOR = 30.0, 8.0
 START_SECONDS = 120.0
 SLOW_TEST_SECONDS = 2.0  # a failure of a longer one counts when it happens again
 NOTHING_FAILED = (0, 5)  # pytest's exit status; 5: no test was left
+# "broken": no test was begun, which says nothing
 KILLED = ("failed", "crashed", "timeout")
 
 
@@ -127,15 +135,18 @@ class Coverage:
     tests: list[Test] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
 
-    def complete(self, jobs: int) -> None:
-        """Record the test files that are new or have changed, and read all."""
+    def complete(self, only_known: bool) -> None:
+        """Record the test files that are new or have changed, if that is wanted, and read all."""
         (STATE / "sources").mkdir(parents=True, exist_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in modules():
             text = (ROOT / path).read_text()
             (STATE / "sources" / _hash(text)).write_text(text)
         files = [str(path.relative_to(ROOT)) for path in test_files()]
-        share_out(self._record, [file for file in files if not self._read(file)], jobs)
+        new = [file for file in files if not self._read(file)]
+        if new and not only_known:
+            say(f"recording {len(new)} files of tests")
+            self._record(new)
         for file in files:
             self._take(file)
 
@@ -144,10 +155,26 @@ class Coverage:
         found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
         return found if found.get("hash") == _hash((ROOT / file).read_text()) else {}
 
-    def _record(self, file: str) -> None:
-        digest = _hash((ROOT / file).read_text())
-        found = {"hash": digest, "sources": _source_hashes(), "tests": _record(file)}
-        _write(self.folder / f"{file.replace('/', '.')}.json", found)
+    def _record(self, files: Sequence[str]) -> None:
+        sources = {path: _hash((ROOT / path).read_text()) for path in modules()}
+        lines = STATE / "lines"
+        shutil.rmtree(lines, ignore_errors=True)
+        lines.mkdir()
+        instead = copies(modules(), STATE / "noting", lines)
+        work = functools.partial(record, files, lines)
+        forked = sandbox.Forked(work, work_folder(), instead)
+        try:
+            for found in forked.reports(lambda: 1800.0):
+                file, tests = found["file"], found["tests"]
+                kept = self.folder / f"{file.replace('/', '.')}.json"
+                digest = _hash((ROOT / file).read_text())
+                _write(kept, {"hash": digest, "sources": sources, "tests": tests})
+                seconds = sum(test["seconds"] for test in tests)
+                say(f"recorded {file}: {len(tests)} tests, {seconds:.0f} s")
+                if failed := ", ".join(test["test"] for test in tests if not test["passed"]):
+                    say(f"  without what fails or is skipped here: {failed[:300]}")
+        finally:
+            forked.close()
 
     def _take(self, file: str) -> None:
         found = self._read(file)
@@ -194,31 +221,6 @@ class Coverage:
     __hash__ = object.__hash__
 
 
-def _record(file: str) -> list[dict[str, Any]]:
-    began = time.monotonic()
-    folder, lines = work_folder(), STATE / f"lines-{os.getpid()}"
-    shutil.rmtree(lines, ignore_errors=True)
-    lines.mkdir()
-    instead = copies(modules(), STATE / f"noting-{os.getpid()}", lines)
-    forked = sandbox.Forked(functools.partial(record, file, lines), folder, instead)
-    try:
-        tests = list(forked.reports(lambda: 1800.0))
-        if not tests:
-            say(f"  {(folder / 'output.txt').read_text()[-1500:]}")
-    finally:
-        forked.close()
-    failed = ", ".join(test["test"] for test in tests if not test["passed"])
-    say(f"recorded {file}: {len(tests)} tests, {time.monotonic() - began:.0f} s")
-    if failed:
-        say(f"  without what fails or is skipped here: {failed[:300]}")
-    return tests
-
-
-@functools.cache
-def _source_hashes() -> dict[str, str]:
-    return {path: _hash((ROOT / path).read_text()) for path in modules()}
-
-
 @functools.cache
 def _moved(path: str, digest: str) -> dict[int, int]:
     """Where the lines of a module of that hash stand now."""
@@ -260,6 +262,8 @@ class Results:
         result = self.found.get(mutant.key)
         if result is None or result["place"] != place_hash(mutant):
             return False
+        if result["verdict"] == "broken":
+            return False
         return result["verdict"] in KILLED or result["tests"] == tests
 
 
@@ -273,44 +277,37 @@ def tests_hash(tests: list[Test], hashes: dict[str, str]) -> str:
     return _hash("\n".join(f"{test.name} {hashes[test.file]}" for test in tests))
 
 
-def try_out(mutant: Mutant, tests: list[Test]) -> dict[str, Any]:
-    """Run the tests with the defect in place: the nearest alone first, then all others."""
-    near: list[Test] = []
-    for test in tests:
-        is_short = sum(t.seconds for t in near) < NEAR_SECONDS
-        if is_short and len({t.file for t in [*near, test]}) <= 2:
-            near.append(test)
-    far = [test for test in tests if test not in near]
-    for several in (near, far):
-        found = _run(mutant, several) if several else {"verdict": "survived"}
-        if found["verdict"] != "survived":
-            return found
-    return {"verdict": "survived" if tests else "untested"}
+Work = Callable[[list[Test], str, Path], Callable[[Report], None]]
 
 
-def _run(mutant: Mutant, tests: list[Test]) -> dict[str, Any]:
-    while True:
-        found = _run_once(mutant, tests)
+def try_out(mutant: Mutant, tests: list[Test], work: Work) -> dict[str, Any]:
+    """Run the tests with the defect in place, until one fails.
+
+    Args:
+        work: makes what a fork does of the tests, the mutated text and the file that it is of.
+    """
+    verdict = "untested"
+    while tests:
+        found = _run_once(mutant, tests, work)
         again = [test for test in tests if test.name == found.get("by")]
         if found["verdict"] != "failed" or not again or again[0].seconds < SLOW_TEST_SECONDS:
             return found
-        if _run_once(mutant, again)["verdict"] != "survived":
+        if _run_once(mutant, again, work)["verdict"] != "survived":
             return found
         say(f"  {found['by']} failed once and passed then: it does not count")
-        tests = tests[tests.index(again[0]) + 1 :]
-        if not tests:
-            return {"verdict": "survived"}
+        tests, verdict = tests[tests.index(again[0]) + 1 :], "survived"
+    return {"verdict": verdict}
 
 
-def _run_once(mutant: Mutant, tests: list[Test]) -> dict[str, Any]:
+def _run_once(mutant: Mutant, tests: list[Test], work: Work) -> dict[str, Any]:
     path = ROOT / mutant.module
+    mutated = mutant.apply(path.read_text())
     text = STATE / f"mutant-{os.getpid()}.py"
-    text.write_text(mutant.apply(path.read_text()))
+    text.write_text(mutated)
     stamp = int(mutant.key[:7], 16)  # what was compiled of another defect is never taken for this
     os.utime(text, (stamp, stamp))
     seconds = {test.name: test.seconds for test in tests}
-    work = functools.partial(run_to_first_failure, [test.name for test in tests])
-    forked = sandbox.Forked(work, work_folder(), {path: text})
+    forked = sandbox.Forked(work(tests, mutated, path), work_folder(), {path: text})
     current = ""
 
     def limit() -> float:
@@ -328,11 +325,26 @@ def _run_once(mutant: Mutant, tests: list[Test]) -> dict[str, Any]:
                 return {"verdict": "survived"} if survived else {"verdict": "failed", "by": by}
             current = report["test"]
         words = (work_folder() / "output.txt").read_text()[-300:]
-        return {"verdict": "crashed", "by": current, "why": words}
+        return {"verdict": "crashed" if current else "broken", "by": current, "why": words}
     except TimeoutError:
         return {"verdict": "timeout", "by": current}
     finally:
         forked.close()
+
+
+def cold(tests: list[Test], mutated: str, path: Path) -> Callable[[Report], None]:
+    """For a defect in what runs at import: the fork imports the project itself."""
+    return functools.partial(run_to_first_failure, [test.name for test in tests])
+
+
+def warm(collected: Collected) -> Work:
+    """For a defect inside a function: the fork has everything, and replaces the function."""
+
+    def work(tests: list[Test], mutated: str, path: Path) -> Callable[[Report], None]:
+        names = [test.name for test in tests]
+        return lambda report: collected.run(names, report, mutated, path)
+
+    return work
 
 
 def table(drawn: list[Mutant], results: Results) -> str:
@@ -340,6 +352,7 @@ def table(drawn: list[Mutant], results: Results) -> str:
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for mutant in drawn:
         verdict = results.found.get(mutant.key, {}).get("verdict", "open")
+        verdict = "open" if verdict == "broken" else verdict
         for row in (mutant.module.removeprefix("infrastructure/"), "all"):
             counts[row]["drawn"] += 1
             counts[row][verdict] += 1
@@ -381,6 +394,26 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def in_a_fork_when_closed(work: Callable[[], None]) -> Callable[[], None]:
+    """Fork now, before the project is imported; what is given back lets it work, and waits."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    os.close(reading)
+
+    def let_it_work() -> None:
+        os.close(writing)
+        os.waitpid(child, 0)
+
+    return let_it_work
+
+
 def work_folder() -> Path:
     """Of this process, for what is under way."""
     return STATE / f"work-{os.getpid()}"
@@ -414,15 +447,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--record", action="store_true", help="only record which tests run which lines"
     )
+    parser.add_argument(
+        "--known", action="store_true", help="defects in functions, and tests recorded so far"
+    )
     parser.add_argument("--table", action="store_true", help="print what is known, no more")
     return parser.parse_args()
 
 
-def try_one(results: Results, one: tuple[Mutant, list[Test], str]) -> None:
+def try_one(results: Results, work: Work, one: tuple[Mutant, list[Test], str]) -> None:
     """Try one defect, and keep what came of it."""
     mutant, tests, digest = one
     began = time.monotonic()
-    found = try_out(mutant, tests)
+    found = try_out(mutant, tests, work)
     found |= {"key": mutant.key, "place": place_hash(mutant), "tests": digest}
     found |= {"num_tests": len(tests), "seconds": round(time.monotonic() - began, 1)}
     results.add(found)
@@ -444,17 +480,33 @@ def main() -> int:
         warm_up()
         sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(STATE / "pycache")
         coverage = Coverage()
-        coverage.complete(options.jobs)
+        coverage.complete(options.known)
         if options.record:
             return 0
-        to_try = []
+        of_import, of_functions = [], []
         for mutant in drawn:
             tests = coverage.of(mutant)
             digest = tests_hash(tests, coverage.hashes)
-            if not results.holds(mutant, digest):
-                to_try.append((mutant, tests, digest))
-        say(f"{len(to_try)} of {len(drawn)} are to be tried")
-        share_out(functools.partial(try_one, results), to_try, options.jobs)
+            if not results.holds(mutant, digest) and (tests or not options.known):
+                text = (ROOT / mutant.module).read_text()
+                changed = changed_functions(ROOT / mutant.module, text, mutant.apply(text))
+                one = (mutant, tests, digest)
+                (of_import if changed is None else of_functions).append(one)
+        say(f"to be tried: {len(of_functions)} in functions, {len(of_import)} others")
+        files = sorted({test.file for _, tests, _ in of_functions for test in tests})
+
+        def try_functions(collected: Collected) -> None:
+            share_out(functools.partial(try_one, results, warm(collected)), of_functions, jobs)
+
+        jobs = options.jobs
+        if not options.known:
+            later = in_a_fork_when_closed(
+                lambda: share_out(functools.partial(try_one, results, cold), of_import, jobs)
+            )
+        if files:
+            run_pytest(files, Collected(try_functions))
+        if not options.known:
+            later()
         results.read()
     print(table(drawn, results))
     return 0
