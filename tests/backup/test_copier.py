@@ -147,6 +147,7 @@ def test_a_version_that_is_damaged_here_is_passed_over_and_named(rig: Rig) -> No
     status = rig.copier.status()
     assert f"version {name[:12]} is not copied" in str(status.error)
     assert "changed here" in str(status.error)
+    assert rig.copier.is_done
     assert rig.manifests_written() == []
     newer = rig.copy(2)
     assert rig.copier.status().error is None
@@ -345,3 +346,36 @@ def test_the_best_of_an_earlier_session_stays(tmp_path: Path) -> None:
     rig.copier = rig.new_copier(keep_best=1)
     others = [rig.copy(step, score=0.9 - step / 100) for step in range(2, 6)]
     assert rig.remote.versions() == [*others[:-3:-1], best]
+
+
+def test_a_version_of_which_an_object_is_missing_here_is_passed_over_and_named(rig: Rig) -> None:
+    name = save(rig.local, 1)
+    pack = rig.local.read(name).packs[0]
+    rig.local.objects.path_of(pack.hash).unlink()
+    rig.settle()
+    status = rig.copier.status()
+    assert f"version {name[:12]} is not copied" in str(status.error)
+    assert "missing here" in str(status.error)
+    assert rig.copier.is_done
+
+
+def test_with_nothing_to_copy_it_is_idle(rig: Rig) -> None:
+    assert rig.copier.status().state == "starting"
+    rig.settle()
+    assert rig.copier.status().state == "idle"
+
+
+def test_who_comes_too_early_is_told_to_wait_and_nothing_is_done(rig: Rig) -> None:
+    save(rig.local, 1)
+    rig.place.is_safe = lambda path: False
+    asked: list[str] = []
+    rig.place.fault = lambda operation, path: asked.append(operation)
+    while (wait := rig.copier.tick()) < 0.4:
+        rig.clock.now += wait
+    asked.clear()
+    rig.clock.now += wait / 2
+    assert rig.copier.tick() == pytest.approx(wait / 2)
+    assert asked == []
+    rig.clock.now += wait / 2
+    rig.copier.tick()
+    assert asked

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.backup import replication
 from infrastructure.backup.link import Link
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.replication import (
@@ -310,3 +311,26 @@ def test_a_version_is_not_confirmed_by_an_object_that_is_gone_again(store: Store
     for wait in steps:
         link.clock.now += wait  # type: ignore[attr-defined]
     assert not one.is_confirmed
+
+
+def test_what_is_too_large_to_compress_is_not_written_beside(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, of an object for which nobody would hold both forms in memory."""
+    monkeypatch.setattr(replication, "LARGEST_BYTES", 9_999)
+    place = MemoryPlace()
+    link = link_to(place)
+    data = TensorBytes("U8", (10_000,), bytes(10_000))
+    first = store.commit({"model/w": data}, {}, step=1)
+    run(upload(store, first, link))
+    plain = place.written[0]
+    del place.files.files[plain]
+    link.named |= {first, *(pack.hash for pack in store.read(first).packs)}
+    link.clock.now += link.fresh_seconds + 1  # type: ignore[attr-defined]
+    monkeypatch.setattr(place, "size", hidden)
+    run(upload(store, store.commit({"model/w": data}, {}, step=2), link), limit=3000)
+    assert not [path for path in place.written if path.suffix == ".zst"]
+
+
+def hidden(path: Path) -> int:
+    raise FileNotFoundError(path)

@@ -320,3 +320,32 @@ def test_a_rename_that_fails_is_told_and_the_older_directory_stays(
     monkeypatch.undo()
     assert contents(target) == ("old",)
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_an_error_is_told_though_the_half_written_file_is_gone(tmp_path: Path) -> None:
+    def lose() -> None:
+        with atomic_write(tmp_path / "file") as file:
+            file.write(b"half")
+            for part in tmp_path.iterdir():
+                part.unlink()
+            raise KeyError("the reason")
+
+    with pytest.raises(KeyError, match="the reason"):
+        lose()
+
+
+def test_the_folders_above_a_directory_are_made(tmp_path: Path) -> None:
+    for content in ("first", "second"):
+        with whole_directory(tmp_path / "a" / "b" / "final") as part:
+            (part / "file").write_text(content)
+    assert contents(tmp_path / "a" / "b" / "final") == ("second",)
+
+
+def test_no_descriptor_stays_open(tmp_path: Path) -> None:
+    (tmp_path / ".final.0123abcd.part").mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    write_text(tmp_path / "file", "content")
+    with whole_directory(tmp_path / "final") as part:
+        (part / "file").write_text("content")
+    recover_directory(tmp_path / "final")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from infrastructure.training.models.token_loss import TokenLoss, supervised_targets
+from infrastructure.training.models.token_loss import TokenLoss, backbone, supervised_targets
 from tests.training.models.architectures import ARCHITECTURES, VOCAB_SIZE, gradients, tiny_model
 
 METHODS = {
@@ -186,3 +186,12 @@ def test_a_compiled_model_is_seen_through() -> None:
     loss_sum, _ = token_loss(torch.compile(model, backend="eager"), batch)
     assert token_loss.method == "hidden states"
     torch.testing.assert_close(loss_sum, expected)
+
+
+def test_the_part_below_the_head_is_a_module_of_its_own() -> None:
+    model: Any = tiny_model("llama")
+    assert backbone(model) is model.model
+    assert backbone(model.model) is None, "a bare decoder is its own base"
+    other: Any = torch.nn.Linear(2, 2)
+    other.base_model = "a name"
+    assert backbone(other) is None

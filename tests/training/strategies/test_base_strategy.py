@@ -72,7 +72,7 @@ def test_the_optimizers_of_bitsandbytes_hold_their_state_as_they_say(
     name: str, dtype: torch.dtype
 ) -> None:
     strategy = get_training_strategy("standard", TrainingConfig(optimizer=name))
-    model = torch.nn.Linear(128, 128)
+    model = torch.nn.Linear(128, 128, bias=False)  # matrices alone
     optimizer = strategy.create_optimizer(model, 0.1)
     model(torch.ones(1, 128)).sum().backward()
     strategy.update_parameters(model, optimizer, None, None)
