@@ -38,6 +38,9 @@ class DataConfig(Section):
     )
     prompt_column: str | None = Field(default=None, description="Column that holds the prompt.")
     answer_column: str | None = Field(default=None, description="Column that holds the answer.")
+    context_column: str | None = Field(
+        default=None, description="Column that a question is about; it is written below it."
+    )
     text_column: str | None = Field(default=None, description="Column that holds plain text.")
     task_column: str | None = Field(
         default=None, description="Column that names the kind of task; results are shown by task."

@@ -2,19 +2,26 @@
 
 import contextlib
 import itertools
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+from jinja2.exceptions import TemplateError
 
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
-from infrastructure.training.data.chat_format import TEMPLATE_DATE, special_tokens
+from infrastructure.training.data.chat_format import (
+    GENERATION_TAG,
+    TEMPLATE_DATE,
+    special_tokens,
+)
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.data.rows import Conversation, Turn
 from infrastructure.training.data.tokenization import (
     ConversationEncoder,
+    Encoded,
     TokenIds,
     begins_with,
     num_common,
@@ -24,6 +31,13 @@ from infrastructure.training.models.packing_check import token_embeddings
 NUM_PROMPTS = 8
 ROOM_FOR_END = 8  # tokens that a template may write after an answer
 NO_TEXT = "this model reads no text"
+ASKED, ANSWERED = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
+PROBES: tuple[tuple[Turn, ...], ...] = (
+    (ASKED, ANSWERED),
+    (ASKED, ANSWERED, Turn("user", "Ping 15?"), Turn("assistant", "Pong 60")),
+    (Turn("system", "Be 93."), ASKED, ANSWERED, Turn("user", "Ping 15?")),
+)
+LONGEST_PROBE = 4096  # tokens; templates write long preambles
 LOOK = "look at the token preview in report.html, and at data.train_on and data.chat_template"
 
 
@@ -130,6 +144,196 @@ def _stop_tokens(subject: Subject) -> dict[int, str]:
     return {number: special.get(number, str(number)) for number in found}
 
 
+def check_answers(subject: Subject) -> CheckResult:
+    """Between the end of an answer and the next answer nothing is learnt but white space, and each
+    end is learnt once; an answer that was cut has none.
+
+    What belongs to an answer is found by transformers' own `return_assistant_tokens_mask`, or by
+    where the text of a known answer stands; it does not ask what made the examples.
+    """
+    if not subject.reads_text:
+        return CheckResult("answers", "skipped", NO_TEXT)
+    if subject.adapter.data_config.train_on != "answers":
+        return CheckResult("answers", "skipped", "everything is learnt, as data.train_on says")
+    examples: list[TokenizedExample] = subject.candidates
+    tokenizer, data = subject.adapter.tokenizer, subject.adapter.data_config
+    encoder = ConversationEncoder(tokenizer, max_length=max(data.max_length, LONGEST_PROBE))
+    marks = AnswerMarks(tokenizer, encoder.template.template if encoder.template else None)
+    wrong = (marks.wrong_in(example, f"example {n}") for n, example in enumerate(examples, 1))
+    first_wrong = next(filter(None, wrong), "")
+    num_cut = sum(not marks.has_end(example) for example in examples)
+    num_answers = sum(len(runs_of(example)) for example in examples)
+    numbers = {"num_answers": float(num_answers), "num_without_end": float(num_cut)}
+    if wrong_in_known := marks.wrong_in_known(encoder):
+        return CheckResult("answers", "fail", wrong_in_known, LOOK, numbers=numbers)
+    if first_wrong:
+        spelt = getattr(getattr(subject.data, "report", None), "special_text_rows", 0)
+        remedy = f"{spelt} rows spell special tokens: remove those" if spelt else LOOK
+        return CheckResult(
+            "answers", "warn" if spelt else "fail", first_wrong, remedy, numbers=numbers
+        )
+    text = f"{num_answers} answers are learnt, each with its end, and nothing between them"
+    if num_cut:
+        text = f"{num_answers} answers are learnt and nothing between them; {num_cut} were cut"
+        text += " and have no end"
+    return CheckResult("answers", "pass", text, numbers=numbers)
+
+
+class AnswerMarks:
+    """What belongs to an answer, found without what made the examples.
+
+    Args:
+        template: the chat template of the training; None: the tokenizer's.
+
+    Attributes:
+        names: special tokens, as text.
+        ends: those that stand in answers: they end them.
+        around: those that stand around messages and in no answer.
+    """
+
+    def __init__(self, tokenizer: Any, template: str | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.template = template or tokenizer.chat_template
+        self.names = special_tokens(tokenizer)
+        self._end = -1  # one that the template writes after answers and does not mark
+        self._end = self._end_of_last(*self._answered(PROBES[0]))
+        inside: set[int] = {tokenizer.eos_token_id, self._end} & self.names.keys()
+        outside: set[int] = set()
+        for turns in PROBES:
+            for token, is_answered in zip(*self._answered(turns), strict=True):
+                (inside if is_answered else outside).update({token} & self.names.keys())
+        self.ends = frozenset(inside)
+        self.around = frozenset(outside - inside)
+
+    def _answered(self, turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
+        """The tokens of a conversation, and of each whether an answer holds it: by transformers
+        where the template marks answers, else where the texts of the answers stand; nothing where
+        there is no template, or it refuses."""
+        ids, answered = _independently(self.tokenizer, self.template, turns)
+        for position in range(1, len(ids)):
+            answered[position] |= answered[position - 1] and ids[position] == self._end
+        return ids, answered
+
+    def _end_of_last(self, ids: list[int], answered: list[bool]) -> int:
+        """The special token after a last answer that has no end in it: no message follows that it
+        could begin."""
+        said = [n for n in range(len(ids)) if answered[n] and self._words([ids[n]])]
+        if not said or ids[said[-1]] in self.names:
+            return -1
+        return next((token for token in ids[said[-1] + 1 :] if token in self.names), -1)
+
+    def wrong_in(self, example: TokenizedExample, name: str) -> str:
+        """What is learnt in an example that nobody said, or not learnt that ends an answer; empty
+        where nothing is."""
+        ids = [int(token) for token in example.input_ids]
+        for start, end in runs_of(example):
+            words = self._words(ids[start:end])
+            for token in words:
+                if token in self.around:
+                    return f"{name} learns {self.names[token]!r}, which no answer holds"
+            for token, following in itertools.pairwise(words):
+                if token == following and token in self.ends:
+                    return f"{name} learns the end of an answer, {self.names[token]!r}, twice"
+            if not words or words[-1] in self.names:
+                continue
+            rest = itertools.takewhile(lambda n: not example.supervised[n], range(end, len(ids)))
+            after = next((ids[n] for n in rest if ids[n] in self.names), -1)
+            if after in self.ends:
+                return f"{name} does not learn {self.names[after]!r}, which ends its answer"
+        return ""
+
+    def has_end(self, example: TokenizedExample) -> bool:
+        """Whether the last answer ends with a special token."""
+        words = self._words(example.input_ids[example.supervised].tolist()[-ROOM_FOR_END:])
+        return bool(words) and words[-1] in self.names
+
+    def wrong_in_known(self, encoder: ConversationEncoder) -> str:
+        """What is wrong where conversations of our own are made into examples."""
+        for turns in PROBES:
+            (encoded,) = encoder.encode([Conversation(turns)])
+            if not isinstance(encoded, Encoded):
+                continue  # the template refuses it
+            example, name = encoded.example, "a conversation of our own"
+            runs = [example.input_ids[start:end] for start, end in runs_of(example)]
+            learnt = [self.tokenizer.decode(run) for run in runs]
+            for turn in turns:
+                if turn.text not in self.tokenizer.decode(self.tokenizer(turn.text)["input_ids"]):
+                    continue  # it has no tokens for these letters
+                is_learnt = any(turn.text in text for text in learnt)
+                if is_learnt != (turn.role == "assistant"):
+                    is_not = "" if is_learnt else "not "
+                    return f"of {name} what the {turn.role} says is {is_not}learnt"
+            if wrong := self._unlike_marks(example, turns, name) or self.wrong_in(example, name):
+                return wrong
+        return ""
+
+    def _unlike_marks(self, example: TokenizedExample, turns: Sequence[Turn], name: str) -> str:
+        """What is learnt and not marked by the template, or marked and not learnt."""
+        if not self.template or not _tells_marks(self.tokenizer, self.template):
+            return ""
+        ids, answered = self._answered(turns)
+        triples = zip(example.input_ids.tolist(), ids, example.supervised, answered, strict=False)
+        for token, other, is_learnt, is_marked in list(triples)[1:]:
+            if token != other:
+                return f"{name} has other tokens than the chat template writes"
+            if is_learnt != is_marked:
+                what = "is learnt and not marked" if is_learnt else "is marked and not learnt"
+                return f"of {name} {self.tokenizer.decode([token])!r} {what} by the chat template"
+        return ""
+
+    def _words(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens without white space."""
+        decode = self.tokenizer.decode
+        return [token for token in tokens if token in self.names or decode([token]).strip()]
+
+
+def _independently(
+    tokenizer: Any, template: str | None, turns: Sequence[Turn]
+) -> tuple[list[int], list[bool]]:
+    """The tokens of a conversation, and which of them stand in answers."""
+    if not template:
+        return [], []
+    said = [turn.text for turn in turns if turn.role == "assistant"]
+    options = {"tokenize": True, "return_dict": True, "strftime_now": TEMPLATE_DATE.strftime}
+    tells_marks = _tells_marks(tokenizer, template)
+    marks = {"return_assistant_tokens_mask": tells_marks, "chat_template": template}
+    for in_parts in (False, True):  # some templates read the one, some the other
+        messages: list[dict[str, Any]] = [turn.message() for turn in turns]
+        for message in messages if in_parts else ():
+            message["content"] = [{"type": "text", "text": message["content"]}]
+        try:
+            found = tokenizer.apply_chat_template(messages, **options, **marks)
+        except (TemplateError, TypeError, ValueError):
+            continue
+        ids: list[int] = list(found["input_ids"])
+        if not all(text in tokenizer.decode(ids) for text in said):
+            continue
+        if tells_marks:
+            return ids, [bool(bit) for bit in found["assistant_masks"]]
+        places = [_where(tokenizer, ids, text) for text in said]
+        return ids, [any(bits) for bits in zip(*places, strict=True)]
+    return [], []
+
+
+def _tells_marks(tokenizer: Any, template: str) -> bool:
+    return tokenizer.is_fast and bool(GENERATION_TAG.search(template))
+
+
+def _where(tokenizer: Any, ids: list[int], text: str) -> list[bool]:
+    """Which tokens the text stands in: those without which it could not be read."""
+    places = range(len(ids) + 1)
+    start = bisect_left(places, True, key=lambda n: text not in tokenizer.decode(ids[n:])) - 1
+    end = bisect_left(places, True, key=lambda n: text in tokenizer.decode(ids[:n]))
+    return [start <= position < end for position in range(len(ids))]
+
+
+def runs_of(example: TokenizedExample) -> list[tuple[int, int]]:
+    """Where stretches of learnt tokens begin and end."""
+    padded = np.concatenate([[0], example.supervised.astype(np.int8), [0]])
+    edges = np.flatnonzero(np.diff(padded)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
 def check_template(subject: Subject) -> CheckResult:
     """What stands before an answer is the same in training and where the model will be used.
 
@@ -199,7 +403,11 @@ def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
     """The prompts of some held-out rows, of those that were not cut for training."""
     rows, questions = pipeline.evaluation_rows(NUM_PROMPTS), pipeline.questions(NUM_PROMPTS)
     prompts = []
+    encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
+    writes_history_anew = encoder.template is not None and encoder.template.origin
     for row, question in zip(rows, questions, strict=True):
+        if writes_history_anew and any(said["role"] == "assistant" for said in row.messages):
+            continue  # the report of the data says so
         ids = _prompt_in_use(pipeline, row.messages) or question.prompt_ids
         if len(ids) + question.expected_length + ROOM_FOR_END < pipeline.config.max_length:
             prompts.append(ids)

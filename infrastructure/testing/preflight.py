@@ -14,7 +14,12 @@ from typing import Literal
 from infrastructure.core.errors import PreflightError
 from infrastructure.core.hardware import detect
 from infrastructure.testing.doctor import Finding, check_machine, examine
-from infrastructure.testing.label_checks import check_ends, check_labels, check_template
+from infrastructure.testing.label_checks import (
+    check_answers,
+    check_ends,
+    check_labels,
+    check_template,
+)
 from infrastructure.testing.loss_checks import (
     check_accumulation,
     check_causality,
@@ -41,6 +46,7 @@ UNIT: tuple[Check, ...] = (
     check_weights,
     check_labels,
     check_ends,
+    check_answers,
     check_template,
     check_loss,
     check_causality,

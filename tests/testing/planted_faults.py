@@ -84,6 +84,47 @@ def answers_do_not_end(trainer: Any) -> None:
     _examples(trainer, unended)
 
 
+def the_next_message_is_learnt(trainer: Any) -> None:
+    """The template marks the end with the answer, and the encoder takes one token more."""
+    begins = trainer.adapter.tokenizer.bos_token_id
+
+    def one_more(example: TokenizedExample) -> TokenizedExample:
+        return replace(
+            example,
+            input_ids=np.append(example.input_ids, begins).astype(np.int32),
+            supervised=np.append(example.supervised, True),
+        )
+
+    _examples(trainer, one_more)
+
+
+def ends_are_learnt_twice(trainer: Any) -> None:
+    """EOS is appended to what ends with it already."""
+    eos = trainer.adapter.tokenizer.eos_token_id
+
+    def doubled(example: TokenizedExample) -> TokenizedExample:
+        end = int(np.flatnonzero(example.supervised)[-1]) + 1
+        ids, mask = example.input_ids[:end], example.supervised[:end]
+        return replace(
+            example,
+            input_ids=np.append(ids, eos).astype(np.int32),
+            supervised=np.append(mask, True),
+        )
+
+    _examples(trainer, doubled)
+
+
+def ends_are_given(trainer: Any) -> None:
+    """The rows hold the ends of their answers, and the mask leaves them out."""
+
+    def unended(example: TokenizedExample) -> TokenizedExample:
+        mask = example.supervised.copy()
+        mask[np.flatnonzero(mask)[-1]] = False
+        return replace(example, supervised=mask)
+
+    _examples(trainer, unended)
+
+
 def the_end_is_taken_for_padding(trainer: Any) -> None:
     """The pad token is EOS, and the collator masks every pad token."""
     eos = trainer.adapter.tokenizer.eos_token_id
@@ -417,6 +458,9 @@ FAULTS: Sequence[Fault] = (
     Fault("the prompts are learnt too", prompts_are_learnt, "labels"),
     Fault("a token that the model does not know", a_token_too_many, "labels"),
     Fault("answers do not end", answers_do_not_end, "end of answers"),
+    Fault("the next message is learnt", the_next_message_is_learnt, "answers"),
+    Fault("ends are learnt twice", ends_are_learnt_twice, "answers"),
+    Fault("ends are given, not learnt", ends_are_given, "answers"),
     Fault("EOS is masked as padding", the_end_is_taken_for_padding, "end of answers"),
     Fault("another template in use", another_template_in_use, "prompts"),
     Fault("BOS twice", bos_twice, "prompts"),

@@ -1,16 +1,32 @@
 """What is learnt, how answers end and how prompts look, for the many ways that data is given."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.testing.label_checks import check_ends, check_labels, check_template
+from infrastructure.testing.label_checks import (
+    AnswerMarks,
+    check_answers,
+    check_ends,
+    check_labels,
+    check_template,
+)
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
+from infrastructure.training.data.chat_format import TemplateFormat
+from infrastructure.training.data.tokenization import ConversationEncoder
 from tests.testing.check_models import save_model_of, settings_of, trainer_of
+from tests.training.data.trl_masks import (
+    Learnt,
+    by_temper,
+    cases,
+    tokenizer_for,
+    training_templates,
+)
 
 TEXT = [{"text": f"The number {n} reversed is {str(n)[::-1]}."} for n in range(100, 140)]
 CHAT: list[dict[str, Any]] = [
@@ -25,6 +41,8 @@ CHAT: list[dict[str, Any]] = [
     }
     for n in range(100, 140)
 ]
+# Where nothing special follows what they mark: the old mistake changed nothing there.
+WITHOUT_A_NEXT_TOKEN = ("glm4moe", "idefics3")
 LONG = [{"prompt": "x y z " * 60 + str(n), "completion": f"answer {n}"} for n in range(40)]
 
 
@@ -48,7 +66,8 @@ def subject(
 
 
 def found(subject: Subject) -> dict[str, CheckResult]:
-    results = (check(subject) for check in (check_labels, check_ends, check_template))
+    checks = (check_labels, check_ends, check_answers, check_template)
+    results = (check(subject) for check in checks)
     return {result.name: result for result in results}
 
 
@@ -66,6 +85,7 @@ def test_good_data_passes(
     assert {name: r.status for name, r in results.items()} == {
         "labels": "pass",
         "end of answers": "pass",
+        "answers": "skipped" if data.get("train_on") == "all" else "pass",
         "prompts": "pass",
     }, results
 
@@ -83,6 +103,67 @@ def test_answers_that_were_cut_are_told(folder: Path, tmp_path: Path) -> None:
     assert result.status == "warn"
     assert "answers end without '</s>'" in result.text
     assert "raise data.max_length" in result.remedy
+    answers = check_answers(given)
+    assert answers.status == "pass"
+    assert answers.numbers["num_without_end"] == 32 - round(32 * result.numbers["ended_share"])
+    assert "were cut and have no end" in answers.text
+
+
+def with_the_next_token(given: Any) -> Any:
+    """The mistake that Temper made: what follows an answer's end is learnt, too."""
+
+    def write(self: Any, conversation: Any) -> Any:
+        written = given(self, conversation)
+        spans = []
+        for start, end in written.spans:
+            following = self._special.match(written.text, end)
+            spans.append((start, following.end() if following else end))
+        return replace(written, spans=tuple(spans))
+
+    return write
+
+
+@pytest.mark.parametrize("rows", [None, CHAT], ids=["pairs", "chat"])
+def test_a_token_after_the_end_of_an_answer_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Any
+) -> None:
+    """In the embedded model, whose template marks the ends of answers itself."""
+    settings = settings_of(tmp_path, {"name": "embedded"})
+    settings["data"] |= {"max_length": 128}
+    if rows is not None:
+        Path(settings["data"]["path"]).write_text("\n".join(map(json.dumps, rows)))
+    healthy = check_answers(Subject(trainer_of(DeploymentConfig(**settings))))
+    assert healthy.status == "pass", healthy
+    monkeypatch.setattr(TemplateFormat, "write", with_the_next_token(TemplateFormat.write))
+    settings["cache"] = {"directory": str(tmp_path / "other")}
+    result = check_answers(Subject(trainer_of(DeploymentConfig(**settings))))
+    assert result.status == "fail"
+    assert "'<|user|>' is learnt and not marked by the chat template" in result.text
+
+
+@pytest.mark.parametrize("family", training_templates())
+def test_every_template_of_trl_is_healthy_and_its_defect_is_seen(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tokenizer_for(training_templates()[family])
+    marks = AnswerMarks(tokenizer)
+    encoder = ConversationEncoder(tokenizer, max_length=1 << 20)
+    assert marks.wrong_in_known(encoder) == ""
+    learnt = [by_temper(encoder, case) for case in cases(12, seed=5)]
+    examples = [one for one in learnt if isinstance(one, Learnt)]
+    assert len(examples) >= 4
+    assert [marks.wrong_in(one.example(), "") for one in examples] == [""] * len(examples)
+    monkeypatch.setattr(TemplateFormat, "write", with_the_next_token(TemplateFormat.write))
+    assert (marks.wrong_in_known(encoder) == "") == (family in WITHOUT_A_NEXT_TOKEN)
+
+
+def test_rows_that_spell_special_tokens_are_told_and_stop_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"{n}", "completion": f"<s> {n} and <s>"} for n in range(40)]
+    result = check_answers(subject(folder, tmp_path, "template", rows))
+    assert result.status == "warn"
+    assert "40 rows spell special tokens" in result.remedy
 
 
 def test_prompts_are_held_against_the_template_of_the_saved_tokenizer(

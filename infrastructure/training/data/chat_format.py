@@ -12,6 +12,7 @@ for generation alike:
 Both begin with the BOS token once, if the tokenizer uses one.
 """
 
+import importlib.metadata
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -19,17 +20,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
+from infrastructure.core.optional import is_installed
 from infrastructure.training.data.rows import Conversation, Turn
 
 # Some templates write today's date. Data that differs from day to day could not be resumed.
 TEMPLATE_DATE = datetime(2024, 7, 26)
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+SENTENCE_WORDS = 4  # fewer are names of roles
 QUESTION, ANSWER = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
+THOUGHT = Turn("assistant", "<think>\nPing?\n</think>\n\nPong 4826")
 CHANGED = "Zq5"  # written after an answer to see where it stands
 
 
 class FormatError(Exception):
     """The chat template cannot write this conversation so that its answers can be found."""
+
+
+class HistoryError(FormatError):
+    """The chat template writes earlier messages otherwise once the conversation goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +117,12 @@ class TemplateFormat:
             learns to stop.
         writes_end: something ends an answer: nothing is to be added.
         takes_parts: it writes the text of a message only where that is a list of parts.
+        origin: where it is from, if it is not the tokenizer's own.
     """
 
-    def __init__(self, tokenizer: Any, template: str | None = None) -> None:
+    def __init__(self, tokenizer: Any, template: str | None = None, origin: str = "") -> None:
         self.template: str = template or tokenizer.get_chat_template()
+        self.origin = origin
         self.variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
         self.writes_date = "strftime_now" in self.template
         if self.writes_date:
@@ -119,6 +130,7 @@ class TemplateFormat:
         self.marks_answers = GENERATION_TAG.search(self.template) is not None
         self._special = _any_of(special_tokens(tokenizer).values())
         self._ends = _any_of([*special_tokens(tokenizer).values(), *tokenizer.get_added_vocab()])
+        self._reads: dict[str, bool] = {}
         self.takes_parts = False
         self.takes_parts = self._takes_parts()
         self.own_end, self.writes_end = "", True
@@ -156,6 +168,37 @@ class TemplateFormat:
                 is_learnt.append(conversation.is_learnt(index))
         return Written((), text, tuple(spans), tuple(is_learnt))
 
+    @property
+    def keeps_history(self) -> bool:
+        """Whether it writes a message alike, whatever follows it; where it takes none that is
+        followed by others, it does."""
+        for answer in (ANSWER, THOUGHT):
+            try:
+                self.write(Conversation((QUESTION, answer, QUESTION, answer)))
+            except HistoryError:
+                return False
+            except FormatError:
+                continue
+        return True
+
+    @property
+    def preamble(self) -> str:
+        """What it says of itself where a conversation has no system message; "" is nothing."""
+        try:
+            text, _ = self._render((QUESTION,), "")
+        except FormatError:
+            return ""
+        pieces = self._special.split(text.partition(QUESTION.text)[0])
+        said = [" ".join(piece.split()) for piece in pieces]
+        return next((piece for piece in said if len(piece.split()) >= SENTENCE_WORDS), "")
+
+    def reads(self, name: str) -> bool:
+        """Whether the template so much as names this field of a message, or input."""
+        if name not in self._reads:
+            source = COMMENT.sub("", self.template)
+            self._reads[name] = re.search(rf"\b{re.escape(name)}\b", source) is not None
+        return self._reads[name]
+
     def write_whole(self, conversation: Conversation) -> Written:
         """The conversation as one text of which everything is learnt; raises `FormatError`."""
         turns = conversation.turns if self.marks_answers else conversation.taught
@@ -172,10 +215,10 @@ class TemplateFormat:
         prefix, _ = self._render(turns, inputs, prompts=prompts)
         if not text.startswith(prefix):
             what = "what stands before an answer" if prompts else "earlier messages"
-            raise FormatError(
+            raise HistoryError(
                 f"the template writes {what} differently once the conversation goes on, so its"
-                " answers cannot be told apart; give data.chat_template one that does not, or one"
-                " with {% generation %}"
+                " answers cannot be told apart, and the installed TRL has no training template for"
+                " it: give data.chat_template one that does not, or one with {% generation %}"
             )
         return len(prefix)
 
@@ -282,6 +325,23 @@ class TemplateFormat:
         if self.takes_parts and isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
         return message
+
+
+def training_format(tokenizer: Any, own: TemplateFormat) -> TemplateFormat:
+    """The template that conversations are written with for training: the tokenizer's own, unless
+    that one writes answers otherwise as soon as they are history, as Qwen3's does. Then TRL's
+    training template of the same family, if the installed TRL has one."""
+    if own.marks_answers or own.keeps_history or not is_installed("trl"):
+        return own
+    from jinja2.exceptions import TemplateError
+    from trl.chat_template_utils import get_training_chat_template
+
+    try:
+        template = get_training_chat_template(tokenizer)
+    except (ValueError, TypeError, TemplateError):  # none for this family
+        return own
+    origin = f"TRL {importlib.metadata.version('trl')}"
+    return TemplateFormat(tokenizer, template, origin) if template else own
 
 
 def _changed(turn: Turn) -> Turn:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from infrastructure.training.data.chat_format import TemplateFormat
 from infrastructure.training.data.data_report import DataReport
 from infrastructure.training.data.fingerprints import ExampleHash, text_hash
 from infrastructure.training.data.quarantine import Quarantine
@@ -26,8 +27,8 @@ from infrastructure.training.data.row_worker import (
     RowWorker,
     work_on,
 )
-from infrastructure.training.data.rows import BadRow, Row
-from infrastructure.training.data.shapes import Shape
+from infrastructure.training.data.rows import BadRow, Row, excerpt
+from infrastructure.training.data.shapes import TEXT, Shape
 from infrastructure.training.data.sources import DataFile
 from infrastructure.training.data.token_store import CONVERSATIONS_FILE, ArrayWriter, StoreWriter
 from infrastructure.training.data.tokenization import ConversationEncoder, begins_with
@@ -43,6 +44,7 @@ EVALUATION_FILE = "evaluation.jsonl"
 CONVERSATION_ENDS = "conversation_ends.npy"
 ROW_FILES, ROW_LINES = "row_files.npy", "row_lines.npy"
 NUM_PLACES = 3
+NUM_UNUSED_SHOWN = 12
 NUM_PROMPTS_CHECKED = 20
 
 
@@ -85,6 +87,9 @@ class Preparation:
         self.evaluation = (folder / EVALUATION_FILE).open("w+", encoding="utf-8")
         self.least: PreparedRow | None = None  # first to be held out where none is by chance
         self.checked_prompts = self.differing_prompts = 0
+        self.left_out_answers = self.empty_answers = 0
+        self.unused_columns: Counter[str] = Counter()
+        self.unused_fields: Counter[str] = Counter()
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
         self.conversation_ends = ArrayWriter(folder / CONVERSATION_ENDS, np.int64)
         self.row_files = ArrayWriter(folder / ROW_FILES, np.int32)
@@ -118,6 +123,8 @@ class Preparation:
 
     def _take(self, chunk: PreparedChunk) -> None:
         self.rows_of_file[chunk.file] += len(chunk.rows)
+        self.unused_columns.update(chunk.unused_columns)
+        self.unused_fields.update(chunk.unused_fields)
         stored = []
         for row in chunk.rows:
             if isinstance(row, BadRow):
@@ -151,6 +158,9 @@ class Preparation:
     def _note(self, row: PreparedRow, is_evaluation: bool) -> None:
         self.facts.add(row, is_evaluation)
         self.report.special_text_rows += row.holds_special_text
+        answers = [turn for turn in row.conversation.turns if turn.role == "assistant"]
+        self.left_out_answers += sum(not turn.is_learnt for turn in answers)
+        self.empty_answers += sum(not turn.text.strip() and not turn.fields for turn in answers)
         if row.is_truncated:
             self.report.truncated += 1
             self.report.truncated_examples += [row.conversation.place]
@@ -164,7 +174,10 @@ class Preparation:
 
     def _check_prompt(self, row: PreparedRow) -> None:
         """Compare what stands before the answer with what the model is asked at generation."""
-        conversation = row.conversation
+        conversation, template = row.conversation, self.plan.encoder.template
+        has_history = any(turn.role == "assistant" for turn in conversation.prompt)
+        if template and template.origin and has_history:
+            return  # told once, of the template
         prompt = self.plan.encoder.prompt_ids(conversation.prompt, conversation.inputs)
         self.checked_prompts += 1
         tokenizer = self.plan.encoder.tokenizer
@@ -246,18 +259,67 @@ class Preparation:
         ]
         report.shape, report.shape_reason = shape.name, shape.reason
         report.notes += [file.note for file in self.files if file.note]
-        if shape.unused:
-            report.notes.append(f"columns not used: {', '.join(shape.unused)}")
+        report.notes += self._unused()
         other = self.plan.shapes[EVALUATION]
         if (other.name, other.columns) != (shape.name, shape.columns):
             report.notes.append(f"held-out data has the shape {other.name}: {other.reason}")
         if self.plan.validation_split and not report.num_evaluation:
             report.notes.append("no row is held out: there are too few different ones")
-        template = self.plan.encoder.template
-        if template and template.writes_date:
-            report.notes.append("the chat template writes the date: a fixed one, to be repeatable")
+        if self.left_out_answers:
+            report.notes.append(
+                f"{self.left_out_answers:,} answers are read and not learnt, as their weight says"
+            )
+        if self.empty_answers:
+            report.notes.append(
+                f"{self.empty_answers:,} answers are empty: the model learns to say nothing there"
+            )
+        if self.plan.encoder.template and shape.name != TEXT:
+            report.notes += self._about_template(self.plan.encoder.template)
         if self.differing_prompts:
             report.notes.append(
                 f"{self.differing_prompts} of {self.checked_prompts} prompts are written otherwise"
                 " in training than for generation: check the chat template"
             )
+
+    def _unused(self) -> list[str]:
+        """What the data says and nobody reads."""
+        notes = []
+        if columns := _listed(self.unused_columns):
+            notes.append(
+                f"columns not used: {columns} (what the model should see belongs into the prompt,"
+                " or into data.context_column)"
+            )
+        if fields := _listed(self.unused_fields):
+            reader = "the chat template does not read them"
+            if self.plan.encoder.template is None:
+                reader = "only a chat template could read them, and the tokenizer has none"
+            notes.append(f"fields of messages not used: {fields} ({reader})")
+        return notes
+
+    def _about_template(self, template: TemplateFormat) -> list[str]:
+        """What the chat template does that the rows do not say."""
+        notes = []
+        if template.writes_date:
+            notes.append("the chat template writes the date: a fixed one, to be repeatable")
+        if template.preamble:
+            said = excerpt(template.preamble)
+            notes.append(f"where a row has no system message, the chat template writes: {said!r}")
+        if template.own_end:
+            notes.append(
+                "the chat template marks answers without what ends them: that"
+                f" ({template.own_end}) is learnt too, so that the model learns to stop"
+            )
+        if template.origin and self.plan.encoder.train_on != "all":
+            notes.append(
+                "the model's own chat template writes an answer otherwise as soon as the"
+                f" conversation goes on: trained is with the training template of {template.origin}"
+                " for it; in use, and in what is saved, the model keeps its own"
+            )
+        return notes
+
+
+def _listed(names: Counter[str]) -> str:
+    """Names in the order of how often they were seen; the first few of them."""
+    found = [name for name, _ in names.most_common(NUM_UNUSED_SHOWN)]
+    more = len(names) - len(found)
+    return ", ".join(found) + (f" and {more} more" if more > 0 else "")

@@ -1,13 +1,14 @@
 """The work on a chunk of rows, in this process or in others: the same result either way."""
 
+import json
 import logging
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from infrastructure.core.errors import DataError
@@ -62,11 +63,18 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChunk:
-    """What became of each row of a chunk, in order."""
+    """What became of each row of a chunk, in order.
+
+    Attributes:
+        unused_columns, unused_fields: of rows and of their messages: what nobody reads, and in how
+            many it stands.
+    """
 
     file: int
     shape: int
     rows: list[PreparedRow | BadRow]
+    unused_columns: Counter[str] = field(default_factory=Counter)
+    unused_fields: Counter[str] = field(default_factory=Counter)
 
 
 class RowWorker:
@@ -110,7 +118,35 @@ class RowWorker:
                     any(self._special.search(turn.text) for turn in conversation.turns),
                 )
             )
-        return PreparedChunk(chunk.file, chunk.shape, rows)
+        columns = self._unused_columns(chunk.rows, good, shape)
+        return PreparedChunk(chunk.file, chunk.shape, rows, columns, self._unused_fields(good))
+
+    def _unused_columns(
+        self, rows: list[Row | BadRow], conversations: list[Conversation], shape: Shape
+    ) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for row in rows:
+            if isinstance(row, Row):
+                values = row.values.items()
+                found.update(c for c, v in values if v is not None and c not in shape.used)
+        tools = shape.columns.get("tools")
+        if tools and not self._reads("tools"):
+            found[tools] += sum('"tools"' in one.inputs for one in conversations)
+        return found
+
+    def _unused_fields(self, conversations: list[Conversation]) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for conversation in conversations:
+            given = json.loads(conversation.inputs) if conversation.inputs else {}
+            names = [*given.get("chat_template_kwargs", {})]
+            for turn in conversation.turns:
+                names += json.loads(turn.fields).keys() - {"content"} if turn.fields else ()
+            found.update(name for name in names if not self._reads(name))
+        return found
+
+    def _reads(self, name: str) -> bool:
+        template = self.encoder.template
+        return template is not None and template.reads(name)
 
 
 _worker: RowWorker | None = None
@@ -224,10 +260,13 @@ class CarefulWorker:
         Raises:
             DataError: too many rows do.
         """
-        rows: list[PreparedRow | BadRow] = []
+        whole = PreparedChunk(chunk.file, chunk.shape, [])
         for row in chunk.rows:
-            rows += self._try(Chunk(chunk.file, chunk.shape, [row])).rows
-        return PreparedChunk(chunk.file, chunk.shape, rows)
+            one = self._try(Chunk(chunk.file, chunk.shape, [row]))
+            whole.rows.extend(one.rows)
+            whole.unused_columns.update(one.unused_columns)
+            whole.unused_fields.update(one.unused_fields)
+        return whole
 
     def _try(self, one: Chunk) -> PreparedChunk:
         for _ in range(NUM_DEATHS_OF_A_ROW):

@@ -30,10 +30,13 @@ PAIR_COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 CHAT_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat")
 TEXT_COLUMNS = ("text", "content", "document")
 CONTEXT_COLUMNS = ("input", "context")
+LABEL_COLUMNS = ("label", "labels", "class", "sentiment", "target")
 SYSTEM_COLUMNS = ("system", "system_prompt")
 TEMPLATE_COLUMNS = {"tools": "tools", "options": "chat_template_kwargs"}  # as TRL names them
 SAMPLE_ROWS = 100
 NUM_GROUPS_SHOWN = 4
+
+Candidate = tuple[str, dict[str, str], str]
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class ShapeRequest:
     shape: str = "auto"
     prompt_column: str | None = None
     answer_column: str | None = None
+    context_column: str | None = None
     text_column: str | None = None
     task_column: str | None = None
     group_column: str | None = None
@@ -55,16 +59,19 @@ class ShapeRequest:
         """
         if self.shape not in ("auto", *SHAPES):
             raise ValueError(f"data.shape: {unknown_name('shape', self.shape, ['auto', *SHAPES])}")
-        pair = self.prompt_column or self.answer_column
+        pair = self.prompt_column or self.answer_column or self.context_column
         if self.text_column and pair:
             raise ValueError(
-                "data.text_column is for plain text and data.prompt_column/answer_column for"
-                " pairs: set one of the two kinds"
+                "data.text_column is for plain text and data.prompt_column, answer_column and"
+                " context_column for pairs: set one of the two kinds"
             )
         if self.text_column and self.shape not in ("auto", TEXT):
             raise ValueError(f"data.text_column does not go with data.shape={self.shape!r}")
         if pair and self.shape not in ("auto", *PAIR_COLUMNS):
-            raise ValueError(f"data.prompt_column and answer_column do not go with {self.shape!r}")
+            raise ValueError(
+                "data.prompt_column, answer_column and context_column do not go with"
+                f" {self.shape!r}"
+            )
 
 
 def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> Shape:
@@ -77,8 +84,9 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> Shape:
     columns = _common_columns(rows)
     if not columns:
         raise ValueError(f"the rows share no columns: {_seen(rows, request)}")
-    for setting in ("prompt_column", "answer_column", "text_column", "task_column"):
+    for setting in ("prompt_column", "answer_column", "context_column", "text_column"):
         _check_exists(getattr(request, setting), f"data.{setting}", columns)
+    _check_exists(request.task_column, "data.task_column", columns)
     _check_exists(request.group_column, "data.balance_by", columns)
     candidates = _candidates(rows, columns, request)
     if len(candidates) != 1:
@@ -86,12 +94,39 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> Shape:
             raise ValueError(f"the rows are of different shapes: {_seen(rows, request)}")
         raise ValueError(_unclear(columns, candidates, request))
     name, parts, reason = candidates[0]
-    task, group = request.task_column, request.group_column
-    unused = tuple(c for c in columns if c not in {*parts.values(), task, group})
-    return Shape(name, parts, reason, task, group, unused)
+    _refuse_labels(rows, candidates[0], columns, request)
+    return Shape(name, parts, reason, request.task_column, request.group_column)
 
 
-Candidate = tuple[str, dict[str, str], str]
+def _refuse_labels(
+    rows: Sequence[Row], candidate: Candidate, columns: list[str], request: ShapeRequest
+) -> None:
+    """A label beside a text is what a classifier learns; one beside an answer that is true or false
+    says which answers are bad. Whoever names shape or columns has decided.
+
+    Raises:
+        ValueError: says both ways to go on.
+    """
+    name, parts, _ = candidate
+    if request.shape != "auto" or request.text_column or request.prompt_column:
+        return
+    found = [c for c in _matching(LABEL_COLUMNS, columns) if c not in parts.values()]
+    for label in found:
+        values = [row.values.get(label) for row in rows]
+        if name == TEXT:
+            text = parts["text"]
+            raise ValueError(
+                f"column {text!r} is text and column {label!r} its label, which a training on text"
+                f" would leave out: set data.prompt_column={text} and data.answer_column={label} to"
+                f" learn to answer with the label, or data.text_column={text} to learn the texts"
+                " alone"
+            )
+        if all(isinstance(value, bool) for value in values):
+            raise ValueError(
+                f"column {label!r} says which answers are good and which are bad, as for KTO; this"
+                " training would learn all of them: leave the bad ones out, or set"
+                f" data.shape={name} to learn all"
+            )
 
 
 def _common_columns(rows: Sequence[Row]) -> list[str]:
@@ -107,7 +142,7 @@ def _check_exists(column: str | None, setting: str, columns: list[str]) -> None:
 def _candidates(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
     found: list[Candidate] = []
     if not request.text_column:
-        if not (request.prompt_column or request.answer_column):
+        if not (request.prompt_column or request.answer_column or request.context_column):
             found += _chat_candidates(rows, columns)
         found += _pair_candidates(columns, request)
     if request.shape != "auto":
@@ -145,24 +180,31 @@ def _kind_of_chat(values: Sequence[Any]) -> str | None:
 def _pair_candidates(columns: list[str], request: ShapeRequest) -> list[Candidate]:
     if request.prompt_column and request.answer_column:
         name = request.shape if request.shape in PAIR_COLUMNS else PROMPT
-        return [_pair(name, request.prompt_column, request.answer_column, columns)]
+        return [_pair(name, request.prompt_column, request.answer_column, columns, request)]
     found = []
     for name, (prompts, answers) in PAIR_COLUMNS.items():
         if name == PROMPT and request.shape == "auto" and _matching(("instruction",), columns):
             prompts = prompts[:1]  # beside an instruction, "input" is its context
         left = [request.prompt_column] if request.prompt_column else _matching(prompts, columns)
         right = [request.answer_column] if request.answer_column else _matching(answers, columns)
-        found += [_pair(name, p, a, columns) for p in left for a in right if p != a]
+        found += [_pair(name, p, a, columns, request) for p in left for a in right if p != a]
     if request.prompt_column or request.answer_column:
         found = list({(c[1]["prompt"], c[1]["answer"]): c for c in reversed(found)}.values())
     return found
 
 
-def _pair(name: str, prompt: str, answer: str, columns: list[str]) -> Candidate:
+def _pair(
+    name: str, prompt: str, answer: str, columns: list[str], request: ShapeRequest
+) -> Candidate:
+    """Whoever names the prompt's column has put into it what belongs to it."""
     parts = {"prompt": prompt, "answer": answer}
     words = f"column {prompt!r} asks, column {answer!r} answers"
     context = [c for c in _matching(CONTEXT_COLUMNS, columns) if c not in (prompt, answer)]
-    if name == ALPACA and context:
+    if request.prompt_column and name != ALPACA:
+        context = []
+    if request.context_column:
+        context = [request.context_column]
+    if context:
         parts["context"] = context[0]
         words += f", column {context[0]!r} is its context"
     return name, parts, words + _add_others(parts, columns)

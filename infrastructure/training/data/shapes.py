@@ -78,7 +78,6 @@ class Shape:
     Attributes:
         columns: part ("prompt", "answer", "context", "system", "chat", "text", "tools",
             "options") → column.
-        unused: columns that play no part.
     """
 
     name: str
@@ -86,7 +85,6 @@ class Shape:
     reason: str
     task_column: str | None = None
     group_column: str | None = None
-    unused: tuple[str, ...] = ()
 
     def convert(self, row: Row) -> Conversation | BadRow:
         """The row as a conversation that ends with an answer."""
@@ -99,6 +97,11 @@ class Shape:
         task, group = self._label(row, self.task_column), self._label(row, self.group_column)
         place = (row.source, row.line)
         return Conversation(tuple(turns), task, group, *place, inputs, num_given)
+
+    @property
+    def used(self) -> frozenset[str | None]:
+        """The columns that play a part."""
+        return frozenset({*self.columns.values(), self.task_column, self.group_column})
 
     def _label(self, row: Row, column: str | None) -> str:
         value = row.values.get(column) if column else None
@@ -126,7 +129,8 @@ class Shape:
         prompt, answer = self.columns["prompt"], self.columns["answer"]
         context = _optional_text(values, self.columns.get("context"))
         question = _text(values, prompt)
-        asked = Turn("user", f"{question}\n\n{context}" if context else question)
+        is_told = context and context not in question
+        asked = Turn("user", f"{question}\n\n{context}" if is_told else question)
         return [*self._system(values, []), asked, Turn("assistant", _text(values, answer))]
 
     def _system(self, values: dict[str, Any], turns: list[Turn]) -> list[Turn]:

@@ -10,6 +10,7 @@ answer are tokenised apart.
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from infrastructure.training.data.chat_format import (
     Written,
     end_of_text,
     special_tokens,
+    training_format,
 )
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.data.rows import (
@@ -86,11 +88,16 @@ class ConversationEncoder:
         self.max_length = max_length
         self.over_length = over_length
         self.train_on = train_on
-        self.template = TemplateFormat(tokenizer) if tokenizer.chat_template else None
-        self.plain = None if self.template else PlainFormat(tokenizer)
+        self.own_template = TemplateFormat(tokenizer) if tokenizer.chat_template else None
+        self.plain = None if self.own_template else PlainFormat(tokenizer)
         self.special_tokens = special_tokens(tokenizer)
         self.splits_cleanly = _splits_cleanly(tokenizer)
         self._is_space: dict[int, bool] = {}
+
+    @cached_property
+    def template(self) -> TemplateFormat | None:
+        """What conversations are written with for training; prompts are the tokenizer's own."""
+        return training_format(self.tokenizer, self.own_template) if self.own_template else None
 
     def encode(self, conversations: Sequence[Conversation]) -> list[Encoded | BadRow]:
         """Each conversation as tokens, or why it cannot be used; in the given order."""
@@ -108,7 +115,7 @@ class ConversationEncoder:
         return [results[index] for index in range(len(conversations))]
 
     def prompt_ids(self, turns: Sequence[Turn], inputs: str = "") -> list[int]:
-        """The tokens after which the model is to answer: the same as in training.
+        """The tokens after which the model is to answer: as its own chat template writes them.
 
         Args:
             inputs: what else the chat template is given, as `Conversation.inputs`.
@@ -116,7 +123,7 @@ class ConversationEncoder:
         Raises:
             FormatError: the chat template refuses these messages.
         """
-        written = (self.template or self._plain()).write_prompt(turns, inputs)
+        written = (self.own_template or self._plain()).write_prompt(turns, inputs)
         return [*written.lead, *self._ids([written.text])[0]]
 
     def num_tokens(self, text: str) -> int:
@@ -124,15 +131,15 @@ class ConversationEncoder:
         return len(self._ids([text])[0])
 
     def _format(self, conversation: Conversation) -> ChatFormat:
-        if self.template and not conversation.is_text:
-            return self.template
+        if self.own_template and not conversation.is_text:
+            return self.template or self.own_template
         return self._plain()
 
     def _write(self, conversation: Conversation) -> Written:
         """Where all is learnt, nothing needs to be told apart but what the data leaves out."""
         is_whole = self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
-        if is_whole and self.template and not conversation.is_text:
-            return self.template.write_whole(conversation)
+        if is_whole and self.own_template and not conversation.is_text:
+            return self.own_template.write_whole(conversation)
         return self._format(conversation).write(conversation)
 
     def _needs_end(self) -> bool:

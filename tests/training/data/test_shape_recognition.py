@@ -21,14 +21,53 @@ def names(*columns: str) -> list[Row]:
 def test_the_reason_is_told() -> None:
     shape = recognise_shape(names("id", "question", "answer"), ShapeRequest())
     assert (shape.name, shape.reason) == ("qa", "column 'question' asks, column 'answer' answers")
-    assert shape.unused == ("id",)
+    assert shape.used >= {"question", "answer"}
+    assert "id" not in shape.used
     shape = recognise_shape(names("instruction", "input", "output"), ShapeRequest())
     assert shape.name == "alpaca"
     assert "column 'input' is its context" in shape.reason
     shape = recognise_shape(rows({"messages": MESSAGES}), ShapeRequest())
     assert shape.reason == "column 'messages' lists messages with 'role' and 'content'"
-    shape = recognise_shape(names("text", "label"), ShapeRequest())
-    assert (shape.name, shape.unused) == ("text", ("label",))
+    shape = recognise_shape(names("text", "author"), ShapeRequest())
+    assert (shape.name, shape.columns) == ("text", {"text": "text"})
+
+
+def test_a_label_beside_a_text_is_asked_about() -> None:
+    sample = rows({"text": "good", "label": 1}, {"text": "bad", "label": 0})
+    with pytest.raises(ValueError, match=r"data.prompt_column=text and data.answer_column=label"):
+        recognise_shape(sample, ShapeRequest())
+    for request in (ShapeRequest("text"), ShapeRequest(text_column="text")):
+        assert recognise_shape(sample, request).name == "text"
+    shape = recognise_shape(sample, ShapeRequest(prompt_column="text", answer_column="label"))
+    assert shape.columns == {"prompt": "text", "answer": "label"}
+
+
+def test_answers_that_are_marked_as_bad_are_asked_about() -> None:
+    """As data for KTO is: learning all of them would teach the bad ones too."""
+    sample = rows({"prompt": "Q", "completion": "A", "label": False})
+    with pytest.raises(ValueError, match=r"which answers are good and which are bad"):
+        recognise_shape(sample, ShapeRequest())
+    assert recognise_shape(sample, ShapeRequest("prompt")).name == "prompt"
+    sums = rows({"prompt": "Q", "completion": "A", "label": "sums"})
+    assert recognise_shape(sums, ShapeRequest()).name == "prompt"
+
+
+def test_the_context_of_a_question_is_used_and_told() -> None:
+    for columns in (("question", "answer"), ("instruction", "response"), ("prompt", "completion")):
+        shape = recognise_shape(names(*columns, "context"), ShapeRequest())
+        assert shape.columns["context"] == "context"
+        assert "column 'context' is its context" in shape.reason
+    shape = recognise_shape(
+        names("question", "answer", "passage", "context"), ShapeRequest(context_column="passage")
+    )
+    assert shape.columns["context"] == "passage"
+    named = ShapeRequest(prompt_column="question", answer_column="answer")
+    shape = recognise_shape(names("question", "answer", "context"), named)
+    assert "context" not in shape.columns  # whoever names the prompt has put it together
+    with pytest.raises(ValueError, match=r"data.context_column"):
+        recognise_shape(names("question", "answer"), ShapeRequest(context_column="passge"))
+    with pytest.raises(ValueError, match=r"set one of the two kinds"):
+        ShapeRequest(context_column="a", text_column="b").check()
 
 
 def test_structure_goes_before_plain_text() -> None:

@@ -48,6 +48,18 @@ def test_alpaca_joins_instruction_and_input() -> None:
     assert recognised(instruction="Q", context="C", response="A", category="x")[0][1] == "Q\n\nC"
 
 
+def test_the_context_stands_below_the_question_once() -> None:
+    asked = recognised(question="Q", context="C", answer="A")
+    assert asked == [("user", "Q\n\nC"), ("assistant", "A")]
+    assert recognised(question="Q", context=["C", "D"], answer="A")[0][1] == "Q\n\nC\n\nD"
+    assert recognised(question="Q", context="", answer="A") == ASKED
+    held = "Read this: C. Q"
+    assert recognised(question=held, context="C", answer="A")[0][1] == held
+    request = ShapeRequest(context_column="passage")
+    values = {"question": "Q", "passage": "C", "answer": "A"}
+    assert turns(recognise_shape([row(**values)], request), **values)[0] == ("user", "Q\n\nC")
+
+
 def test_a_system_column_is_the_first_turn() -> None:
     assert recognised(system_prompt="S", question="Q", response="A") == [("system", "S"), *ASKED]
     assert recognised(system_prompt="", question="Q", response="A") == ASKED
@@ -115,7 +127,7 @@ def test_what_else_a_row_holds_goes_to_the_template() -> None:
         options = {"tools": tools, "chat_template_kwargs": {"enable_thinking": False}}
         assert json.loads(found.inputs) == options
         assert Conversation.from_json(found.to_json()) == found
-        assert not shape.unused
+        assert shape.used >= values.keys()
 
 
 def test_a_prompt_of_messages_is_given() -> None:

@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from infrastructure.training.data.chat_format import TEMPLATE_DATE
+from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.data.rows import BadRow, Row
 from infrastructure.training.data.shape_recognition import ShapeRequest, recognise_shape
 from infrastructure.training.data.tokenization import ConversationEncoder
@@ -286,6 +288,9 @@ class Learnt:
 
     ids: list[int]
     mask: list[bool]
+
+    def example(self) -> TokenizedExample:
+        return TokenizedExample(np.array(self.ids, dtype=np.int32), np.array(self.mask))
 
 
 def by_transformers(tokenizer: Any, case: Case) -> Learnt | Exception:
