@@ -16,9 +16,9 @@ model.name backend adapter quantization lora_config lora_config.r lora_config.al
 lora_config.dropout lora_config.target_modules dtype attention trust_remote_code revision
 embedded.hidden_size embedded.num_layers embedded.num_heads embedded.num_kv_heads
 embedded.intermediate_size embedded.vocab_size embedded.max_positions
-data.path eval_path format shape prompt_column answer_column text_column task_column max_length
-over_length packing train_on validation_split streaming buffer_size memory_limit balance_by
-augmentation chat_template
+data.path eval_path format shape prompt_column answer_column context_column text_column task_column
+max_length over_length packing train_on validation_split streaming buffer_size memory_limit
+balance_by augmentation chat_template
 training.strategy num_epochs max_steps batch_size gradient_accumulation learning_rate weight_decay
 warmup_steps scheduler_type max_grad_norm optimizer adam_beta1 adam_beta2 mixed_precision
 gradient_checkpointing compile_mode memory_efficient_attention seed validation_interval

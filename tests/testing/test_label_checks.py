@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.testing.label_checks import (
@@ -19,11 +20,12 @@ from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
 from infrastructure.training.data.chat_format import TemplateFormat
 from infrastructure.training.data.tokenization import ConversationEncoder
-from tests.testing.check_models import save_model_of, settings_of, trainer_of
+from tests.testing.check_models import MODELS, save_model_of, settings_of, trainer_of
 from tests.training.data.trl_masks import (
     Learnt,
     by_temper,
     cases,
+    model_template,
     tokenizer_for,
     training_templates,
 )
@@ -139,6 +141,21 @@ def test_a_token_after_the_end_of_an_answer_is_seen(
     result = check_answers(Subject(trainer_of(DeploymentConfig(**settings))))
     assert result.status == "fail"
     assert "'<|user|>' is learnt and not marked by the chat template" in result.text
+
+
+def test_a_model_whose_template_writes_history_anew(tmp_path: Path) -> None:
+    """Qwen3 as it is: trained with TRL's template, asked with its own."""
+    tokenizer = tokenizer_for(model_template("qwen3"))
+    sizes = {**MODELS["qwen3"][1], "vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    results = found(subject(tmp_path, tmp_path, "model", CHAT, max_length=256))
+    assert {name: r.status for name, r in results.items()} == {
+        "labels": "pass",
+        "end of answers": "pass",
+        "answers": "pass",
+        "prompts": "pass",
+    }, results
 
 
 @pytest.mark.parametrize("family", training_templates())
