@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from infrastructure.command_line import create_parser, parse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.describe import describe
 from infrastructure.config.flags import flags_given
+from infrastructure.config.later import unsupported
 from infrastructure.config.layers import Layer, Setting
 from infrastructure.config.loading import load_config
+from infrastructure.config.section import ConfigurationError
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import ProcessLostError, TemperError, TrainingDivergedError
 from infrastructure.core.launched import launched
@@ -130,10 +132,26 @@ def _deployment(module: str = "commands") -> Any:
 def _train(options: argparse.Namespace) -> int:
     settings = {} if options.data is None else {"data.path": options.data}
     config = _configure(options, **settings)
-    make_ready(config)  # what cannot be carried out is told before torch is loaded
+    _refuse_wrong(config)
     if options.detach:
         return int(_deployment("detached_commands").train(config, _accepted(options)))
     return int(_deployment().train(config, _accepted(options)))
+
+
+def _refuse_wrong(config: DeploymentConfig) -> None:
+    """What cannot be carried out is told before torch is loaded, which takes a while."""
+    make_ready(config)
+    _deployment("given_paths").check_paths(config)
+
+
+def _refuse_later(config: DeploymentConfig, keys: Collection[str] | None = None) -> None:
+    """Where other settings may still change: what no version can carry out before its part is here.
+
+    Args:
+        keys: those that are looked at; None: all.
+    """
+    if sentences := [*unsupported(config, config.source, keys)]:
+        raise ConfigurationError("; ".join(sentences))
 
 
 def _train_detached(options: argparse.Namespace) -> int:
@@ -149,6 +167,8 @@ def _train_detached(options: argparse.Namespace) -> int:
 def _tune(options: argparse.Namespace) -> int:
     settings = {} if options.data is None else {"data.path": options.data}
     config = _configure(options, **settings)
+    _refuse_later(config)
+    _deployment("given_paths").check_paths(config)
     commands = _deployment("tune_commands")
     return int(commands.tune(config, options.learning_rate_test, options.json))
 
@@ -169,6 +189,7 @@ def _resume(options: argparse.Namespace) -> int:
             or (key in CHANGED_BY_RESUMING and source.layer is not Layer.DEFAULT)
         )
     ]
+    _refuse_later(config, [setting.key for setting in given])
     return int(_deployment().resume(options.run, config.output_dir, given, _accepted(options)))
 
 
@@ -242,6 +263,8 @@ def _quantum(options: argparse.Namespace) -> int:
 def _quantum_compare(options: argparse.Namespace) -> int:
     settings = {} if options.data is None else {"data.path": options.data}
     config = _configure(options, **settings)
+    _refuse_later(config)
+    _deployment("given_paths").check_paths(config)
     return int(_deployment("quantum_compare").compare(config, options.json))
 
 

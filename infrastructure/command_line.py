@@ -6,10 +6,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.flags import add_config_flags, add_preset_flag
+from infrastructure.config.elsewhere import ABSENT, SAME, plain_name
+from infrastructure.config.flags import add_config_flags, add_preset_flag, as_flags
 from infrastructure.config.schema import schema_of
 from infrastructure.core.lookup import nearest
 
+PROGRAM = "temper"
+# What other tools call a command.
+COMMANDS_ELSEWHERE = {
+    **dict.fromkeys(("finetune", "fine-tune", "fit", "sft", "run"), "train"),
+    **dict.fromkeys(("resume", "continue"), "train-resume"),
+    **dict.fromkeys(("eval", "evaluate", "benchmark"), "train-eval"),
+    **dict.fromkeys(("convert", "merge", "save"), "export"),
+    **dict.fromkeys(("monitor", "logs", "tail", "status"), "watch"),
+    **dict.fromkeys(("restore", "sync", "copy"), "backup"),
+}
 DATA_HELP = "file, folder or hub data set (default: samples)"
 RUN_HELP = "a run, RUN@step, or the path of a run or of a checkpoint (default: the newest run)"
 BACKUP_ACTIONS = {
@@ -26,13 +37,21 @@ class OneSentenceParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are `ValueError`s: one sentence, no page of usage."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{self.prog}: {message}; see {self.prog} --help")
+        words = self.prog.removeprefix(PROGRAM).strip()
+        raise ValueError(f"{words}{': ' * bool(words)}{message}; see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Of a word that is no command; argparse would name those too that are for no person."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            known = [choice.dest for choice in action._choices_actions]
+            raise ValueError(_unknown_command(self.prog, str(value), known))
+        super()._check_value(action, value)
 
 
 def create_parser() -> OneSentenceParser:
     """The whole command line."""
     parser = OneSentenceParser(
-        prog="temper",
+        prog=PROGRAM,
         description="Fine-tune language models on machines that go away.",
         epilog="temper COMMAND --help lists the flags of a command.",
     )
@@ -235,9 +254,28 @@ def parse(parser: OneSentenceParser, arguments: Sequence[str] | None) -> argpars
         return options
     flag = unknown[0].split("=")[0]
     words = [word for word in (options.command, getattr(options, "action", None)) if word]
-    meant = nearest(flag, known_flags(parser, *words))
-    hint = f"; did you mean {meant}?" if meant else f"; see {' '.join(['temper', *words])} --help"
-    raise ValueError(f"unknown argument {flag!r}{hint}")
+    raise ValueError(f"unknown argument {flag!r}{_hint(flag, parser, words)}")
+
+
+def _hint(flag: str, parser: OneSentenceParser, words: list[str]) -> str:
+    """What it is called here, what to do where it is not here, or the nearest flag."""
+    known = known_flags(parser, *words)
+    name = plain_name(flag)
+    if name in ABSENT:
+        return f"; {ABSENT[name]}"
+    if name in SAME and {key.partition("=")[0] for key in as_flags(SAME[name]).split()} & {*known}:
+        return f"; it is {as_flags(SAME[name])} here"
+    meant = nearest(flag, known)
+    return f"; did you mean {meant}?" if meant else f"; see {' '.join([PROGRAM, *words])} --help"
+
+
+def _unknown_command(prog: str, word: str, known: list[str]) -> str:
+    """The sentence for a word that is no command of `prog`."""
+    if plain_name(word) in ABSENT and word not in COMMANDS_ELSEWHERE:
+        return f"unknown command {word!r}; {ABSENT[plain_name(word)]}"
+    meant = COMMANDS_ELSEWHERE.get(word) or nearest(word, known)
+    hint = f"; did you mean {prog} {meant}?" if meant in known else ""
+    return f"unknown command {word!r}{hint} (there are {', '.join(known)})"
 
 
 def known_flags(parser: argparse.ArgumentParser, *words: str) -> list[str]:

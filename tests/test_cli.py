@@ -75,6 +75,49 @@ def test_a_setting_that_cannot_be_carried_out_is_refused_before_torch_is_loaded(
     assert list(tmp_path.iterdir()) == []
 
 
+TORCHLESS = """
+import sys
+from infrastructure.cli import main
+code = main(sys.argv[1:])
+assert "torch" not in sys.modules, "torch was loaded"
+assert code == 2, code
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("train --mode blockwise", "--mode"),
+        ("train-resume --mode blockwise", "--mode"),
+        ("tune --mode blockwise", "--mode"),
+        ("quantum compare --mode blockwise", "--mode"),
+        ("train --keep-checkpoints 1", "keep_checkpoints"),
+        ("train nowhere.jsonl", "nowhere.jsonl"),
+        ("train --eval-data nowhere.jsonl", "nowhere.jsonl"),
+        ("train --model ./nowhere", "./nowhere"),
+        ("tune nowhere.jsonl", "nowhere.jsonl"),
+        ("train --model nowhere.gguf", "GGUF"),
+        ("train --fsdp", "--fsdp"),
+        ("search", "search"),
+    ],
+)
+def test_wrong_settings_are_told_before_torch_is_loaded(
+    tmp_path: Path, command: str, says: str
+) -> None:
+    """Loading it takes longer than all the rest."""
+    told = subprocess.run(
+        [sys.executable, "-c", TORCHLESS, *command.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert says in told.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.usefixtures("restore_logging")
 def test_config_shows_where_values_come_from(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ class Wrong:
 
 GOOD_ROW = json.dumps({"prompt": "Say a.", "completion": "a"})
 GOOD_DATA = "\n".join([GOOD_ROW] * 40)
+CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 ROW = {"prompt": "Say b.", "completion": "b"}
 REAL_TOKENIZER = "the tokenizer of the tests' small model"
 RUN = json.dumps({"configuration": {"values": {}, "sources": {}}})
@@ -90,6 +91,16 @@ CONFIGURATION = [
     Wrong("a mode of later", "train --mode blockwise", ["mode", "not there yet"]),
     Wrong("a secret for a name", f"train --run-name hf_{'aB' * 17}", ["run_name must be a name"]),
     Wrong("a feature of a later part", "train --mode blockwise", ["mode"]),
+    Wrong("QLoRA of other tools", "train --qlora", ["--lora --quantization 4bit"]),
+    Wrong("QLoRA of stacks", "train --qlora-enabled", ["--lora --quantization 4bit"]),
+    Wrong("what there is not", "train --fsdp", ["not split over GPUs", "--num-processes"]),
+    Wrong("no command", "search", ["unknown command 'search'", "train-resume"]),
+    Wrong(
+        "llama.cpp's model",
+        "train rows.jsonl --model m.gguf",
+        ["is a GGUF file", "temper export", "convert_hf_to_gguf.py"],
+        {"rows.jsonl": GOOD_DATA, "m.gguf": b"GGUF"},
+    ),
     Wrong("a GPU that is not there", "train --device cuda:7", ["cuda:7"]),
     Wrong("fp16 on a CPU", "train --mixed-precision fp16 --device cpu", ["fp16", "GPU"]),
 ]
@@ -102,6 +113,22 @@ DATA = [
     ),
     Wrong("data file missing", "train nowhere.jsonl", ["nowhere.jsonl"]),
     Wrong("data file empty", "train empty.jsonl", ["empty.jsonl"], {"empty.jsonl": ""}),
+    Wrong(
+        "preferences as text",
+        "train pairs.jsonl",
+        ["preference training", "data.prompt_column prompt and data.answer_column chosen"],
+        {
+            "pairs.jsonl": "\n".join(
+                [json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})] * 9
+            )
+        },
+    ),
+    Wrong(
+        "preferences as chats",
+        "train chats.jsonl",
+        ["preference training", "the column 'chosen' under the name 'messages'"],
+        {"chats.jsonl": "\n".join([json.dumps({"chosen": CHAT, "rejected": CHAT})] * 9)},
+    ),
     Wrong("data folder empty", "train folder", ["folder"], {"folder/.keep": ""}),
     Wrong("unknown extension", "train data.xyz", ["data.xyz"], {"data.xyz": "hello"}),
     Wrong(

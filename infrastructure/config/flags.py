@@ -49,6 +49,12 @@ def flag_names(key: str) -> tuple[str, ...]:
     return ("--" + own.replace("_", "-"),)
 
 
+def as_flags(settings: Collection[str]) -> str:
+    """Settings, `key` or `key=value`, as they are typed: `--lora --quantization 4bit`."""
+    pairs = [setting.partition("=") for setting in settings]
+    return " ".join(f"{flag_names(key)[0]} {value}".strip() for key, _, value in pairs)
+
+
 def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | None = None) -> None:
     """Add `--config` and a flag for every field, or for some, in one group for each section.
 

@@ -4,7 +4,7 @@ A setting that waits for a later part loads and validates, so that every file ca
 `unsupported` refuses it when a run starts, and `notes` tells what has no effect yet.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from infrastructure.config.layers import Layer, Source
@@ -23,13 +23,15 @@ def later_of(spec: FieldSpec) -> Later | None:
     return mark
 
 
-def unsupported(config: Section, source_of: SourceOf) -> Iterator[str]:
-    """A sentence for each setting that this version cannot carry out."""
+def unsupported(
+    config: Section, source_of: SourceOf, keys: Collection[str] | None = None
+) -> Iterator[str]:
+    """A sentence for each setting (of `keys`; None: of all) that this version cannot carry out."""
     for spec, later, value in _waiting(config):
-        if _waits(spec, later, value):
+        if _waits(spec, later, value) and (keys is None or spec.key in keys):
             yield (
                 f"{spec.key} = {show(value)} ({source_of(spec.key).place}) is not there yet: "
-                f"it comes with {PARTS[later.part]}; leave it out until then"
+                f"it comes with {PARTS[later.part]}; {later.today or 'leave it out until then'}"
             )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
 from infrastructure.config.section import Section, kinds
 from infrastructure.config.spellings import KEYS, PREFIXES
 from infrastructure.core.lookup import nearest
@@ -50,6 +51,10 @@ class Schema:
     def unknown_key(self, key: str) -> str:
         """The sentence for a key that there is not; the same last name elsewhere comes first."""
         leaf = key.rpartition(".")[2]
+        if (name := plain_name(key)) in ABSENT:
+            return f"unknown key {key!r}; {ABSENT[name]}"
+        if name in SAME:
+            return f"unknown key {key!r}; it is {as_keys(SAME[name])} here"
         same = [known for known in self.fields if known.rpartition(".")[2] == leaf]
         names = {known.rpartition(".")[2]: known for known in self.fields}
         sections = {prefix.split(".")[0] for prefix in PREFIXES} | self.sections.keys()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
+from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
 from infrastructure.config.spellings import spelt_in_section
 from infrastructure.config.words import allowed, show
 from infrastructure.core.lookup import nearest
@@ -131,6 +132,10 @@ def sentences(section: type[Section], error: ValidationError, values: dict[str, 
 
 def unknown_field(section: type[Section], name: str) -> str:
     """The sentence for a name that a section does not have."""
+    if (plain := plain_name(name)) in ABSENT:
+        return f"unknown key {name!r} in {section.__name__}; {ABSENT[plain]}"
+    if plain in SAME:
+        return f"unknown key {name!r} in {section.__name__}; it is {as_keys(SAME[plain])} here"
     meant = nearest(name, section.model_fields)
     hint = f"; did you mean {meant!r}?" if meant else "; `temper config` lists all keys"
     return f"unknown key {name!r} in {section.__name__}{hint}"

@@ -24,6 +24,12 @@ from infrastructure.config.values import (
 )
 
 _LATER = Later("stackwise")
+_TODAY = "--lora --quantization 4bit trains LoRA matrices on a 4-bit base today"
+_QLORA = Later("stackwise", today=_TODAY)
+_RANK = Later("stackwise", today=f"{_TODAY}; --lora-r is their rank")
+_ALPHA = Later("stackwise", today=f"{_TODAY}; --lora-alpha scales them")
+_DROPOUT = Later("stackwise", today=f"{_TODAY}; --lora-dropout comes before them")
+_RATE = Later("stackwise", today=f"{_TODAY}, with --learning-rate")
 
 
 @dataclass(frozen=True)
@@ -95,29 +101,29 @@ class StackwiseFields(Section):
     time_step_cache_size: Annotated[Count, _LATER] = Field(
         default=1, description="Time steps whose activations are cached at once."
     )
-    quantization_enabled: Annotated[bool, _LATER] = Field(
+    quantization_enabled: Annotated[bool, _QLORA] = Field(
         default=False, description="Store finished stacks quantised."
     )
     quantization_type: Annotated[Literal["nf_fp8", "fp16", "fp32"], _LATER] = Field(
         default="nf_fp8", description="How finished stacks are stored."
     )
-    backbone_quantized: Annotated[bool, _LATER] = Field(
+    backbone_quantized: Annotated[bool, _QLORA] = Field(
         default=False, description="Keep the backbone quantised while training."
     )
     adapters_full_precision: Annotated[bool, _LATER] = Field(
         default=True, description="Keep QLoRA matrices in full precision."
     )
-    qlora_enabled: Annotated[bool, _LATER] = Field(
+    qlora_enabled: Annotated[bool, _QLORA] = Field(
         default=False, description="Train QLoRA matrices on finished stacks."
     )
-    qlora_rank: Annotated[Count, _LATER] = Field(
+    qlora_rank: Annotated[Count, _RANK] = Field(
         default=16, description="Rank of the QLoRA matrices."
     )
-    qlora_alpha: Annotated[Positive, _LATER] = Field(default=32, description="QLoRA scaling.")
-    qlora_dropout: Annotated[ShareBelowOne, _LATER] = Field(
+    qlora_alpha: Annotated[Positive, _ALPHA] = Field(default=32, description="QLoRA scaling.")
+    qlora_dropout: Annotated[ShareBelowOne, _DROPOUT] = Field(
         default=0.0, description="Dropout before the QLoRA matrices."
     )
-    qlora_lr: Annotated[Positive | None, _LATER] = Field(
+    qlora_lr: Annotated[Positive | None, _RATE] = Field(
         default=None, description="Learning rate of the QLoRA matrices; none: the training's."
     )
     qlora_progressive_enabled: Annotated[bool, _LATER] = Field(

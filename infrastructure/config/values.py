@@ -35,10 +35,12 @@ class Later:
     Attributes:
         part: key of `infrastructure.config.later.PARTS`.
         values: the values that wait for that part; empty means every value but the default.
+        today: what does the same, or something like it, until then.
     """
 
     part: str
     values: tuple[Any, ...] = ()
+    today: str = ""
 
 
 def parse_size(text: str) -> int:

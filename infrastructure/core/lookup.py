@@ -1,16 +1,40 @@
 """Look a name up in a table of choices; a wrong name gets the nearest right one."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 Value = TypeVar("Value")
 
 
+LIKE_ENOUGH = 0.7  # of 1; a wrong hint is worse than none
+WORD = re.compile(r"[^\W_]+")
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that reads most like `name`, or None when none does."""
-    matches = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    """The choice that `name` is a slip of the keyboard, or the beginning, of; None: there is none.
+
+    Words that both begin or end with say nothing: `--save-steps` is not `--max-steps`.
+    """
+    likeness = {choice: _likeness(name, choice) for choice in choices}
+    best = max(likeness, key=lambda choice: likeness[choice], default=None)
+    return best if best is not None and likeness[best] >= LIKE_ENOUGH else None
+
+
+def _likeness(name: str, choice: str) -> float:
+    """From 0 to 1, which is the same but for case and signs."""
+    given, known = (WORD.findall(text.lower()) for text in (name, choice))
+    whole = len("".join(given))
+    if given and whole >= 4 and "".join(known).startswith("".join(given)):
+        return max(LIKE_ENOUGH, whole / len("".join(known)))
+    for end in (0, -1):
+        while len(given) > 1 and len(known) > 1 and given[end] == known[end]:
+            del given[end], known[end]
+    left, right = "".join(given), "".join(known)
+    if len(left) == len(right) and whole >= 6 and sum(map(str.__ne__, left, right)) == 1:
+        return max(LIKE_ENOUGH, 1 - 1 / whole)
+    return difflib.SequenceMatcher(None, left, right).ratio()
 
 
 def unknown_name(what: str, name: str, choices: Iterable[str]) -> str:

@@ -27,15 +27,21 @@ LOW_DISK_BYTES, MINIMUM_DISK_BYTES = 5 * GIB, GIB // 4
 
 # What a missing package that training can do without is needed for.
 NEEDED_FOR = {
-    "bitsandbytes": "4-bit and 8-bit quantization, the 8-bit optimizer",
+    "bitsandbytes": "4-bit and 8-bit quantization, the 8-bit and paged optimizers",
+    "fsspec": "backups at an address (s3://, gs://, sftp://)",
     "gputil": "GPU facts where nvidia-ml-py cannot read them",
-    "ipywidgets": "forms in notebooks",
-    "torchao": "quantization-aware training",
+    "ipywidgets": "forms and live views in notebooks",
+    "pandas": "notebooks: Colab's own packages ask for it",
+    "protobuf": "notebooks: Colab's own packages ask for it",
+    "setuptools": "gputil on Python 3.12 and later",
+    "torchao": "fp8 arithmetic (--mixed-precision fp8)",
     "trl": "the unsloth back end and the bridge to TRL's trainers",
 }
 # unsloth asks for these, and training text models needs none of them: requirements-unsloth.txt.
 UNSLOTH_DOES_WITHOUT = {"certifi", "diffusers", "torchvision", "triton", "wheel", "xformers"}
-UNSLOTH_LINE = "pip install --no-deps -r requirements.txt -r requirements-unsloth.txt"
+UNSLOTH_LINE = (
+    "pip install --no-deps -r requirements.txt -r requirements-unsloth.txt (in Temper's folder)"
+)
 
 
 @dataclass(frozen=True)
@@ -169,8 +175,8 @@ def check_tested_versions(installation: Installation) -> Iterator[Finding]:
     for requirement in columns[column]:
         version = installation.version(requirement.name)
         if version is None and requirement.name not in needed:
-            purpose = NEEDED_FOR.get(requirement.name, "some features")
-            text = f"not installed; needed for {purpose}"
+            purpose = NEEDED_FOR.get(requirement.name)
+            text = f"not installed; needed for {purpose}" if purpose else "not installed"
             yield Finding("warn", requirement.name, text, _pip_line(requirement))
         elif version is not None and not accepts(requirement, version):
             text = f"{version}, tested is {requirement.specifier}"

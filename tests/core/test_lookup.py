@@ -17,3 +17,28 @@ def test_a_misspelt_name_gets_the_nearest_and_all() -> None:
 
 def test_what_reads_like_nothing_has_no_nearest() -> None:
     assert nearest("zzz", ["red", "blue"]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "meant"),
+    [
+        ("--batchsize", ["--batch-size", "--block-size"], "--batch-size"),
+        ("warmup", ["warmup_steps", "max_steps"], "warmup_steps"),
+        ("--save-steps", ["--max-steps", "--warmup-steps"], None),
+        ("--fsdp", ["--seed", "--lora"], None),
+        ("--lr", ["--lora", "--lora-r"], None),
+        ("TEMPER_FSDP", ["TEMPER_SEED"], None),
+        ("TEMPER_DEVISE", ["TEMPER_DEVICE", "TEMPER_SEED"], "TEMPER_DEVICE"),
+        (
+            "20260101-000000-a-12",
+            ["20260101-000000-a-11", "20250101-000000-b"],
+            "20260101-000000-a-11",
+        ),
+        ("trian.jsonl", ["train.jsonl", "heldout.jsonl"], "train.jsonl"),
+        ("", ["seed"], None),
+    ],
+)
+def test_a_hint_is_a_slip_of_the_keyboard_or_none(
+    name: str, choices: list[str], meant: str | None
+) -> None:
+    assert nearest(name, choices) == meant

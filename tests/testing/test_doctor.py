@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.schema import schema_of
+from infrastructure.config.words import choices, words_taken
 from infrastructure.core.hardware import GIB, GPU, Hardware, Memory, Processor
 from infrastructure.testing import doctor
-from infrastructure.testing.doctor import Finding
+from infrastructure.testing.doctor import NEEDED_FOR, Finding
 from infrastructure.testing.installation import Installation
 from tests.testing.fake_packages import install, install_temper, install_torch
 
@@ -101,7 +104,7 @@ def test_a_missing_optional_package_says_what_for(healthy: Path) -> None:
     replace(healthy, "torchao", None)
     finding = about("torchao", diagnose(healthy))
     assert finding.level == "warn"
-    assert "quantization-aware training" in finding.text
+    assert "fp8 arithmetic (--mixed-precision fp8)" in finding.text
     assert finding.remedy == "pip install 'torchao==0.18.0'"
 
 
@@ -214,3 +217,23 @@ print("exit code", code)
     assert done.returncode == 0, done.stderr
     assert "PyTorch: " in done.stdout
     assert done.stdout.splitlines()[-1].startswith("exit code")
+
+
+def test_it_knows_what_each_package_of_the_columns_is_for() -> None:
+    installation = Installation()
+    needed = {r.name for r in installation.requirements("temper")}
+    asked = {r.name for c in ("tested", "colab") for r in installation.requirements("temper", c)}
+    assert asked - needed == {*NEEDED_FOR}
+
+
+def test_it_promises_nothing_that_is_not_there() -> None:
+    """Of each package: the setting or the module that its purpose is."""
+    field = schema_of(DeploymentConfig).fields
+    assert "fp8" in words_taken(field["training.mixed_precision"].info)
+    assert "--mixed-precision fp8" in NEEDED_FOR["torchao"]
+    assert {"4bit", "8bit"} <= {*choices(field["model.quantization"].info)}
+    optimizers = choices(field["training.optimizer"].info)
+    assert any("8bit" in name for name in optimizers)
+    assert any("paged" in name for name in optimizers)
+    assert "unsloth" in choices(field["model.backend"].info)
+    assert not any("quantization-aware" in purpose for purpose in NEEDED_FOR.values())

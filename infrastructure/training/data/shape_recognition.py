@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from infrastructure.config.elsewhere import PREFERENCES
 from infrastructure.core.lookup import unknown_name
 from infrastructure.training.data.rows import Row
 from infrastructure.training.data.shapes import (
@@ -33,6 +34,8 @@ CONTEXT_COLUMNS = ("input", "context")
 LABEL_COLUMNS = ("label", "labels", "class", "sentiment", "target")
 SYSTEM_COLUMNS = ("system", "system_prompt")
 TEMPLATE_COLUMNS = {"tools": "tools", "options": "chat_template_kwargs"}  # as TRL names them
+PREFERENCE_COLUMNS = ("chosen", "rejected")
+ASKING = ("prompt", "question", "instruction", "query", "input")
 SAMPLE_ROWS = 100
 NUM_GROUPS_SHOWN = 4
 
@@ -89,6 +92,8 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> Shape:
     _check_exists(request.task_column, "data.task_column", columns)
     _check_exists(request.group_column, "data.balance_by", columns)
     candidates = _candidates(rows, columns, request)
+    if _is_preferences(columns, request):
+        raise ValueError(_preferences(rows, columns))
     if len(candidates) != 1:
         if _is_mixed(rows, request):
             raise ValueError(f"the rows are of different shapes: {_seen(rows, request)}")
@@ -127,6 +132,27 @@ def _refuse_labels(
                 " training would learn all of them: leave the bad ones out, or set"
                 f" data.shape={name} to learn all"
             )
+
+
+def _is_preferences(columns: list[str], request: ShapeRequest) -> bool:
+    """Whether rows hold a better and a worse answer, and nobody said which column is learnt."""
+    named = request.answer_column or request.text_column
+    return not named and len(_matching(PREFERENCE_COLUMNS, columns)) == len(PREFERENCE_COLUMNS)
+
+
+def _preferences(rows: Sequence[Row], columns: list[str]) -> str:
+    (chosen,), asks = _matching(PREFERENCE_COLUMNS[:1], columns), _matching(ASKING, columns)
+    is_text = all(isinstance(row.values.get(chosen), str) for row in rows)
+    if is_text and asks:
+        instead = f"data.prompt_column {asks[0]} and data.answer_column {chosen}"
+    elif is_text:
+        instead = f"data.text_column {chosen}"
+    else:
+        instead = f"the column {chosen!r} under the name 'messages', without the other"
+    return (
+        f"the rows hold a better and a worse answer (columns: {', '.join(columns)}), and"
+        f" {PREFERENCES}: to learn the better answers alone, give {instead}"
+    )
 
 
 def _common_columns(rows: Sequence[Row]) -> list[str]:

@@ -17,6 +17,7 @@ from infrastructure.core.checksums import SUMS, damaged_files
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import file_sha256, recover_directory
 from infrastructure.core.lookup import nearest
+from infrastructure.training.models.model_path import GGUF_SUFFIX, refuse_file, refuse_missing
 from infrastructure.training.models.registry import MODELS
 
 EMBEDDED = "embedded"
@@ -76,10 +77,9 @@ def find_source(name: str) -> ModelSource:
         return ModelSource(SourceKind.REGISTERED, name)
     path = Path(name).expanduser()
     if _is_there(path):
+        refuse_file(path)
         return _look_into(path.resolve())
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
-        hint = "; a run's model lies in its own folder: runs/RUN/final" * (path.name == "final")
-        raise ValueError(f"model {name!r}: there is no such folder{hint}")
+    refuse_missing(name)
     return ModelSource(SourceKind.HUB, name)
 
 
@@ -91,8 +91,6 @@ def _is_there(path: Path) -> bool:
 
 
 def _look_into(path: Path) -> ModelSource:
-    if path.is_file():
-        raise ValueError(f"model {path}: is a file; give the folder that holds config.json")
     if (path / REGISTERED_MANIFEST).is_file():
         return ModelSource(SourceKind.REGISTERED_FOLDER, str(path))
     if (path / "adapter_config.json").is_file():
@@ -105,6 +103,8 @@ def _look_into(path: Path) -> ModelSource:
         raise ValueError(
             f"model {path}: this run has no final/ yet; finish it with `temper train-resume` first"
         )
+    for file in sorted(path.glob(f"*{GGUF_SUFFIX}")):
+        refuse_file(file)
     raise ValueError(
         f"model {path}: holds no model (no config.json, no adapter_config.json);"
         " give a folder that save_pretrained wrote, or a finished run"

@@ -1,0 +1,34 @@
+"""A model that is named as a path of this machine: what is refused before anything is loaded.
+
+Loads no torch.
+"""
+
+from pathlib import Path
+
+from infrastructure.config.elsewhere import GGUF
+
+GGUF_SUFFIX = ".gguf"
+
+
+def refuse_file(path: Path) -> None:
+    """A model is a folder.
+
+    Raises:
+        ValueError: `path` is a file, or would be one of llama.cpp's.
+    """
+    if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
+        raise ValueError(
+            f"model {path}: is a GGUF file, which cannot be trained: give the folder or the hub"
+            f" name of the model that it was made from; {GGUF}"
+        )
+    if path.is_file():
+        raise ValueError(f"model {path}: is a file; give the folder that holds config.json")
+
+
+def refuse_missing(name: str) -> None:
+    """Raise ValueError where a model that is not there reads like a path, and not like a name."""
+    refuse_file(Path(name))
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
+        is_final = Path(name).name == "final"
+        hint = "; a run's model lies in its own folder: runs/RUN/final" * is_final
+        raise ValueError(f"model {name!r}: there is no such folder{hint}")

@@ -1,0 +1,89 @@
+"""Words of other tools get what the same thing is called here, which is there."""
+
+import pytest
+
+from infrastructure.command_line import COMMANDS_ELSEWHERE, create_parser, known_flags, parse
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.elsewhere import ABSENT, SAME, as_keys
+from infrastructure.config.flags import as_flags, flag_names
+from infrastructure.config.loading import load_config
+from infrastructure.config.schema import schema_of
+
+FIELDS = schema_of(DeploymentConfig).fields
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(ValueError, match="unknown") as raised:
+        parse(create_parser(), arguments)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_is_named_is_there_and_takes_the_value(name: str) -> None:
+    for setting in SAME[name]:
+        key, _, value = setting.partition("=")
+        assert key in FIELDS
+        if value:
+            load_config(environment={}, flags={flag_names(key)[0]: value})
+    assert f"--{name.replace('_', '-')}" not in known_flags(create_parser(), "train")
+
+
+@pytest.mark.parametrize("name", [*SAME, *ABSENT])
+def test_it_is_named_for_a_flag_a_key_and_a_field(name: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    expected = ABSENT.get(name) or as_flags(SAME[name])
+    assert expected in refusal("train", flag)
+    for section in ("training", "model") if name != "qlora" else ("model",):
+        with pytest.raises(ValueError, match="unknown key") as raised:
+            load_config(environment={}, keywords={section: {name: 1}})
+        assert (ABSENT.get(name) or as_keys(SAME[name])) in str(raised.value)
+
+
+def test_a_command_without_the_flag_does_not_name_it() -> None:
+    assert refusal("doctor", "--lr", "3").endswith("see temper doctor --help")
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--batchsize", "did you mean --batch-size?"),
+        ("--learnig-rate", "did you mean --learning-rate?"),
+        ("--checkpoint-freq", "did you mean --checkpoint-frequency?"),
+        ("--qlora", "it is --lora --quantization 4bit here"),
+        ("--fsdp", "a model is not split over GPUs here"),
+        ("--qat", "quantization-aware training is not here"),
+        ("--wandb", "see temper train --help"),
+        ("--shuffle", "see temper train --help"),
+        ("--bs", "see temper train --help"),
+        ("--beam-search", "see temper train --help"),
+    ],
+)
+def test_a_hint_is_right_or_there_is_none(flag: str, hint: str) -> None:
+    assert hint in refusal("train", flag)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["search"], "unknown command 'search' (there are train, train-resume, "),
+        (["trian"], "unknown command 'trian'; did you mean temper train?"),
+        (["resume"], "did you mean temper train-resume?"),
+        (["backup", "lst"], "unknown command 'lst'; did you mean temper backup list?"),
+        (["dpo"], "unknown command 'dpo'; preference training"),
+    ],
+)
+def test_a_word_that_is_no_command(words: list[str], says: str) -> None:
+    assert refusal(*words).startswith(says) or says in refusal(*words)
+    assert "train-detached" not in refusal(*words), "it is for no person"
+
+
+def test_commands_of_other_tools_stand_for_commands_of_ours() -> None:
+    there = refusal("no-such-command")
+    assert all(command in there for command in COMMANDS_ELSEWHERE.values())
+    assert not any(f" {word}," in there for word in COMMANDS_ELSEWHERE)
+
+
+def test_the_program_s_name_is_said_once() -> None:
+    with pytest.raises(ValueError, match="required") as raised:
+        parse(create_parser(), ["export"])
+    assert str(raised.value).startswith("export: the following arguments are required: RUN")
