@@ -26,6 +26,7 @@ class Wrong:
 GOOD_ROW = json.dumps({"prompt": "Say a.", "completion": "a"})
 GOOD_DATA = "\n".join([GOOD_ROW] * 40)
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+PREFERENCE = {"prompt": "a", "chosen": "b", "rejected": "c"}
 ROW = {"prompt": "Say b.", "completion": "b"}
 REAL_TOKENIZER = "the tokenizer of the tests' small model"
 RUN = json.dumps({"configuration": {"values": {}, "sources": {}}})
@@ -117,11 +118,7 @@ DATA = [
         "preferences as text",
         "train pairs.jsonl",
         ["preference training", "data.prompt_column prompt and data.answer_column chosen"],
-        {
-            "pairs.jsonl": "\n".join(
-                [json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})] * 9
-            )
-        },
+        {"pairs.jsonl": "\n".join([json.dumps(PREFERENCE)] * 9)},
     ),
     Wrong(
         "preferences as chats",
