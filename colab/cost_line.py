@@ -4,7 +4,6 @@ The steps follow from the settings; whether a run goes on, and what was measured
 the run directories.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.purpose import differing_keys, purpose_of
 from infrastructure.config.resolve import FINETUNE_EPOCHS, SCRATCH_EPOCHS, trains_from_scratch
+from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.formatting import format_bytes, format_duration
 from infrastructure.monitoring.run_facts import RunFacts, read_small_files
 from infrastructure.monitoring.run_list import RUN_FILE, runs_in
@@ -123,7 +123,7 @@ def _purpose_in(path: Path) -> Mapping[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -5,12 +5,12 @@ The key is a hash, because a source may hold secrets.
 """
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from infrastructure.core.files import file_sha256, sync_directory, write_json
+from infrastructure.core.json_text import parse_json
 from infrastructure.core.lock import Lock
 from infrastructure.training.data.table_formats import is_saved_dataset
 from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
@@ -143,6 +143,6 @@ class Shelf:
 
     def _read(self) -> Record | None:
         try:
-            return Record(**json.loads(self._record_file.read_text()))
+            return Record(**parse_json(self._record_file.read_text()))
         except (OSError, ValueError, TypeError):
             return None

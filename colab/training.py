@@ -3,7 +3,6 @@
 All of it shows the same panel, from the run's directory. Without a notebook, lines or a bar.
 """
 
-import json
 import os
 import time
 from collections.abc import Collection
@@ -15,6 +14,7 @@ from colab.session_clock import clock_of_session
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
+from infrastructure.core.json_text import parse_json
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.deployment import detached as detached_trainings
 from infrastructure.deployment.closing import closing_lines, paths_of
@@ -207,7 +207,7 @@ def _summary_of(run_path: Path | None) -> Summary:
     if run_path is None:
         return {"status": "starting", "paths": {}}
     try:
-        summary = json.loads((run_path / "summary.json").read_text())
+        summary = parse_json((run_path / "summary.json").read_text())
     except (OSError, ValueError):  # none is written before the first step
         summary = {}
     return {"status": "running", **summary, "paths": paths_of(run_path)}

@@ -5,7 +5,6 @@ elsewhere is still the same one, and only on the machine that wrote the part. A 
 off or has become too slow is asked for again; its time is bounded.
 """
 
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from colab.remote_files import Opened, RemoteFile
 from infrastructure.core.errors import DataError, StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.hardware import disk_free_bytes
+from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.formatting import format_bytes, format_duration
 
 ROOM_LEFT_BYTES = 200 << 20  # that a full disk would be missed by everything else
@@ -180,7 +180,7 @@ class Transfer:
     def _known(self) -> dict[str, Any] | None:
         """What is known of the part file; None: there is none that may be gone on from."""
         try:
-            state = json.loads(self._state.read_text())
+            state = parse_json(self._state.read_text())
             self._part(state["name"]).stat()
             is_same_file = self.is_checked or state["version"] is not None
             is_of_this_machine = state["boot"] == _boot() is not None

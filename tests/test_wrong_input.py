@@ -32,6 +32,11 @@ REAL_TOKENIZER = "the tokenizer of the tests' small model"
 RUN = json.dumps({"configuration": {"values": {}, "sources": {}}})
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
+DEEP = "[" * 5000 + "]" * 5000
+LAUGHS = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n + 1}: &a{n + 1} {{x: *a{n}, y: *a{n}}}\n" for n in range(30)
+)
+
 CONFIGURATION = [
     Wrong("unknown flag", "train --batchsize 4", ["--batchsize", "--batch-size"]),
     Wrong("unknown command", "tran", ["tran", "train"]),
@@ -73,6 +78,23 @@ CONFIGURATION = [
         "config --config twice.yaml",
         ["twice.yaml", "batch_size"],
         {"twice.yaml": "training:\n  batch_size: 4\n  batch_size: 8\n"},
+    ),
+    Wrong(
+        "aliases that stand for a billion values",
+        "config --config laughs.yaml",
+        ["laughs.yaml:", "stands for more than 5000 values"],
+        {"laughs.yaml": LAUGHS},
+    ),
+    Wrong(
+        "5,000 nested brackets",
+        "config --config deep.yaml",
+        ["deep.yaml", "nested deeper than 50 levels"],
+        {"deep.yaml": "training: " + DEEP},
+    ),
+    Wrong(
+        "5,000 nested brackets in a flag",
+        f"config --metrics-sinks {DEEP}",
+        ["metrics_sinks must be a list"],
     ),
     Wrong(
         "two spellings that disagree",
@@ -195,6 +217,18 @@ DATA = [
         {"data.h5": b"\x89HDF\r\n\x1a\n" + b"\0" * 64},
     ),
     Wrong(
+        "5,000 nested brackets in each row",
+        "train deep.jsonl",
+        ["deep.jsonl:1", "nested deeper than 100 levels"],
+        {"deep.jsonl": f'{{"prompt": {DEEP}, "completion": "a"}}\n' * 9},
+    ),
+    Wrong(
+        "5,000 nested brackets in a document",
+        "train deep.json",
+        ["deep.json:1", "nested deeper than 100 levels"],
+        {"deep.json": f'[{{"prompt": {DEEP}}}]'},
+    ),
+    Wrong(
         "a CSV whose rows are too short",
         "train ragged.csv",
         ["ragged.csv"],
@@ -263,6 +297,27 @@ MODEL = [
         ["folder"],
         {"data.jsonl": GOOD_DATA, "folder/config.json": "{"},
     ),
+    *(
+        Wrong(
+            f"5,000 nested brackets in {name}",
+            "train data.jsonl --model ./folder",
+            ["folder", says],
+            {
+                "data.jsonl": GOOD_DATA,
+                "folder/config.json": json.dumps(LLAMA),
+                "folder/tokenizer.json": REAL_TOKENIZER,
+                "folder/tokenizer_config.json": REAL_TOKENIZER,
+                f"folder/{name}": f'{{"a": {DEEP}}}',
+            },
+        )
+        for name, says in (
+            ("config.json", "nested deeper than 100 levels"),
+            ("tokenizer_config.json", "tokenizer cannot be loaded"),
+            ("adapter_config.json", "nested deeper than 100 levels"),
+            ("model.safetensors.index.json", "nested deeper than 100 levels"),
+            ("tokenizer.json", "tokenizer cannot be loaded"),
+        )
+    ),
     Wrong(
         "heads that do not divide the width",
         "train --embedded-hidden-size 100 --embedded-num-heads 7",
@@ -310,6 +365,21 @@ CHECKPOINT = [
         f"train-resume runs/a/checkpoints/versions/{VERSION}.json",
         [VERSION],
         {"runs/a/run.json": RUN},
+    ),
+    Wrong(
+        "a run.json of 5,000 nested brackets",
+        "train-resume runs/a",
+        ["run.json", "nested deeper than 100 levels"],
+        {
+            "runs/a/run.json": f'{{"configuration": {DEEP}}}',
+            f"runs/a/checkpoints/versions/{VERSION}.json": "{}",
+        },
+    ),
+    Wrong(
+        "a quantum problem of 5,000 nested brackets",
+        "quantum solve deep.json",
+        ["deep.json", "nested deeper than 100 levels"],
+        {"deep.json": f'{{"linear": {DEEP}}}'},
     ),
     Wrong(
         "a run.json of something else",

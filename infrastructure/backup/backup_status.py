@@ -5,13 +5,13 @@ something. The age of the last confirmed version is what would be lost if this m
 """
 
 import itertools
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple
 
 from infrastructure.core.files import write_json
+from infrastructure.core.json_text import parse_json
 
 UNKNOWN, OFF, STARTING = "unknown", "off", "starting"
 FINISHED, DOWN = "finished", "down"
@@ -147,8 +147,8 @@ def write_status(path: Path, status: BackupStatus) -> None:
 def read_status(path: Path) -> BackupStatus:
     """The status in `path`; where it is missing or damaged, that of which nothing is known."""
     try:
-        contents = json.loads(path.read_bytes(), parse_constant=_no_constant)
-    except (OSError, ValueError, RecursionError):
+        contents = parse_json(path.read_bytes(), parse_constant=_no_constant)
+    except (OSError, ValueError):
         return BackupStatus()
     if not isinstance(contents, dict) or contents.get("state") not in STATES:
         return BackupStatus()

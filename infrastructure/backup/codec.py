@@ -10,7 +10,6 @@ optimizer are float32, 0.67 where they are cut to bfloat16; zstd without the shu
 much (0.91). Packing takes about 20 times as long as hashing with BLAKE3, opening about 10 times.
 """
 
-import json
 import zlib
 from collections.abc import Iterator
 from struct import Struct
@@ -22,6 +21,7 @@ import zstandard
 from infrastructure.backup.file_operations import Buffer
 from infrastructure.backup.packs import BITS, METADATA
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.json_text import parse_json
 
 SUFFIX = ".zst"
 LEVEL = 1
@@ -148,13 +148,13 @@ def _runs(data: Buffer) -> list[Run]:
     """The width of every stretch of a pack; of what is no pack, 1."""
     try:
         return list(_pack_runs(memoryview(data)))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return [(1, len(data))]
 
 
 def _pack_runs(view: memoryview) -> Iterator[Run]:
     start = 8 + int.from_bytes(view[:8], "little")
-    header = json.loads(bytes(view[8:start]).decode())
+    header = parse_json(bytes(view[8:start]).decode())
     yield 1, start
     tensors = (
         (*found["data_offsets"], _width(found["dtype"]))

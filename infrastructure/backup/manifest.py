@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from infrastructure.backup.hashing import HEX_HASH
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.json_text import parse_json
 
 FORMAT_VERSION = 1
 # More than any real version has; a reader allocates nothing for what claims to be larger.
@@ -167,8 +168,8 @@ def _parse_json(data: bytes) -> Any:
     if len(data) > MAX_MANIFEST_BYTES:
         raise CheckpointError(f"the manifest has {len(data)} bytes, more than any real one")
     try:
-        return json.loads(data.decode(), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        return parse_json(data.decode(), parse_constant=_no_constant)
+    except ValueError as error:
         raise CheckpointError(f"the manifest is no JSON: {error}") from error
 
 

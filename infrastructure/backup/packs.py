@@ -12,6 +12,7 @@ from typing import Any
 
 from infrastructure.backup.file_operations import Buffer
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.json_text import parse_json
 
 PACK_BYTES = 64 * 1024**2
 ALIGNMENT_BYTES = 8
@@ -107,11 +108,11 @@ def decode(pack: Buffer) -> dict[str, TensorBytes]:
         start = 8 + int.from_bytes(view[:8], "little")
         if len(view) < 8 or start > len(view):
             raise ValueError("the header is longer than the file")
-        header = json.loads(bytes(view[8:start]).decode())
+        header = parse_json(bytes(view[8:start]).decode())
         return {
             name: _tensor(found, view[start:]) for name, found in header.items() if name != METADATA
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"no safetensors bytes: {error}") from error
 
 

@@ -6,7 +6,6 @@ named it for a while, by listings of both ends of that while.
 """
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -20,6 +19,7 @@ from infrastructure.backup.places.base import Content
 from infrastructure.backup.retention import Retention
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.files import write_json
+from infrastructure.core.json_text import parse_json
 
 GRACE_SECONDS = 3600.0
 OBJECT_FILE = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
@@ -209,7 +209,7 @@ def _object_paths(link: Link, manifest: Manifest) -> Iterator[Path]:
 
 def _read_record(path: Path) -> dict[str, float]:
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     is_record = isinstance(found, dict) and all(type(time) is float for time in found.values())

@@ -4,7 +4,6 @@ Sizes are decimal ("8GB" is 8 * 10^9 bytes) or binary with an i ("8GiB" is 8 * 2
 look at the machine: a share such as "90%" becomes bytes where the total is known.
 """
 
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BeforeValidator
+
+from infrastructure.core.json_text import parse_json
 
 _DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -123,9 +124,9 @@ def _from_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError("not JSON") from error
+        return parse_json(value)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from error
 
 
 def _path_text(value: Any) -> Any:

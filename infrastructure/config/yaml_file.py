@@ -2,7 +2,8 @@
 
 PyYAML follows YAML 1.1, where `2e-4` is a text, `no` is false, `010` is 8 and `1:30` is 90. Here a
 number is what everybody reads as a number, and everything else that is not true, false or null is a
-text. Anchors and merge keys (`<<: *anchor`) work; tags that build Python objects are refused.
+text. Anchors and merge keys (`<<: *anchor`) work; tags that build Python objects are refused, and
+so is a file whose aliases stand for more values than any configuration has, before they are made.
 """
 
 import re
@@ -14,6 +15,10 @@ from typing import Any
 import yaml
 
 from infrastructure.config.section import ConfigurationError
+
+MAX_BYTES = 256 << 10
+MAX_VALUES = 5000
+MAX_DEPTH = 50
 
 _MERGE = "tag:yaml.org,2002:merge"
 _RESOLVERS = {
@@ -37,7 +42,11 @@ class _Loader(yaml.SafeLoader):
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
-    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    try:
+        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    except ValueError:  # of thousands of digits
+        mark = node.start_mark
+        raise yaml.constructor.ConstructorError(None, None, "a number too long", mark) from None
 
 
 for _kind, (_pattern, _first) in _RESOLVERS.items():
@@ -63,14 +72,62 @@ def read_yaml(path: Path) -> tuple[dict[Any, Any], dict[str, int]]:
             return {}, lines
         if not isinstance(node, yaml.MappingNode):
             raise ConfigurationError(f"{path}:{_line(node)}: `key: value` lines are needed here")
+        _refuse_many(node, path)
         return _Reader(loader, path).mapping(node, lines), lines
     except yaml.YAMLError as error:
         raise ConfigurationError(_sentence(path, error)) from None
+    except RecursionError:
+        raise ConfigurationError(_too_deep(str(path))) from None
+
+
+def _refuse_many(root: yaml.Node, path: Path) -> None:
+    """Count what a file stands for with all aliases and merges in place, without making it.
+
+    Raises:
+        ConfigurationError: too many values, too deep, or an anchor that contains itself.
+    """
+    counted: dict[yaml.Node, tuple[int, int]] = {}  # values, and levels
+
+    def count(node: yaml.Node, outer: tuple[yaml.Node, ...]) -> tuple[int, int]:
+        if node in outer:
+            raise ConfigurationError(f"{path}:{_line(node)}: an anchor that contains itself")
+        if len(outer) > MAX_DEPTH:
+            raise ConfigurationError(_too_deep(f"{path}:{_line(node)}"))
+        if node not in counted:
+            found = [count(inner, (*outer, node)) for inner in _inside(node)]
+            num_values = 1 + sum(values for values, _ in found)
+            counted[node] = num_values, 1 + max((levels for _, levels in found), default=0)
+            if num_values > MAX_VALUES:
+                raise ConfigurationError(
+                    f"{path}:{_line(node)}: this stands for more than {MAX_VALUES} values, aliases"
+                    " and merges counted: no configuration has so many"
+                )
+        if len(outer) + counted[node][1] > MAX_DEPTH:
+            raise ConfigurationError(_too_deep(f"{path}:{_line(node)}"))
+        return counted[node]
+
+    count(root, ())
+
+
+def _inside(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [inner for pair in node.value for inner in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _too_deep(where: str) -> str:
+    return f"{where}: nested deeper than {MAX_DEPTH} levels: no configuration is"
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigurationError(
+                f"{path} has more than {MAX_BYTES >> 10} KiB: no configuration"
+            )
+        return data.decode("utf-8")
     except FileNotFoundError:
         raise ConfigurationError(f"there is no configuration file {path}") from None
     except UnicodeDecodeError as error:
@@ -93,23 +150,19 @@ class _Reader:
         node: yaml.MappingNode,
         lines: dict[str, int],
         prefix: str = "",
-        outer: tuple[yaml.Node, ...] = (),
     ) -> dict[Any, Any]:
         """The values of a mapping; the line of each dotted path is added to `lines`."""
-        if node in outer:
-            raise ConfigurationError(f"{self.path}:{_line(node)}: an anchor that contains itself")
-        inside = (*outer, node)
         values: dict[Any, Any] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
                 continue
             key = self._key(key_node, values, lines, prefix)
             if isinstance(value_node, yaml.MappingNode):
-                values[key] = self.mapping(value_node, lines, f"{prefix}{key}.", inside)
+                values[key] = self.mapping(value_node, lines, f"{prefix}{key}.")
             else:
                 values[key] = self.loader.construct_object(value_node, deep=True)
         for merged in self._merged(node):
-            self._add_new(merged, values, lines, prefix, inside)
+            self._add_new(merged, values, lines, prefix)
         return values
 
     def _key(
@@ -147,11 +200,10 @@ class _Reader:
         values: dict[Any, Any],
         lines: dict[str, int],
         prefix: str,
-        outer: tuple[yaml.Node, ...],
     ) -> None:
         """What a merged mapping has and nobody said before, with the lines where it stands."""
         there: dict[str, int] = {}
-        for key, value in self.mapping(merged, there, prefix, outer).items():
+        for key, value in self.mapping(merged, there, prefix).items():
             if key not in values:
                 values[key] = value
                 where = f"{prefix}{key}"

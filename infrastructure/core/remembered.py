@@ -3,13 +3,13 @@
 What is remembered only saves time: a file that is damaged or cannot be written is passed over.
 """
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from infrastructure.core.files import write_json
+from infrastructure.core.json_text import parse_json
 
 MAX_ENTRIES = 200
 MAX_BYTES = 4 << 20
@@ -59,8 +59,8 @@ class Remembered:
         try:
             if self.path.stat().st_size > MAX_BYTES:
                 return []
-            entries = json.loads(self.path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            entries = parse_json(self.path.read_bytes())
+        except (OSError, ValueError):
             return []
         return [
             (entry["key"], entry["value"])

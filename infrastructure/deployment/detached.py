@@ -28,6 +28,7 @@ from infrastructure.config.purpose import differing_keys, purpose_of
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.json_text import parse_json
 from infrastructure.deployment.output_dir import writable
 from infrastructure.deployment.saved import SavedSteps
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
@@ -146,7 +147,7 @@ def preparing_the_same(config: DeploymentConfig) -> DetachedTraining | None:
     wanted = purpose_of(config)
     for training in preparing(Path(config.output_dir)):
         try:
-            recorded = json.loads((training.folder / PURPOSE_NAME).read_text())
+            recorded = parse_json((training.folder / PURPOSE_NAME).read_text())
         except (OSError, ValueError):  # it is being written or removed right now
             continue
         if not any(differing_keys(recorded, wanted)):

@@ -9,7 +9,6 @@ folder is changed but `temper.egg-info` (setuptools writes it for an editable in
 import argparse
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from infrastructure.core.files import write_json
+from infrastructure.core.json_text import parse_json
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.deployment.pip_runner import InstallError, Pip, say, step
 
@@ -183,7 +183,7 @@ def torch_version(root: Path) -> str:
 def read_record(folder: Path) -> dict[str, str]:
     """What the environment's record says; empty if there is none (or a damaged one)."""
     try:
-        record = json.loads((folder / RECORD_NAME).read_text())
+        record = parse_json((folder / RECORD_NAME).read_text())
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -5,7 +5,6 @@ what a checkpoint takes. A run that cannot fit into the memory does not start; o
 smaller pieces is trained in smaller pieces, with the same result.
 """
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ from infrastructure.backup.run_backup import place_options
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import write_record
 from infrastructure.core.hardware import disk_free_bytes
+from infrastructure.core.json_text import parse_json
 from infrastructure.deployment.run_copies import bytes_of_version, versions_kept
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.monitoring.formatting import format_bytes, format_duration
@@ -325,7 +325,7 @@ def _bytes_in(folder: Path) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = parse_json(path.read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

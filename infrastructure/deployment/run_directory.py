@@ -3,7 +3,6 @@
 runs/<run_id>/run.json · metrics.jsonl · checkpoints/ · final/ · report.html · summary.json
 """
 
-import json
 import re
 import secrets
 import time
@@ -109,7 +108,7 @@ class RunDirectory:
     def is_of_a_trainer(self) -> bool:
         """Whether `TemperCallback` wrote it, so that only its own script can go on with it."""
         try:
-            contents = json.loads(self.run_file.read_text())
+            contents = parse_json(self.run_file.read_text())
         except (OSError, ValueError):
             return False
         return isinstance(contents, dict) and TRAINER_KEY in contents

@@ -1,11 +1,11 @@
 """Questions of a person's own to a saved model, answered as it was trained to answer."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from infrastructure.config.model_config import ModelConfig
+from infrastructure.core.json_text import parse_json
 from infrastructure.evaluation.generation import ANSWER_MARGIN_TOKENS, generate_answers
 from infrastructure.training.data.chat_format import special_tokens
 from infrastructure.training.data.examples import Question
@@ -60,7 +60,7 @@ def _ends_in_run(name: str) -> list[str]:
     """What the answers of the training ended with; nothing where the model lies in no run."""
     source = find_source(name)
     try:
-        recorded = json.loads((Path(source.location).parent / "run.json").read_text())
+        recorded = parse_json((Path(source.location).parent / "run.json").read_text())
         return list(recorded["data"]["end_tokens"])
     except (OSError, ValueError, KeyError, TypeError):
         return []

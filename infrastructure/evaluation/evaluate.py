@@ -1,6 +1,5 @@
 """Measure a saved model on data: what `temper train-eval MODEL DATA` does."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from infrastructure.config.model_config import EmbeddedModelConfig
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.files import write_json
+from infrastructure.core.json_text import parse_json
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.run_list import finished_model
 from infrastructure.monitoring.tables import render_table
@@ -92,7 +92,7 @@ def inherit_from_run(config: DeploymentConfig) -> dict[str, Any]:
     if not folder.is_dir() or not found:
         return {}
     try:
-        recorded = json.loads(found[0].read_text())["configuration"]["values"]["data"]
+        recorded = parse_json(found[0].read_text())["configuration"]["values"]["data"]
         saved = DataConfig(**{name: recorded[name] for name in INHERITED})
     except (KeyError, TypeError, ValueError):
         return {}  # not a run of ours, or an unreadable one: the model itself is still whole

@@ -4,11 +4,11 @@ A run keeps them in `checks.json`: a list of rounds, each with step, time, verdi
 first was made before the training.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.formatting import clip, format_duration, format_number
 from infrastructure.monitoring.markup import (
     MAX_TEXT_CHARACTERS,
@@ -34,8 +34,8 @@ TITLES = {
 def read_rounds(run_directory: Path) -> list[dict[str, Any]]:
     """The rounds of a run, the oldest first; none where there are none, or nothing is readable."""
     try:
-        rounds = json.loads((run_directory / CHECKS_FILE).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        rounds = parse_json((run_directory / CHECKS_FILE).read_bytes())
+    except (OSError, ValueError):
         return []
     return [one for one in rounds if isinstance(one, dict)] if isinstance(rounds, list) else []
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.core.redact import redact_shapes
 from infrastructure.monitoring.formatting import NOT_FINITE, not_finite_name
 
@@ -73,7 +74,7 @@ def decode_record(line: bytes) -> Record:
     Raises:
         ValueError: the line is no JSON object in UTF-8.
     """
-    record = json.loads(line)
+    record = parse_json(line)
     if not isinstance(record, dict):
         raise ValueError(f"a metrics line must be a JSON object, not {type(record).__name__}")
     return {

@@ -1,11 +1,11 @@
 """The report's section on quantum steps: what was asked, what was chosen, whose answer, and how it
 compares, from `quantum.json` and `comparison.json` of a run."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.formatting import (
     clip,
     format_duration,
@@ -59,8 +59,8 @@ def quantum_steps(directory: Path) -> Markup:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one where it is not there or not readable."""
     try:
-        return mapping_of(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError):
+        return mapping_of(parse_json(path.read_bytes()))
+    except (OSError, ValueError):
         return {}
 
 

@@ -1,11 +1,11 @@
 """The report's section on the machine while it trained: use, alerts, and the profiled steps."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.core.line_file import rotated_files
 from infrastructure.monitoring.charts import Chart, render_chart
 from infrastructure.monitoring.formatting import (
@@ -177,7 +177,7 @@ def _figure(title: str, key: str, records: Sequence[Record]) -> Markup:
 
 def _profile(path: Path) -> Markup:
     try:
-        profile = json.loads(path.read_bytes())
+        profile = parse_json(path.read_bytes())
         rows = profile["rows"][:MAX_OPERATIONS]
         cells = [
             (

@@ -4,13 +4,13 @@ Each file that is missing or unreadable becomes an empty one and, if it is damag
 `problems`. Changes nothing on the disk.
 """
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.metrics_file import (
     FINITE_AGAIN,
     ParsedMetrics,
@@ -154,7 +154,7 @@ def read_small_files(directory: Path) -> RunFacts:
 
 def _read_object(facts: RunFacts, name: str) -> dict[str, Any]:
     try:
-        value = json.loads((facts.directory / name).read_bytes())
+        value = parse_json((facts.directory / name).read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

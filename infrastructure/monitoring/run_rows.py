@@ -1,11 +1,11 @@
 """One line for each run of a folder, read from the ends of its files."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.metrics_file import FINITE_AGAIN, Record, decode_record
 from infrastructure.monitoring.run_facts import METRICS_FILE, STATUSES
 from infrastructure.monitoring.run_list import runs_in
@@ -86,7 +86,7 @@ def _newest(key: str, records: list[Record]) -> float | None:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}  # the page of that very run tells what is wrong with it
     return value if isinstance(value, dict) else {}

@@ -23,6 +23,7 @@ from typing import Any
 import dimod
 import numpy as np
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.quantum.samplers.plain_model import coefficient_sum, vectors_of
 
 VARTYPES = ("BINARY", "SPIN")
@@ -122,7 +123,7 @@ def _assembled(
 
 
 def _read_json(path: Path) -> dimod.BinaryQuadraticModel:
-    values = json.loads(path.read_text(encoding="utf-8"))
+    values = parse_json(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         raise ValueError("it is no JSON object")
     if "type" in values:

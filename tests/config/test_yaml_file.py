@@ -13,6 +13,12 @@ def read(tmp_path: Path, text: str | bytes) -> tuple[dict[Any, Any], dict[str, i
     return read_yaml(path)
 
 
+def laughing(line: str, first: str = "1") -> str:
+    """Each line names the one before again and again: some 2^30 values in a kilobyte."""
+    lines = [line.replace("NEW", f"a{n + 1}").replace("OLD", f"*a{n}") for n in range(30)]
+    return "\n".join([f"a0: &a0 {first}", *lines]) + "\n"
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -104,6 +110,18 @@ def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
         ("a: &x\n  b: *x\n", "an anchor that contains itself"),
         ("a: 1\nb:\n  <<: 4\n", "a.yaml:3: << takes an anchor of `key: value` lines"),
         ("b: &b\n  <<: *b\n", "an anchor that contains itself"),
+        ("b: &b [1, *b]\n", "an anchor that contains itself"),
+        ("a: " + "[" * 5000, "a.yaml: nested deeper than 50 levels"),
+        ("a: " + "[" * 60 + "]" * 60, "a.yaml:1: nested deeper than 50 levels"),
+        ("a: " + "{a: " * 5000, "a.yaml: nested deeper than 50 levels"),
+        ("a: " + "9" * 5000, "a.yaml:1: not valid YAML: a number too long"),
+        (laughing("NEW: &NEW [OLD, OLD, OLD]"), "stands for more than 5000 values"),
+        (laughing("NEW: &NEW {a: OLD, b: OLD}"), "stands for more than 5000 values"),
+        (
+            laughing("NEW: &NEW {<<: [OLD, OLD]}", "{x: 1}"),
+            "stands for more than 5000 values",
+        ),
+        ("#" * (256 << 10) + "\n", "a.yaml has more than 256 KiB"),
         ("a: *nowhere\n", "a.yaml:1: not valid YAML: found undefined alias"),
         ("? [a, b]\n: 1\n", "cannot be a key"),
         ("a: 1\n---\nb: 2\n", "a.yaml:2: not valid YAML: but found another document"),

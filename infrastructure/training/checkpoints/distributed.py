@@ -52,6 +52,7 @@ from infrastructure.backup.store import Placed, Store
 from infrastructure.backup.tensor_bytes import DTYPES, NAMES, from_bytes, to_bytes
 from infrastructure.backup.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.json_text import parse_json
 
 KEY = "distributed"  # in a manifest's values
 VALUES = "values"  # the class of what is not a tensor; lies there as the bytes of its JSON
@@ -369,8 +370,8 @@ def _with_marked_tuples(value: Any) -> Any:
 
 def _decode(data: bytes) -> Any:
     try:
-        return json.loads(data, object_hook=lambda d: tuple(d[TUPLE]) if set(d) == {TUPLE} else d)
-    except (ValueError, TypeError, RecursionError) as error:
+        return parse_json(data, object_hook=lambda d: tuple(d[TUPLE]) if set(d) == {TUPLE} else d)
+    except (ValueError, TypeError) as error:
         raise CheckpointError(f"a value of the version is no JSON: {error}") from error
 
 

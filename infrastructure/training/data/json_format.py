@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from infrastructure.core.json_text import is_too_deep, too_deep
 from infrastructure.training.data.lines import BEGIN, UTF8_MARK, Start, open_bytes
 from infrastructure.training.data.rows import (
     INVALID_UTF8,
@@ -68,10 +69,12 @@ class JsonScanner:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._index)
             except RecursionError as error:
-                raise self.error("nested too deep") from error
+                raise self.error(too_deep()) from error
             except json.JSONDecodeError as error:
                 self._read_on(error)
                 continue
+            if is_too_deep(value):
+                raise self.error(too_deep())
             at_the_end = end == len(self._text) and isinstance(value, int | float)
             if not (at_the_end and self._fill()):  # a number may go on in the next chunk
                 self._pass(end - self._index)

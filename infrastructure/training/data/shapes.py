@@ -19,6 +19,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.training.data.rows import (
     BROKEN_JSON,
     EMPTY,
@@ -200,8 +201,8 @@ def from_json_text(value: Any, column: str) -> Any:
     if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
+        return parse_json(value)
+    except ValueError as error:
         raise ShapeError(BROKEN_JSON, f"column {column!r}: {error}") from error
 
 

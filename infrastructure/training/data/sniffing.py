@@ -5,10 +5,10 @@ of being read as thousands of broken rows.
 """
 
 import gzip
-import json
 import zlib
 from pathlib import Path
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.training.data.lines import UTF8_MARK, open_bytes
 
 HEAD_BYTES = 1 << 16
@@ -113,8 +113,8 @@ def json_kind(head: bytes, named: str) -> str:
     lines = [line for line in head.removeprefix(UTF8_MARK).splitlines() if line.strip()]
     alone = len(lines) == 1
     try:
-        first = json.loads(lines[0])
-    except (ValueError, RecursionError):
+        first = parse_json(lines[0])
+    except ValueError:
         return "json" if lines[0].lstrip().startswith(b"[") else named
     if alone and (isinstance(first, list) or (isinstance(first, dict) and "data" in first)):
         return "json"

@@ -4,13 +4,13 @@ They read in slices of READ_ROWS records, so memory is bounded, and begin at any
 `offset` count records. The libraries are imported when such a file is read.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.core.optional import require
 from infrastructure.training.data.lines import BEGIN, Start
 from infrastructure.training.data.rows import INVALID_UTF8, BadRow, Row
@@ -188,7 +188,7 @@ def _can_be_read(part: Path) -> bool:
     arrow: Any = require("pyarrow", "reading Hugging Face data sets")
     try:
         if part.suffix == ".json":
-            return isinstance(json.loads(part.read_text("utf-8")), dict)
+            return isinstance(parse_json(part.read_text("utf-8")), dict)
         if part.suffix == ".arrow":
             with arrow.memory_map(str(part)) as file:
                 for batch in arrow.ipc.open_stream(file):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.training.data.lines import (
     BEGIN,
     MAX_LINE_BYTES,
@@ -50,12 +51,12 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
         return BadRow(name, line.number, reason, detail, excerpt(data), line.offset)
 
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = parse_json(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         return bad(INVALID_UTF8, f"byte {error.start + 1} of the line")
     except json.JSONDecodeError as error:
         return bad(BROKEN_JSON, f"{error.msg} at column {error.colno}")
-    except (RecursionError, ValueError) as error:  # nested too deep, a number too long
+    except ValueError as error:  # nested too deep, a number too long
         return bad(BROKEN_JSON, str(error))
     if not isinstance(value, dict):
         return bad(WRONG_TYPE, f"the line is {kind_of(value)}, not an object")

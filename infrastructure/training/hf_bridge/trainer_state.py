@@ -13,6 +13,7 @@ import torch
 from infrastructure.backup.optimizer_state import merge_optimizer, split_optimizer
 from infrastructure.backup.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.json_text import parse_json
 from infrastructure.core.optional import is_installed, require
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.snapshot import Snapshot
@@ -116,7 +117,7 @@ def _adapter_config(config: Any) -> dict[str, Any]:
     """As PEFT writes it: sets and enumerations are no JSON."""
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        written: dict[str, Any] = json.loads((Path(folder) / "adapter_config.json").read_text())
+        written: dict[str, Any] = parse_json((Path(folder) / "adapter_config.json").read_text())
     return written
 
 

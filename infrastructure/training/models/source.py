@@ -5,7 +5,6 @@ here but safetensors, and nothing is read but names and headers.
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from infrastructure.core.checksums import SUMS, damaged_files
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import file_sha256, recover_directory
+from infrastructure.core.json_text import parse_json
 from infrastructure.core.lookup import nearest
 from infrastructure.training.models.model_path import GGUF_SUFFIX, refuse_file, refuse_missing
 from infrastructure.training.models.registry import MODELS
@@ -225,7 +225,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: it is not JSON, or not an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):

@@ -136,7 +136,7 @@ def load_config(source: ModelSource, options: LoadOptions) -> Any:
         config = transformers.AutoConfig.from_pretrained(
             source.location, **_hub_arguments(source, options)
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(_cannot_load(source, error)) from error
     except (*WRONG_VALUE, StrictDataclassError) as error:
         raise ValueError(
@@ -274,7 +274,7 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> Any:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             source.location, **_hub_arguments(source, options)
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"model {source.location}: its tokenizer cannot be loaded"
             f" ({_shortened(' '.join(str(error).split()))}); save it there again"

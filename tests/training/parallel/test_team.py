@@ -107,7 +107,7 @@ def test_a_follower_that_is_killed_ends_the_training_after_it_is_saved(
     started = time.monotonic()
     with pytest.raises(ProcessLostError) as raised:
         trained(config, prepare, checkpoint_directory=checkpoints)
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 300  # gloo itself would wait for ten minutes
     pids = watches[0].pids
     assert f"the process of rank 2 (of 3, pid {pids[-1]}) is gone: it was killed by SIGKILL" in str(
         raised.value
