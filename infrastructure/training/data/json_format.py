@@ -14,6 +14,11 @@ from typing import Any, BinaryIO
 
 from infrastructure.core.json_text import is_too_deep, too_deep
 from infrastructure.training.data.lines import BEGIN, UTF8_MARK, Start, open_bytes
+from infrastructure.training.data.row_limits import (
+    MAX_ROW_BYTES,
+    has_too_many_values,
+    too_large_words,
+)
 from infrastructure.training.data.rows import (
     INVALID_UTF8,
     WRONG_TYPE,
@@ -25,7 +30,7 @@ from infrastructure.training.data.rows import (
 from infrastructure.training.data.text_formats import has_surrogates
 
 READ_BYTES = 1 << 20
-MAX_ELEMENT_CHARACTERS = 64 << 20
+MAX_ELEMENT_CHARACTERS = MAX_ROW_BYTES
 LONGEST_TOKEN = 16  # a number, literal or escape that a chunk may have cut
 WHITESPACE = re.compile(r"[ \t\n\r]*")
 DATA_KEY = "data"
@@ -66,6 +71,8 @@ class JsonScanner:
         """The next value, read whole."""
         self.peek()
         while True:
+            if has_too_many_values(self._text):
+                raise self.error(f"an element of {too_large_words()}")
             try:
                 value, end = self._decoder.raw_decode(self._text, self._index)
             except RecursionError as error:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-MAX_LINE_BYTES = 64 << 20
+from infrastructure.training.data.row_limits import MAX_ROW_BYTES
+
+MAX_LINE_BYTES = MAX_ROW_BYTES
 UTF8_MARK = b"\xef\xbb\xbf"
 
 

@@ -10,6 +10,7 @@ from infrastructure.config.values import amount_bytes
 from infrastructure.core.hardware import memory, processor
 from infrastructure.training.data.fingerprints import content_number, text_hash, tokenizer_hash
 from infrastructure.training.data.preparation import PreparationPlan
+from infrastructure.training.data.row_limits import in_chunks
 from infrastructure.training.data.rows import BadRow, Row
 from infrastructure.training.data.shape_recognition import (
     SAMPLE_ROWS,
@@ -130,7 +131,7 @@ def _first_good_rows(files: list[DataFile]) -> list[Row]:
                 else:
                     bad.extend([row] if len(bad) < NUM_BAD_SHOWN else [])
 
-    sample = list(islice(good_rows(), SAMPLE_ROWS))
+    sample = next(in_chunks(good_rows(), SAMPLE_ROWS), [])
     if not sample:
         shown = "; ".join(map(str, bad)) or "it holds none"
         raise ValueError(f"{files[0].name}: no row can be read: {shown}")

@@ -19,6 +19,7 @@ from infrastructure.training.data.data_report import DataReport
 from infrastructure.training.data.fingerprints import ExampleHash, text_hash
 from infrastructure.training.data.quarantine import Quarantine
 from infrastructure.training.data.row_facts import RowFacts
+from infrastructure.training.data.row_limits import in_chunks
 from infrastructure.training.data.row_worker import (
     CHUNK_ROWS,
     Chunk,
@@ -113,13 +114,8 @@ class Preparation:
     def _chunks(self) -> Iterator[Chunk]:
         for number, file in enumerate(self.files):
             shape = TRAIN if number < len(self.plan.files[TRAIN]) else EVALUATION
-            rows: list[Row | BadRow] = []
-            for row in file.rows():
-                rows.append(row)
-                if len(rows) == CHUNK_ROWS:
-                    yield Chunk(number, shape, rows)
-                    rows = []
-            yield Chunk(number, shape, rows)
+            for rows in in_chunks(file.rows(), CHUNK_ROWS):
+                yield Chunk(number, shape, rows)
 
     def _take(self, chunk: PreparedChunk) -> None:
         self.rows_of_file[chunk.file] += len(chunk.rows)

@@ -13,9 +13,17 @@ import numpy as np
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.optional import require
 from infrastructure.training.data.lines import BEGIN, Start
-from infrastructure.training.data.rows import INVALID_UTF8, BadRow, Row
+from infrastructure.training.data.parquet_pages import (
+    check_nesting,
+    rows_at_once,
+    texts_in_dictionaries,
+)
+from infrastructure.training.data.row_limits import MAX_ROW_BYTES, fits_a_row, too_large_words
+from infrastructure.training.data.rows import INVALID_UTF8, LINE_TOO_LONG, BadRow, Row
 
 READ_ROWS = 256
+LEAST_READ_ROWS = 4
+MAX_PIECE_BYTES = 128 << 20
 
 
 def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
@@ -27,12 +35,19 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
     parquet = require("pyarrow.parquet", "reading Parquet")
     arrow = require("pyarrow", "reading Parquet")
     try:
-        with parquet.ParquetFile(path) as file:
-            groups, first = _groups_from(file.metadata, start.offset)
-            for batch in file.iter_batches(batch_size=READ_ROWS, row_groups=groups):
-                skipped = min(max(0, start.offset - first), batch.num_rows)
-                yield from _arrow_rows(batch.slice(skipped), name, first + skipped)
-                first += batch.num_rows
+        metadata = parquet.read_metadata(path)
+        check_nesting(metadata, name)
+        groups, first = _groups_from(metadata, start.offset)
+        texts = texts_in_dictionaries(metadata)
+        with path.open("rb") as raw, parquet.ParquetFile(path, read_dictionary=texts) as file:
+            for group in groups:
+                num_rows = rows_at_once(raw, metadata, group, texts, name)
+                for batch in file.iter_batches(batch_size=num_rows, row_groups=[group]):
+                    skipped = min(max(0, start.offset - first), batch.num_rows)
+                    yield from _arrow_rows(batch.slice(skipped), name, first + skipped)
+                    first += batch.num_rows
+    except MemoryError as error:
+        raise ValueError(f"{name}: decoding this Parquet file takes too much memory") from error
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(f"{name}: the Parquet file is damaged or cut off ({error})") from error
 
@@ -49,16 +64,37 @@ def _groups_from(metadata: Any, record: int) -> tuple[list[int], int]:
 
 
 def _arrow_rows(batch: Any, name: str, first: int) -> Iterator[Row | BadRow]:
-    try:
-        records = batch.to_pylist()
-    except UnicodeDecodeError:
-        if batch.num_rows == 1:
-            yield BadRow(name, first + 1, INVALID_UTF8, offset=first)
-            return
-        for index in range(batch.num_rows):
-            yield from _arrow_rows(batch.slice(index, 1), name, first + index)
+    """The rows of a batch, as plain values; a row that is too large is none, and is never made."""
+    if batch.num_rows == 0:
         return
-    yield from _numbered(records, name, first)
+    is_large = not fits_a_row(batch)
+    try:
+        if not is_large:
+            yield from _numbered(_plain_rows(batch), name, first)
+            return
+    except UnicodeDecodeError:
+        pass
+    if batch.num_rows > 1:  # which one it is shows in smaller pieces
+        half = batch.num_rows // 2
+        yield from _arrow_rows(batch.slice(0, half), name, first)
+        yield from _arrow_rows(batch.slice(half), name, first + half)
+    elif is_large:
+        yield BadRow(name, first + 1, LINE_TOO_LONG, too_large_words(), offset=first)
+    else:
+        yield BadRow(name, first + 1, INVALID_UTF8, offset=first)
+
+
+def _plain_rows(batch: Any) -> list[dict[str, Any]]:
+    """What `to_pylist` gives; texts in a dictionary are written out first, which is quicker."""
+    arrow = require("pyarrow", "reading tables")
+    columns = [
+        column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    plain: list[dict[str, Any]] = arrow.RecordBatch.from_arrays(
+        columns, names=batch.schema.names
+    ).to_pylist()
+    return plain
 
 
 def _numbered(records: list[dict[str, Any]], name: str, first: int) -> Iterator[Row]:
@@ -75,25 +111,49 @@ def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Bad
     h5py = require("h5py", "reading HDF5")
     try:
         with h5py.File(path, "r") as file:
-            columns = _hdf5_columns(file, name, h5py.Dataset)
+            columns = _hdf5_columns(file, name, h5py)
             length = len(next(iter(columns.values())))
-            for first in range(start.offset, length, READ_ROWS):
-                slices = {key: column[first : first + READ_ROWS] for key, column in columns.items()}
+            num_rows = _hdf5_rows_at_once(columns, path.stat().st_size, name, h5py)
+            for first in range(start.offset, length, num_rows):
+                slices = {key: column[first : first + num_rows] for key, column in columns.items()}
                 for index in range(len(next(iter(slices.values())))):
                     yield _hdf5_row({k: s[index] for k, s in slices.items()}, name, first + index)
-    except OSError as error:
+    except (OSError, KeyError, RuntimeError, TypeError, MemoryError) as error:
         raise ValueError(f"{name}: the HDF5 file is damaged or cut off ({error})") from error
 
 
-def _hdf5_columns(file: Any, name: str, dataset_type: type) -> dict[str, Any]:
+def _hdf5_rows_at_once(columns: dict[str, Any], file_bytes: int, name: str, h5py: Any) -> int:
+    """How many rows may be read at a time: what is not written reads as zeros of any length, and
+    texts of any length may be one text in the file.
+
+    Raises:
+        ValueError: a single field, or the piece that it is compressed in, is too large.
+    """
+    row_bytes = 0
+    for key, column in columns.items():
+        field_bytes = column.dtype.itemsize
+        piece_bytes = field_bytes * (column.chunks or (1,))[0]
+        if field_bytes > MAX_ROW_BYTES or piece_bytes > MAX_PIECE_BYTES:
+            raise ValueError(
+                f"{name}: a field of column {key!r} takes {field_bytes:,} bytes, and what it is"
+                f" compressed in {piece_bytes:,}: write it as text of variable length"
+            )
+        has_any_length = h5py.check_vlen_dtype(column.dtype) or column.dtype.kind == "O"
+        row_bytes += min(file_bytes, MAX_PIECE_BYTES) if has_any_length else field_bytes
+    return max(LEAST_READ_ROWS, min(READ_ROWS, MAX_PIECE_BYTES // max(1, row_bytes)))
+
+
+def _hdf5_columns(file: Any, name: str, h5py: Any) -> dict[str, Any]:
     columns: dict[str, Any] = {
-        key: item for key, item in file.items() if isinstance(item, dataset_type)
+        key: item for key, item in file.items() if isinstance(item, h5py.Dataset)
     }
     if not columns:
         raise ValueError(f"{name}: no column at the top of the HDF5 file (it has {list(file)})")
     for key, column in columns.items():
         if column.ndim != 1:
             raise ValueError(f"{name}: column {key!r} has {column.ndim} dimensions, not one")
+        if column.external or column.is_virtual:
+            raise ValueError(f"{name}: column {key!r} lies in other files: copy it into this one")
     lengths = {key: len(column) for key, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"{name}: the columns differ in length: {lengths}")
@@ -101,6 +161,8 @@ def _hdf5_columns(file: Any, name: str, dataset_type: type) -> dict[str, Any]:
 
 
 def _hdf5_row(fields: dict[str, Any], name: str, index: int) -> Row | BadRow:
+    if sum(len(field) for field in fields.values() if isinstance(field, bytes)) > MAX_ROW_BYTES:
+        return BadRow(name, index + 1, LINE_TOO_LONG, too_large_words(), offset=index)
     try:
         values = {key: _plain(field) for key, field in fields.items()}
     except UnicodeDecodeError:

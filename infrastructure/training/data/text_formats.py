@@ -19,6 +19,7 @@ from infrastructure.training.data.lines import (
     open_bytes,
     read_lines,
 )
+from infrastructure.training.data.row_limits import has_too_many_values, too_large_words
 from infrastructure.training.data.rows import (
     BROKEN_CSV,
     BROKEN_JSON,
@@ -50,6 +51,8 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
     def bad(reason: str, detail: str) -> BadRow:
         return BadRow(name, line.number, reason, detail, excerpt(data), line.offset)
 
+    if has_too_many_values(data):
+        return bad(LINE_TOO_LONG, too_large_words())
     try:
         value = parse_json(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -85,10 +88,17 @@ class _Records:
     def __init__(self, lines: Iterator[Line], name: str) -> None:
         self.lines = lines
         self.name = name
-        self.next = BEGIN
+        self.next = self.begin = BEGIN
 
     def __iter__(self) -> Iterator[str]:
+        """Its lines; `begin` says where a record begins.
+
+        Raises:
+            ValueError: a line, or a record of many lines, is too long to be held.
+        """
         for line in self.lines:
+            if line.end - self.begin.offset > MAX_LINE_BYTES and line.offset > self.begin.offset:
+                raise ValueError(_never_closed(self.name, self.begin))
             if line.data is None:
                 raise ValueError(
                     f"{self.name}:{line.number}: the line is longer than {MAX_LINE_BYTES >> 20} MiB"
@@ -111,7 +121,7 @@ def _read_delimited(
         records.next = max(start, header.next)
         reader = csv.reader(records, delimiter=delimiter, strict=True)
         while True:
-            begin = records.next
+            begin = records.begin = records.next
             row = _next_record(reader, columns, name, begin)
             if row is None:
                 return
@@ -129,10 +139,7 @@ def _next_record(
         fields = next(reader, None)
     except csv.Error as error:
         if "unexpected end of data" in str(error) or "field limit" in str(error):
-            raise ValueError(
-                f"{name}:{at.line}: a quote opens here and is never closed, so the rest of the file"
-                " cannot be read: close or double it"
-            ) from error
+            raise ValueError(_never_closed(name, at)) from error
         return BadRow(name, at.line, BROKEN_CSV, str(error), "", at.offset)
     if fields is None:
         return None
@@ -145,6 +152,13 @@ def _next_record(
     if any(has_surrogates(field) for field in fields):
         return BadRow(name, at.line, INVALID_UTF8, "", excerpt(_printable(fields)), at.offset)
     return Row(values, name, at.line, at.offset)
+
+
+def _never_closed(name: str, at: Start) -> str:
+    return (
+        f"{name}:{at.line}: a quote opens here and is never closed, so the rest of the file"
+        " cannot be read: close or double it"
+    )
 
 
 def _delimiter_of(header: Line | None) -> str:
@@ -189,16 +203,19 @@ def read_text(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Bad
     with open_bytes(path) as file:
         by_line = not has_paragraphs(file)
         block: list[Line] = []
+        is_too_long = False
         for line in read_lines(file, start):
             if block and (by_line or line.is_blank or line.data is None):
-                yield _text_row(block, name)
-                block = []
+                yield _text_row(block, name, is_too_long)
+                block, is_too_long = [], False
             if line.data is None:
                 yield too_long(name, line)
+            elif block and line.end - block[0].offset > MAX_LINE_BYTES:
+                block, is_too_long = block[:1], True  # the rest of the passage is not held
             elif not line.is_blank:
                 block.append(line)
         if block:
-            yield _text_row(block, name)
+            yield _text_row(block, name, is_too_long)
 
 
 def has_paragraphs(file: BinaryIO) -> bool:
@@ -215,8 +232,10 @@ def has_paragraphs(file: BinaryIO) -> bool:
     return False
 
 
-def _text_row(block: list[Line], name: str) -> Row | BadRow:
+def _text_row(block: list[Line], name: str, is_too_long: bool) -> Row | BadRow:
     first = block[0]
+    if is_too_long:
+        return too_long(name, first)
     data = b"".join(line.data or b"" for line in block)
     try:
         text = data.decode("utf-8").strip()

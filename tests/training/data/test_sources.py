@@ -12,8 +12,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from infrastructure.training.data import json_format, row_limits
 from infrastructure.training.data import rows as reasons
 from infrastructure.training.data.lines import MAX_LINE_BYTES, Start
+from infrastructure.training.data.row_limits import (
+    MAX_ROW_BYTES,
+    too_large_words,
+)
 from infrastructure.training.data.rows import BadRow, Row
 from infrastructure.training.data.sources import (
     DataFile,
@@ -139,7 +144,7 @@ BAD_LINES = {
     b'{"a": "\xff"}': (reasons.INVALID_UTF8, "byte 8"),
     b"[1, 2]": (reasons.WRONG_TYPE, "a list, not an object"),
     b"42": (reasons.WRONG_TYPE, "a number"),
-    b"x" * (MAX_LINE_BYTES + 5): (reasons.LINE_TOO_LONG, "64 MiB"),
+    b"x" * (MAX_LINE_BYTES + 5): (reasons.LINE_TOO_LONG, "16 MiB"),
 }
 
 
@@ -201,6 +206,98 @@ def test_invalid_utf8_in_binary_tables_is_set_aside(tmp_path: Path) -> None:
             (2, reasons.INVALID_UTF8),
             (3, ""),
         ]
+
+
+PARQUET: dict[str, dict[str, Any]] = {
+    "dictionary": {"compression": "zstd"},
+    "plain": {"compression": "none", "use_dictionary": False},
+    "one dictionary": {"use_dictionary": ["text"], "data_page_version": "2.0"},
+    "falls back": {"dictionary_pagesize_limit": 100, "data_page_size": 200},
+    "delta": {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"},
+    "lengths": {"use_dictionary": False, "column_encoding": "DELTA_LENGTH_BYTE_ARRAY"},
+    "row groups": {"row_group_size": 70, "data_page_size": 100},
+}
+
+
+@pytest.mark.parametrize("how", PARQUET)
+def test_parquet_is_read_alike_however_it_was_written(tmp_path: Path, how: str) -> None:
+    rows = [
+        {
+            "text": None if n % 11 == 0 else f"text {n % 5}" * (n % 3),
+            "binary": b"\xe2\x82\xac %d" % n,
+            "messages": [{"role": "user", "content": f"{n % 4}"}] * (n % 3) if n % 7 else None,
+            "tags": [["a", f"{n}"], [], None] if n % 2 else [],
+        }
+        for n in range(300)
+    ]
+    path, arguments = tmp_path / "a.parquet", PARQUET[how]
+    if "column_encoding" in arguments:
+        leaves = ["messages.list.element.role", "messages.list.element.content"]
+        leaves += ["text", "binary", "tags.list.element.list.element"]
+        arguments = {
+            **arguments,
+            "column_encoding": dict.fromkeys(leaves, arguments["column_encoding"]),
+        }
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, **arguments)
+    found = list(one_file(path).rows())
+    assert [row.values for row in found if isinstance(row, Row)] == rows
+    assert [row.line for row in found] == list(range(1, 301))
+    for start in (1, 69, 70, 71, 299):
+        rest = [row.values for row in one_file(path).rows(Start(start, start + 1))]  # type: ignore[union-attr]
+        assert rest == rows[start:]
+
+
+def test_a_row_that_is_too_large_is_set_aside_and_its_neighbours_stay(tmp_path: Path) -> None:
+    texts = [f"{n}" for n in range(300)]
+    texts[123] = "a" * (MAX_ROW_BYTES + 1)
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    found = list(one_file(tmp_path / "a.parquet").rows())
+    assert [row.offset for row in found] == list(range(300))
+    [bad] = [row for row in found if isinstance(row, BadRow)]
+    assert (bad.line, bad.reason, bad.detail) == (124, reasons.LINE_TOO_LONG, too_large_words())
+
+
+def test_many_values_in_a_line_are_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_limits, "MAX_ROW_VALUES", 1000)
+    lists = b'{"a": [' + b"[]," * 1000 + b"[]]}"
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' + lists + b'\n{"a": 3}\n')
+    kinds = [type(row) for row in one_file(tmp_path / "a.jsonl").rows()]
+    assert kinds == [Row, BadRow, Row]
+    monkeypatch.setattr(json_format, "READ_BYTES", 100)
+    (tmp_path / "a.json").write_bytes(b"[" + lists + b"]")
+    with pytest.raises(ValueError, match=r"a.json:1: .*values\)"):
+        list(one_file(tmp_path / "a.json").rows())
+
+
+def test_a_record_or_a_passage_without_end_is_not_held(tmp_path: Path) -> None:
+    lines = (b"a" * 9999 + b"\n") * (MAX_ROW_BYTES // 10_000 + 1)
+    (tmp_path / "a.csv").write_bytes(b'a,b\n1,2\n"' + lines + b'","' + lines)
+    with pytest.raises(ValueError, match=r"a\.csv:3: a quote opens here"):
+        list(one_file(tmp_path / "a.csv").rows())
+    (tmp_path / "a.txt").write_bytes(b"first\n\n" + lines + b"\nlast\n")
+    first, bad, last = one_file(tmp_path / "a.txt").rows()
+    assert isinstance(first, Row)
+    assert isinstance(bad, BadRow)
+    assert (bad.reason, bad.line) == (reasons.LINE_TOO_LONG, 3)
+    assert isinstance(last, Row)
+    assert last.values == {"text": "last"}
+
+
+def test_hdf5_that_lies_elsewhere_or_is_too_wide_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "wide.h5", "w") as file:
+        file.create_dataset("text", (5,), f"S{MAX_ROW_BYTES + 1}")
+    with pytest.raises(ValueError, match="a field of column 'text' takes 16,777,217 bytes"):
+        list(one_file(tmp_path / "wide.h5").rows())
+    with h5py.File(tmp_path / "away.h5", "w") as file:
+        file.create_dataset("text", (5,), "S2", external=[("secret", 0, 10)])
+    with pytest.raises(ValueError, match="column 'text' lies in other files"):
+        list(one_file(tmp_path / "away.h5").rows())
+    with h5py.File(tmp_path / "link.h5", "w") as file:
+        file["text"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(ValueError, match="no column at the top"):
+        list(one_file(tmp_path / "link.h5").rows())
 
 
 def test_numbers_of_binary_tables_are_plain(tmp_path: Path) -> None:

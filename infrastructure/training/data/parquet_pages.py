@@ -1,0 +1,327 @@
+"""What a Parquet file decodes to, known from the headers of its pages before anything is decoded.
+
+Two kilobytes can stand for gigabytes: a long text once in a dictionary and named by every row, a
+page of zeros, a list that one row repeats a billion times. The footer tells none of it, and the
+library makes room for whatever a page claims. So the headers are read first (a few bytes for each
+page, https://parquet.apache.org/docs/file-format/data-pages/), and from them follow how many rows
+may be decoded at a time, or that the file is refused.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+MAX_ROWS = 256
+MAX_PAGE_BYTES = 128 << 20
+MAX_BATCH_BYTES = 128 << 20
+MAX_ROW_GROUP_BYTES = 1 << 30  # of columns of lists, and of the pages that one row lies in
+HONEST_RATIO = 50  # times its size on the disk: texts compress to a tenth
+MAX_NESTING = 50
+
+HEADER_BYTES = 1 << 16
+MAX_HEADER_BYTES = 1 << 24  # statistics hold values
+LEAST_ROWS_HELD = 1024  # the library makes room for so many, however few are decoded
+LEVEL_BYTES = 16  # of a value in a list: where the list begins, whether it is there, its number
+
+# Of the format's enumerations.
+DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
+DELTA_BYTE_ARRAY = 7
+WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+TEXT = "BYTE_ARRAY"
+DICTIONARY_ENCODINGS = {"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page, as its header tells it."""
+
+    is_dictionary: bool
+    size_bytes: int
+    num_values: int
+    encoding: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """The pages of one column in one row group.
+
+    Attributes:
+        is_in_list: a row has any number of its values.
+        stays_in_dictionary: decoded to numbers in a dictionary, which no text is repeated in.
+        stored_bytes: on the disk.
+    """
+
+    path: str
+    kind: str
+    width: int
+    is_in_list: bool
+    stays_in_dictionary: bool
+    stored_bytes: int
+    pages: list[Page]
+
+    @property
+    def dictionary_bytes(self) -> int:
+        return sum(page.size_bytes for page in self.pages if page.is_dictionary)
+
+    @property
+    def data_pages(self) -> list[Page]:
+        return [page for page in self.pages if not page.is_dictionary]
+
+    @property
+    def largest_bytes(self) -> int:
+        return max((page.size_bytes for page in self.pages), default=0)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether each text may be as long as a page although little of it is stored there."""
+        in_dictionary = self.dictionary_bytes > 0 and not self.stays_in_dictionary
+        return in_dictionary or any(page.encoding == DELTA_BYTE_ARRAY for page in self.data_pages)
+
+    def batch_bytes(self, num_rows: int) -> int:
+        """The most that `num_rows` rows decode to, dictionary and open page counted."""
+        opened = self.dictionary_bytes + self.largest_bytes
+        if self.kind != TEXT:
+            return opened + num_rows * self.width
+        if self.repeats:
+            return opened + num_rows * self.largest_bytes
+        return opened + _most_in_a_row(self.data_pages, num_rows)
+
+    def whole_bytes(self) -> int:
+        """What all of it decodes to; one row of a list may be all of it."""
+        num_values = sum(page.num_values for page in self.data_pages)
+        total = self.dictionary_bytes + num_values * LEVEL_BYTES
+        if self.kind != TEXT:
+            return total + num_values * self.width
+        if self.repeats:
+            return total + num_values * self.largest_bytes
+        return total + sum(page.size_bytes for page in self.data_pages)
+
+
+def _most_in_a_row(pages: list[Page], num_rows: int) -> int:
+    """The most bytes of neighbouring pages that `num_rows` rows may lie in."""
+    most = held_bytes = held_rows = first = 0
+    for page in pages:
+        held_bytes += page.size_bytes
+        held_rows += page.num_values
+        while first < len(pages) and held_rows - pages[first].num_values >= num_rows + 1:
+            held_bytes -= pages[first].size_bytes
+            held_rows -= pages[first].num_values
+            first += 1
+        most = max(most, held_bytes)
+    return most
+
+
+def check_nesting(metadata: Any, name: str) -> None:
+    """Refuse columns inside columns inside columns, which libraries walk through by recursion.
+
+    Raises:
+        ValueError: names the column.
+    """
+    for index in range(metadata.num_columns):
+        path = metadata.schema.column(index).path
+        if path.count(".") > MAX_NESTING:
+            raise ValueError(
+                f"{name}: column {path.partition('.')[0]!r} is nested deeper than {MAX_NESTING}"
+                " levels: give a file whose columns hold texts"
+            )
+
+
+def texts_in_dictionaries(metadata: Any) -> list[str]:
+    """The columns of texts that can be decoded to numbers in a dictionary.
+
+    Only those that have one: the library cannot do it with other encodings.
+    """
+    found = []
+    for index in range(metadata.num_columns):
+        column = metadata.schema.column(index)
+        chunks = [
+            metadata.row_group(group).column(index) for group in range(metadata.num_row_groups)
+        ]
+        if (
+            column.physical_type == TEXT
+            and any(chunk.has_dictionary_page for chunk in chunks)
+            and all(set(chunk.encodings) <= DICTIONARY_ENCODINGS for chunk in chunks)
+        ):
+            found.append(column.path)
+    return found
+
+
+def rows_at_once(
+    file: BinaryIO, metadata: Any, group: int, in_dictionaries: Collection[str], name: str
+) -> int:
+    """How many rows of a row group may be decoded at a time.
+
+    Args:
+        file: open at any place.
+        in_dictionaries: the columns that are decoded to numbers in a dictionary.
+        name: of the file, for people.
+
+    Raises:
+        ValueError: a page, a row or a list may be larger than memory; or a header is damaged.
+    """
+    columns = [
+        _column(file, metadata, group, index, in_dictionaries, name)
+        for index in range(metadata.num_columns)
+    ]
+    for column in columns:
+        _check(column, name)
+    flat = [column for column in columns if not column.is_in_list]
+    num_rows = MAX_ROWS
+    while num_rows > 1 and sum(c.batch_bytes(num_rows) for c in flat) > MAX_BATCH_BYTES:
+        num_rows //= 2
+    row_bytes = sum(column.batch_bytes(1) for column in flat)
+    stored_bytes = sum(column.stored_bytes for column in flat)
+    if row_bytes > max(MAX_ROW_GROUP_BYTES, HONEST_RATIO * stored_bytes):
+        raise ValueError(_too_large(name, "a row", row_bytes))
+    return num_rows
+
+
+def _check(column: Column, name: str) -> None:
+    """Raise ValueError where a page, or a list, may be larger than memory."""
+    what = f"column {column.path!r}"
+    if column.largest_bytes > MAX_PAGE_BYTES:
+        raise ValueError(_too_large(name, f"a page of {what}", column.largest_bytes))
+    if column.width * LEAST_ROWS_HELD > MAX_BATCH_BYTES:
+        raise ValueError(_too_large(name, f"a value of {what}", column.width))
+    if not column.is_in_list:
+        return
+    most = max(MAX_ROW_GROUP_BYTES, HONEST_RATIO * column.stored_bytes)
+    if column.repeats:  # what it decodes to is not known before
+        most = MAX_ROW_GROUP_BYTES
+    if column.whole_bytes() > most:
+        raise ValueError(_too_large(name, what, column.whole_bytes()))
+
+
+def _too_large(name: str, what: str, size_bytes: int) -> str:
+    return (
+        f"{name}: {what} may decode to {size_bytes / 2**20:,.0f} MiB, more than any example needs:"
+        " write the file again with the default settings of pyarrow or pandas, or as JSON lines"
+    )
+
+
+def _column(
+    file: BinaryIO,
+    metadata: Any,
+    group: int,
+    index: int,
+    in_dictionaries: Collection[str],
+    name: str,
+) -> Column:
+    chunk, schema = metadata.row_group(group).column(index), metadata.schema.column(index)
+    try:
+        pages = list(_pages(file, chunk))
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"{name}: the Parquet file is damaged or cut off ({error})") from error
+    width = WIDTHS.get(schema.physical_type, schema.length or 0)
+    return Column(
+        schema.path,
+        schema.physical_type,
+        width,
+        schema.max_repetition_level > 0,
+        schema.path in in_dictionaries,
+        chunk.total_compressed_size,
+        pages,
+    )
+
+
+def _pages(file: BinaryIO, chunk: Any) -> Iterator[Page]:
+    """The pages of a column chunk, in order, as far as the library would read them."""
+    offset = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < offset:
+        offset = chunk.dictionary_page_offset
+    end = offset + chunk.total_compressed_size
+    remaining = chunk.num_values
+    while offset < end and remaining > 0:
+        header, header_bytes = _header(file, offset)
+        stored_bytes = header[3]
+        offset += header_bytes + stored_bytes
+        if stored_bytes < 0 or header[2] < 0:
+            raise ValueError("a page of a negative size")
+        if header[1] in (DATA_PAGE, DATA_PAGE_V2):
+            inner = header[5] if header[1] == DATA_PAGE else header[8]
+            encoding = inner[2] if header[1] == DATA_PAGE else inner[4]
+            remaining -= inner[1]
+            if inner[1] < 0:
+                raise ValueError("a page of a negative number of values")
+            yield Page(False, header[2], inner[1], encoding)
+        elif header[1] == DICTIONARY_PAGE:
+            yield Page(True, header[2], header[7][1], header[7][2])
+
+
+def _header(file: BinaryIO, offset: int) -> tuple[dict[int, Any], int]:
+    """The fields of the page header at `offset`, by number, and its length."""
+    length = HEADER_BYTES
+    while True:
+        file.seek(offset)
+        data = file.read(length)
+        try:
+            reader = _Thrift(data)
+            return reader.struct(), reader.position
+        except IndexError:
+            if len(data) < length or length >= MAX_HEADER_BYTES:
+                raise ValueError("a page's header is cut off") from None
+            length *= 16
+
+
+class _Thrift:
+    """Reads structs of Thrift's compact protocol.
+
+    https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
+    """
+
+    MAX_DEPTH = 8
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """Numbers, truths and structs by the number of their field; the rest is passed over."""
+        fields: dict[int, Any] = {}
+        number = 0
+        while byte := self._byte():
+            delta, kind = byte >> 4, byte & 15
+            number = number + delta if delta else self._signed()
+            fields[number] = self._value(kind, depth)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if depth > self.MAX_DEPTH:
+            raise ValueError("a page's header is nested too deep")
+        if kind in (1, 2):
+            return kind == 1
+        if kind == 3:
+            return self._byte()
+        if kind in (4, 5, 6):
+            return self._signed()
+        if kind == 7:
+            return self._skip(8)
+        if kind == 8:
+            return self._skip(self._unsigned())
+        if kind == 12:
+            return self.struct(depth + 1)
+        raise ValueError("a page's header has a field of an unknown kind")
+
+    def _byte(self) -> int:
+        self.position += 1
+        return self.data[self.position - 1]
+
+    def _unsigned(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+            if shift > 63:
+                raise ValueError("a page's header has a number that is too long")
+
+    def _signed(self) -> int:
+        value = self._unsigned()
+        return (value >> 1) ^ -(value & 1)
+
+    def _skip(self, length: int) -> None:
+        self.position += length
+        if self.position > len(self.data):
+            raise IndexError

@@ -1,0 +1,45 @@
+"""Small files that stand for gigabytes: rows of bounded size come of them, or a refusal."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults import hostile_data
+from tests.faults.hostile_data import BOMBS, MEMORY_BYTES, QUICK, figures
+from tests.slow import slow
+
+
+def check(told: dict, names: list[str], folder: Path) -> None:
+    assert sorted(told["files"]) == sorted(names)
+    assert told["other_errors"] == {}
+    assert told["peak_mib"] << 20 < MEMORY_BYTES
+    for name in names:
+        assert (folder / name).stat().st_size < 8 << 20
+
+
+def test_what_stands_for_gigabytes_takes_little_memory(tmp_path: Path) -> None:
+    told = figures(tmp_path, QUICK, 60)
+    check(told, QUICK, tmp_path)
+    assert told["files"]["dictionary.parquet"] == f"{hostile_data.NUM_ROWS} Row"
+    assert told["files"]["structs.parquet"] == f"{hostile_data.NUM_ROWS} Row"
+    assert told["files"]["list.parquet"] == "1 BadRow"
+    assert told["files"]["pages.parquet"].startswith("refused: pages.parquet: a page of column")
+    assert told["files"]["claim.parquet"].startswith("refused: claim.parquet: a page of column")
+    assert told["files"]["lists.jsonl.gz"] == "3 BadRow"
+    assert told["files"]["passage.txt.gz"] == "1 BadRow, 1 Row"
+
+
+@slow
+def test_no_kind_of_file_takes_more_than_it_may(tmp_path: Path) -> None:
+    """Slow, because 23 files are read, and 2,000 that are damaged."""
+    check(figures(tmp_path, [*BOMBS], 2000), [*BOMBS], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("limit", "name"), [("page limit", "pages.parquet"), ("row limit", "list.parquet")]
+)
+def test_without_a_limit_it_shows(limit: str, name: str, tmp_path: Path) -> None:
+    """The same files then take all the memory that the process may have, or most of it."""
+    told = figures(tmp_path, [name], 0, without=limit)
+    died = "died" in told or "MemoryError" in str(told) or "memory" in str(told["files"])
+    assert died or told["peak_mib"] << 20 > MEMORY_BYTES // 2, told
