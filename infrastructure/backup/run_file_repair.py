@@ -9,7 +9,6 @@ import contextlib
 import csv
 import hashlib
 import io
-import json
 import logging
 import os
 import re
@@ -25,6 +24,7 @@ from infrastructure.backup.store import Store
 from infrastructure.core.checksums import has_checksum, parse_record, read_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError
 from infrastructure.core.files import atomic_write, file_sha256
+from infrastructure.core.json_text import parse_json
 from infrastructure.core.line_file import rotated
 
 log = logging.getLogger(__name__)
@@ -238,8 +238,8 @@ def _problem_of_record(current: bytes, copy: bytes | None) -> str | None:
 def _continues(current: bytes, copy: bytes) -> bool:
     """Whether a list begins with what its copy holds; its oldest entries may have gone since."""
     try:
-        now, was = json.loads(current), json.loads(copy)
-    except (ValueError, RecursionError):
+        now, was = parse_json(current), parse_json(copy)
+    except ValueError:
         return False
     if not isinstance(now, list) or not isinstance(was, list):
         return False
@@ -291,8 +291,8 @@ def _sorted_out(data: bytes) -> tuple[bytes, int]:
         if not line.endswith(b"\n"):
             break
         try:
-            is_record = isinstance(json.loads(line), Mapping)
-        except (ValueError, RecursionError):
+            is_record = isinstance(parse_json(line), Mapping)
+        except ValueError:
             is_record = False
         kept += [line] if is_record else []
         num_unreadable += not is_record

@@ -12,6 +12,7 @@ from typing import Any
 
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import atomic_write, file_sha256, write_json
+from infrastructure.core.json_text import parse_json
 
 CHECKSUM = "checksum"  # the key of a record's own
 SUMS = "SHA256SUMS"
@@ -45,8 +46,8 @@ def parse_record(data: bytes) -> dict[str, Any]:
         DamagedFileError: they are not what was written.
     """
     try:
-        record = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(data)
+    except ValueError as error:
         raise DamagedFileError(f"is no readable JSON ({error})") from error
     if not isinstance(record, dict):
         raise DamagedFileError("holds no JSON object")
@@ -58,7 +59,7 @@ def parse_record(data: bytes) -> dict[str, Any]:
 
 def has_checksum(data: bytes) -> bool:
     """Whether the bytes of a record, which can be read, hold a checksum."""
-    return json.loads(data).get(CHECKSUM) is not None
+    return parse_json(data).get(CHECKSUM) is not None
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
