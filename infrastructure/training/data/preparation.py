@@ -28,7 +28,7 @@ from infrastructure.training.data.row_worker import (
     RowWorker,
     work_on,
 )
-from infrastructure.training.data.rows import BadRow, Row, excerpt
+from infrastructure.training.data.rows import BadRow, excerpt
 from infrastructure.training.data.shapes import TEXT, Shape
 from infrastructure.training.data.sources import DataFile
 from infrastructure.training.data.token_store import CONVERSATIONS_FILE, ArrayWriter, StoreWriter
