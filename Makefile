@@ -11,7 +11,7 @@ TEST_FLAGS := -n 3 --dist worksteal --durations 25 # processes of one thread eac
 
 # What a notebook's side does before there is any PyTorch: installing, Drive, secrets, form, panel.
 LIGHT := bootstrap cost_line drive form_groups form_state live_panel needed_packages runtime secrets
-LIGHT_TESTS := $(patsubst %,tests/colab/test_%.py,$(LIGHT) session_clock settings waiting)
+LIGHT_TESTS := $(patsubst %,tests/colab/test_%.py,$(LIGHT) session_clock settings) tests/core/test_waiting.py
 
 # Some containers forbid bytecode; every start would then compile PyTorch's sources anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from colab.runtime import Platform, platform
-from colab.waiting import within
 from infrastructure.backup.places.drive import OWN_DRIVE, DrivePlace
 from infrastructure.core.redact import redact
+from infrastructure.core.waiting import within
 
 MOUNT_POINT = Path("/content/drive")
 CONSENT_SECONDS = 120.0  # for a person to find the window and to agree

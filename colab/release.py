@@ -11,6 +11,7 @@ from pathlib import Path
 from colab.drive import flush_drive
 from colab.runtime import Platform, platform
 from infrastructure.backup.backup_status import age_words
+from infrastructure.backup.finished_run import complete
 from infrastructure.backup.places import open_place
 from infrastructure.backup.places.drive import DrivePlace
 from infrastructure.backup.retention import retention_of
@@ -63,25 +64,29 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
     """
     if not Lock(run.path / LOCK_FILE).take(wait=False, where_there_are_none=True):
         raise StorageError(f"run {run.run_id} is being trained")
-    recorded = run.read_configuration()
+    recorded = run.read_settings()
     options = place_options(recorded).copy_with(finish_seconds=seconds)
     if options.place is None:
         raise StorageError(f"run {run.run_id} has no place for backups: it lies here only")
     backup = RunBackup(
         run.checkpoints, options, run_id=run.run_id, retention=retention_of(recorded.training)
     )
-    backup.status_path.unlink(missing_ok=True)  # what was said earlier does not count
+    backup.forget_status()  # what was said earlier does not count
     with backup:
         step = _confirmed_step(run, backup, seconds)
-    if not run.is_finished():
-        return f"Step {step} of run {run.run_id} is safe at {options.place}; it is not finished"
-    if damaged := damaged_files(run.final):
-        raise StorageError(
-            f"the trained model of run {run.run_id} is damaged ({', '.join(damaged)}): run the cell"
-            " that has trained it again, which brings it back"
-        )
-    where = backup.publish(run.final, seconds)
-    return f"Run {run.run_id} is safe: step {step} at {options.place}, the model in {where}"
+        if not run.is_finished():
+            return f"Step {step} of run {run.run_id} is safe at {options.place}; it is not finished"
+        if damaged := damaged_files(run.final):
+            raise StorageError(
+                f"the trained model of run {run.run_id} is damaged ({', '.join(damaged)}): run the"
+                " cell that has trained it again, which brings it back"
+            )
+        end = complete(backup, run.path, seconds)
+        if end.problem is not None:
+            raise StorageError(
+                f"the model of run {run.run_id} is not known to be safe: {end.problem}"
+            )
+    return f"Run {run.run_id} is safe: step {step} at {options.place}, the model in {end.published}"
 
 
 def _confirmed_step(run: RunDirectory, backup: RunBackup, seconds: float) -> int | None:
@@ -99,7 +104,7 @@ def _confirmed_step(run: RunDirectory, backup: RunBackup, seconds: float) -> int
 
 def _unassign(run: RunDirectory) -> bool:
     """Ask Colab to take the machine back."""
-    if is_drive(place_options(run.read_configuration())):
+    if is_drive(place_options(run.read_settings())):
         print(flush_drive())
     try:
         importlib.import_module("google.colab.runtime").unassign()

@@ -19,11 +19,11 @@ from urllib.parse import unquote
 
 import httpx
 
-from colab.waiting import within
 from infrastructure.backup.places.drive import ADVICE, drive_folder
 from infrastructure.core.errors import DataError
 from infrastructure.core.optional import require
 from infrastructure.core.redact import public_address, redact
+from infrastructure.core.waiting import within
 
 Answer = TypeVar("Answer")
 

@@ -1,7 +1,8 @@
 """The `temper` command: what it takes, and which part of `deployment` does it.
 
-Exit codes: 0 done, 2 wrong input (one sentence, no traceback), 1 failed, 130 stopped by Ctrl-C or
-before a deadline, 143 by SIGTERM, 129 by SIGHUP (a closed terminal).
+Exit codes: 0 done, 2 wrong input (one sentence, no traceback), 1 failed, 3 finished here but not
+confirmed at the place, 130 stopped by Ctrl-C or before a deadline, 143 by SIGTERM, 129 by SIGHUP (a
+closed terminal).
 A traceback is shown at `--log-level DEBUG` only, and like all that is printed without secrets.
 Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """

@@ -5,16 +5,18 @@ something. The age of the last confirmed version is what would be lost if this m
 """
 
 import itertools
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.lock import is_held
 
-UNKNOWN, OFF, STARTING = "unknown", "off", "starting"
-FINISHED, DOWN = "finished", "down"
+UNKNOWN, OFF, STARTING, GONE = "unknown", "off", "starting", "gone"
+FINISHED, LEFT, DOWN = "finished", "left", "down"
+LOCK_SUFFIX = ".lock"  # beside the status: a copier holds it as long as it lives
 STATES = {
     UNKNOWN: "nothing is known of it",
     OFF: "there is no place: versions lie on this machine only",
@@ -27,8 +29,10 @@ STATES = {
     "fenced": "another machine goes on with this run; copying has stopped",
     DOWN: "the process that copies cannot run: nothing is copied",
     FINISHED: "the training ended, and its last version is confirmed",
-    "left": "the training ended, and its last version is not confirmed",
+    LEFT: "the training ended, and its last version is not confirmed",
+    GONE: "nobody copies at present: the same command goes on with it, or temper backup create",
 }
+ENDED = (UNKNOWN, OFF, FINISHED, LEFT, DOWN)  # in these no copier need live
 LATE_SECONDS = 60.0  # a version that took longer to arrive is told with both times
 
 
@@ -49,7 +53,9 @@ class BackupStatus:
         confirmed_name, confirmed_step: the newest version that is safe there.
         saved_at, confirmed_at: when that version was written here, and known to be safe there.
         in_flight_step: the version that is on its way.
-        done_bytes, total_bytes: of the version on its way.
+        in_flight_folder: the finished folder that is on its way, such as "final".
+        done_bytes, total_bytes: of the version or the folder on its way.
+        published_folders: where finished folders are confirmed, by the token of the question.
         newest_step: the newest version on this machine.
         error: what went wrong last, until it works again.
         num_failures: how often in a row.
@@ -64,6 +70,7 @@ class BackupStatus:
     saved_at: float | None = None
     confirmed_at: float | None = None
     in_flight_step: int | None = None
+    in_flight_folder: str | None = None
     done_bytes: int = 0
     total_bytes: int = 0
     newest_name: str | None = None
@@ -71,12 +78,20 @@ class BackupStatus:
     error: str | None = None
     num_failures: int = 0
     advice: str | None = None
+    published_folders: dict[str, str] = field(default_factory=dict)
     changed_at: float | None = None
 
     @property
     def is_safe(self) -> bool:
         """Whether the newest version of this machine is confirmed."""
         return self.newest_name is not None and self.confirmed_name == self.newest_name
+
+    @property
+    def problem(self) -> str | None:
+        """What went wrong, and what a person can do; None: nothing."""
+        if self.error is None:
+            return STATES[self.state] if self.state in ("doubtful", "fenced") else None
+        return f"{self.error} ({self.advice})" if self.advice else self.error
 
     def possible_loss(self, now: float) -> PossibleLoss:
         """The age of the last confirmed version at the time `now`, as a number (0 when the training
@@ -89,7 +104,7 @@ class BackupStatus:
         if self.error is not None:
             times = f", {self.num_failures} times" if self.num_failures > 1 else ""
             what += f"; {self.error}{times}" + (f" ({self.advice})" if self.advice else "")
-        elif self.state in ("doubtful", "fenced", "left", DOWN):
+        elif self.state in ("doubtful", "fenced", LEFT, GONE, DOWN):
             what += f"; {STATES[self.state]}"
         if self.state == FINISHED:
             return PossibleLoss(0.0, f"backup: {what}")
@@ -108,6 +123,9 @@ class BackupStatus:
         if self.in_flight_step is not None:
             percent = 100 * self.done_bytes // self.total_bytes if self.total_bytes else 0
             return f" (step {self.in_flight_step} on its way, {min(99, percent)} %)"
+        if self.in_flight_folder is not None:
+            percent = 100 * self.done_bytes // self.total_bytes if self.total_bytes else 0
+            return f" ({self.in_flight_folder}/ on its way, {min(99, percent)} %)"
         if self.newest_step is not None and not self.is_safe:
             return f" (step {self.newest_step} waits)"
         return ""
@@ -158,11 +176,22 @@ def read_status(path: Path) -> BackupStatus:
     return BackupStatus(**{name: contents[name] for name in known if name in contents})
 
 
+def live_status(path: Path) -> BackupStatus:
+    """As `read_status`; one whose copier was killed says so, and nothing is on its way then."""
+    status = read_status(path)
+    if status.state in ENDED or is_held(path.with_suffix(LOCK_SUFFIX)) is not False:
+        return status
+    status = read_status(path)  # it may have ended in order just now
+    if status.state in ENDED:
+        return status
+    return replace(status, state=GONE, in_flight_step=None, in_flight_folder=None)
+
+
 def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is no time")
 
 
 def _is_of(value: Any, kind: Any) -> bool:
     kinds = kind.__args__ if isinstance(kind, UnionType) else (kind,)
-    allowed = {*kinds, int} if float in kinds else {*kinds}
+    allowed = {*kinds, int} if float in kinds else {get_origin(each) or each for each in kinds}
     return type(value) in allowed

@@ -1,4 +1,5 @@
 """Keeps a place up with a local store: one version on its way at a time, and the newest wins.
+Finished folders, such as the trained model, come after the versions.
 
 A version that nobody has begun to copy when a newer one is there is never copied; the one on its
 way is always finished, since otherwise a training that saves often would never have a copy. Nothing
@@ -10,11 +11,14 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from pathlib import Path
 
 from infrastructure.backup.backup_status import BackupStatus
 from infrastructure.backup.link import Link
 from infrastructure.backup.manifest import Manifest
+from infrastructure.backup.place_identity import PlaceRecord
 from infrastructure.backup.place_pruning import GRACE_SECONDS, PlacePruning
+from infrastructure.backup.published_folder import Publication, PublishedFolder
 from infrastructure.backup.replication import Upload
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
@@ -36,6 +40,7 @@ class Copier:
 
     Args:
         retention: what stays at the place, counted over confirmed versions only.
+        record: which place this run was copied to before; it is told of a first contact.
         on_piece: called after each megabyte that was sent, for who shows progress.
         grace_seconds: how long an object at the place must have been without a name before it goes.
         now: seconds since 1970, for the status; everything else goes by the link's clock.
@@ -48,6 +53,7 @@ class Copier:
         link: Link,
         retention: Retention,
         *,
+        record: PlaceRecord | None = None,
         on_piece: Callable[[], None] = lambda: None,
         grace_seconds: float = GRACE_SECONDS,
         now: Callable[[], float] = time.time,
@@ -55,6 +61,11 @@ class Copier:
     ) -> None:
         self.local, self.link = local, link
         self.pruning = PlacePruning(link, retention, grace_seconds)
+        self._record = record
+        self._publications: dict[str, PublishedFolder | Publication] = {}  # still to be done
+        self._published: dict[str, str] = {}
+        self._refused_folders: dict[str, str] = {}
+        self._publishing: PublishedFolder | None = None
         self._on_piece, self._now, self._draw = on_piece, now, draw
         self._ours: set[str] | None = None  # versions at the place that are no stranger's
         self._late: set[str] = set()  # older than what this machine began with, and seen later
@@ -108,14 +119,27 @@ class Copier:
         """Whether there is nothing left to copy, or nothing that may be copied."""
         self._look_here()
         return self._stranger is not None or (
-            self._ours is not None and self._upload is None and not self._pending()
+            self._ours is not None
+            and self._upload is None
+            and not self._pending()
+            and not self._publications
         )
+
+    def publish(self, what: Publication) -> None:
+        """Copy a finished folder, when no version is left to copy; `status` tells when it is safe.
+        What was asked for before under the same name is not copied any more."""
+        for token, other in list(self._publications.items()):
+            if what_of(other).name == what.name:
+                del self._publications[token]
+        self._publications[what.token] = what
+        self.nudge()
 
     def status(self) -> BackupStatus:
         """How it stands."""
         name, manifest, confirmed_at = self._confirmed or (None, None, None)
         newest = next((n for n, m in self._local_manifests.items() if m.healthy), None)
-        upload = self._upload
+        upload, folder = self._upload, self._publishing
+        on_its_way = upload or folder
         error, advice = self._error or (self._damage(), None)
         if self._stranger is not None:
             error = f"version {self._stranger[:12]} at the place was written by another machine"
@@ -128,8 +152,10 @@ class Copier:
             saved_at=_saved_at(manifest, confirmed_at) if manifest else None,
             confirmed_at=confirmed_at,
             in_flight_step=upload.manifest.step if upload else None,
-            done_bytes=upload.done_bytes if upload else 0,
-            total_bytes=upload.total_bytes if upload else 0,
+            in_flight_folder=folder.what.name if folder else None,
+            done_bytes=on_its_way.done_bytes if on_its_way else 0,
+            total_bytes=on_its_way.total_bytes if on_its_way else 0,
+            published_folders=dict(self._published),
             newest_name=newest,
             newest_step=self._local_manifests[newest].step if newest else None,
             error=error,
@@ -152,10 +178,13 @@ class Copier:
         self._look_here()
         if self.link.clock() - self._looked_at >= LOOK_SECONDS:
             self._look_there()
+        elif not self.link.place.is_slow:
+            self.link.place.require_identity()  # what goes away is told at once
         yield from self._prune()
         if self._upload is None:
             self._take_newest()
         if self._upload is None:
+            yield from self._publish()
             self._phase = "idle"
             return
         self._phase = "copying"
@@ -166,7 +195,9 @@ class Copier:
         self._arrived(self._upload)
 
     def _begin(self) -> Iterator[float]:
-        """See what is there already: what that names is never written over."""
+        """See which place this is, and what is there already: what that names is never written
+        over."""
+        self._identify()
         listed = set()
         for _ in range(NUM_FIRST_LOOKS):  # a listing may be short
             listed |= {*self.link.store.versions()}
@@ -180,6 +211,47 @@ class Copier:
         self._ours = listed
         self._began_with = int(self._local_names[0][:12]) if self._local_names else 0
         self._looked_at = self.link.clock()
+
+    def _identify(self) -> None:
+        place = self.link.place
+        known = None if self._record is None else self._record.id_of(place.url)
+        found = place.identify(known)
+        if self._record is not None:
+            with contextlib.suppress(OSError):  # this machine's disk; the next session writes it
+                self._record.write(place.url, found)
+
+    def _publish(self) -> Iterator[float]:
+        """Copy the folders that were asked for, unless a version is there to be copied."""
+        for token, what in list(self._publications.items()):
+            try:
+                self._publishing = folder = self._opened(token, what)
+                self._phase = "copying"
+                for wait in folder.steps():
+                    self._phase = "confirming" if wait else "copying"
+                    yield wait
+                    if self._pending():
+                        return
+            except (CheckpointError, ValueError) as error:  # it is not there any more, or changed
+                self._refused_folders[token] = f"{what_of(what).name}/ is not copied: {error}"
+            else:
+                self._published[token] = f"{self.link.place.url}/{folder.target}"
+            finally:
+                self._publishing = None
+            self._publications.pop(token, None)
+
+    def _opened(self, token: str, what: PublishedFolder | Publication) -> PublishedFolder:
+        """The folder with the hashes of its files; of a large one they are not taken twice."""
+        if isinstance(what, PublishedFolder) and not what.what.replaces:
+            return what
+        parent = Path(self.link.run_id)
+        link, publication = self.link, what_of(what)
+        try:
+            folder = PublishedFolder(link.place, parent, publication, link.bandwidth)
+        except OSError as error:
+            raise CheckpointError(str(error)) from error
+        if token in self._publications:
+            self._publications[token] = folder
+        return folder
 
     def _take_in(self, name: str) -> bool:
         """Note the objects of a version at the place; False: its manifest cannot be read."""
@@ -220,6 +292,8 @@ class Copier:
         confirmed = self._confirmed[0] if self._confirmed else ""
         if self._local_error is not None:
             return self._local_error
+        if self._refused_folders:
+            return next(iter(self._refused_folders.values()))
         newer = max((name for name in self._refused if name > confirmed), default=None)
         return newer and f"version {newer[:12]} is not copied: {self._refused[newer]}"
 
@@ -229,6 +303,7 @@ class Copier:
         Raises:
             FencedError: there is one of another machine.
         """
+        self.link.place.require_identity()
         listed = self.link.store.versions()
         assert self._ours is not None
         self._ours |= {*self._local_names}
@@ -327,6 +402,10 @@ class Copier:
     def _begin_again(self, wait: float) -> None:
         self._work = self._round()
         self._not_before = self.link.clock() + wait
+
+
+def what_of(publication: PublishedFolder | Publication) -> Publication:
+    return publication.what if isinstance(publication, PublishedFolder) else publication
 
 
 def _saved_at(manifest: Manifest, otherwise: float | None) -> float | None:

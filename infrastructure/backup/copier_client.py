@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict
 
 from infrastructure.backup.copier_process import CopierSettings
+from infrastructure.backup.published_folder import Publication
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.redact import redact_urls
 
@@ -41,6 +42,7 @@ class CopierClient:
         self._lock = threading.Lock()
         self._has_failed = False  # the last one, which was counted
         self._started_at = self._may_start_at = float("-inf")
+        self._publications: dict[str, Publication] = {}  # the last of each name
 
     @property
     def is_started(self) -> bool:
@@ -83,6 +85,8 @@ class CopierClient:
             return
         self._has_failed = False
         self._send(json.dumps(asdict(self.settings)))
+        for what in self._publications.values():
+            self._send(what.to_line())
 
     def try_again(self) -> None:
         """Start one that cannot run once more without waiting any longer."""
@@ -94,6 +98,14 @@ class CopierClient:
         """Let it look at once."""
         self.start()
         self._send("")
+
+    def publish(self, what: Publication) -> None:
+        """Let it copy a finished folder; one that is started again is told again."""
+        self._publications[what.name] = what
+        if self.process_id is None:
+            self.start()
+        else:
+            self._send(what.to_line())
 
     def close(self, seconds: float = 0.0) -> None:
         """Tell it that the training has ended, and wait `seconds` for its end; it finishes by

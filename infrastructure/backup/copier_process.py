@@ -1,8 +1,9 @@
 """The helper that copies versions to a place: `python -m infrastructure.backup.copier_process`.
 
-Its settings are the first line of its standard input, where no other user of the machine sees them;
-every further line asks it to look at once. When its input ends, so did the training, however: the
-newest version is copied still, for a bounded time. Nice, so that it takes only what is left.
+Its settings are the first line of its standard input, where no other user of the machine sees them.
+Of the further lines an empty one asks it to look at once, another one is a folder to be published.
+When its input ends, so did the training, however: the newest version and the folders are copied
+still, for a bounded time. Nice, so that it takes only what is left.
 """
 
 import contextlib
@@ -14,11 +15,19 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infrastructure.backup.backup_status import BackupStatus, write_status
+from infrastructure.backup.backup_status import (
+    FINISHED,
+    LEFT,
+    LOCK_SUFFIX,
+    BackupStatus,
+    write_status,
+)
 from infrastructure.backup.bandwidth import Bandwidth
 from infrastructure.backup.copier import Copier
 from infrastructure.backup.link import Link
+from infrastructure.backup.place_identity import PlaceRecord
 from infrastructure.backup.places import open_place
+from infrastructure.backup.published_folder import Publication
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
 from infrastructure.backup.writer_process import LOCK_FILE
@@ -30,6 +39,7 @@ POLL_SECONDS = 0.5
 STATUS_SECONDS = 1.0  # between two writes of a status that only counts on
 BUSY = ("copying", "confirming")
 INPUT = 0
+RECORD_FILE = "place.json"
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class CopierSettings:
     Attributes:
         store: directory of the local store.
         place, run_id: where the copies go: `<place>/<run id>`.
-        status: the file that says how it stands; a lock lies beside it.
+        status: the file that says how it stands; a lock and the record of the place lie beside it.
         keep: confirmed versions that stay at the place.
         compression: "auto" (where the place is slow), "zstd" or "off".
         bytes_per_second: bound on what copying takes; None: none.
@@ -64,6 +74,11 @@ class CopierSettings:
         place = open_place(self.place)
         compresses = self.compression == "zstd" or (self.compression == "auto" and place.is_slow)
         return Link(place, self.run_id, compresses, Bandwidth(self.bytes_per_second))
+
+    @property
+    def record(self) -> PlaceRecord:
+        """Which place the run was copied to before."""
+        return PlaceRecord(Path(self.status).with_name(RECORD_FILE))
 
     @property
     def retention(self) -> Retention:
@@ -102,19 +117,23 @@ def _without_counts(status: BackupStatus) -> BackupStatus:
 def serve(copier: Copier, file: StatusFile, finish_seconds: float) -> None:
     """Copy until the input has ended and the newest version is confirmed, or time is over."""
     ended_at: float | None = None
+    begun = b""  # a line whose end has not come yet
     while True:
         wait = min(copier.tick(), POLL_SECONDS)
         file.show(copier.status())
         if ended_at is None:
-            line = _input_within(wait)
-            ended_at = time.monotonic() if line == b"" else None
-            if line:
+            data = _input_within(wait)
+            ended_at = time.monotonic() if data == b"" else None
+            *lines, begun = (begun + (data or b"")).split(b"\n")
+            for line in filter(None, lines):
+                copier.publish(Publication.from_line(line))
+            if lines:
                 copier.nudge()
             continue
         is_done = copier.is_done and not _is_written_to(copier.local)
         if is_done or time.monotonic() - ended_at > finish_seconds:
             status = copier.status()
-            file.write(replace(status, state="finished" if status.is_safe else "left"))
+            file.write(replace(status, state=FINISHED if status.is_safe and is_done else LEFT))
             copier.close()
             return
         time.sleep(wait)
@@ -164,12 +183,16 @@ def main() -> None:
     settings = CopierSettings(**json.loads(_first_line()))
     path = Path(settings.status)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = Lock(path.with_suffix(".lock"))
+    lock = Lock(path.with_suffix(LOCK_SUFFIX))
     lock.take()  # the copier of an earlier training, which still copies, goes first
     file = StatusFile(path)
     local = Store(Path(settings.store))
     copier = Copier(
-        local, settings.link(), settings.retention, on_piece=lambda: file.show(copier.status())
+        local,
+        settings.link(),
+        settings.retention,
+        record=settings.record,
+        on_piece=lambda: file.show(copier.status()),
     )
     serve(copier, file, settings.finish_seconds)
     lock.release()

@@ -65,6 +65,7 @@ class PlacePruning:
         Raises:
             OSError: the place does not answer, or refuses.
         """
+        self.link.place.require_identity()
         names = {*listed, *self.confirmed}
         for name in sorted(names):
             self._take_in(name)

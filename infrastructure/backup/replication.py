@@ -285,6 +285,7 @@ class Upload:
 
     def _send_manifest(self) -> Sent:
         """Write the manifest; one that may be in use there is asked for only."""
+        self.link.place.require_identity()
         path = self.link.store.manifest_path(self.name)
         sent = self.link.sent.get(self.name) or self._sent(path, [self._manifest_bytes])
         if self.name in self.link.named and not self.link.is_surely_wrong(path):

@@ -4,8 +4,9 @@ Committed is what is safe on this machine's disk; confirmed what is safe where t
 cannot reach. A copier in a process of its own turns one into the other. Knows no torch.
 """
 
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from infrastructure.backup.backup_status import (
     OFF,
     STARTING,
     BackupStatus,
+    live_status,
     read_status,
     write_status,
 )
@@ -25,7 +27,7 @@ from infrastructure.backup.fetching import fetch_newest
 from infrastructure.backup.link import Link
 from infrastructure.backup.open_object import Progress
 from infrastructure.backup.place_pruning import prune_once
-from infrastructure.backup.published_folder import PublishedFolder
+from infrastructure.backup.published_folder import Publication, paths_in
 from infrastructure.backup.repair import Repair, StoreRepair
 from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.room import require_room
@@ -43,9 +45,11 @@ from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.redact import redact, redact_urls
+from infrastructure.core.waiting import within
 
 STATUS_FILE = "backup.json"
 POLL_SECONDS = 0.1
+CONTACT_SECONDS = 60.0  # a place that says nothing for so long before the training will not do
 ENDS_SECONDS = 10.0  # with nothing left to copy it ends at once, on a busy machine (niced) later
 
 
@@ -77,12 +81,15 @@ class RunBackup:
         self.run_id = run_id or directory.resolve().name
         self.status_path = status_path or directory / STATUS_FILE
         self.retention = retention or Retention(keep_best=1)
+        self.place_id: str | None = None  # as `check_place` has found it
+        self.is_missing = False  # at the start, and a training may begin without it
         self._link: Link | None = None
         self._copier: CopierClient | None = None
         if self.options.place is not None:
             settings = self._settings(self.options.place)
-            self._link = settings.link()
+            self._link = settings.link()  # which connects to nothing yet
             self._copier = CopierClient(settings)
+            self.record = settings.record
 
     def _settings(self, place: str) -> CopierSettings:
         megabytes = self.options.megabytes_per_second
@@ -181,7 +188,8 @@ class RunBackup:
         if self._copier.is_started:
             self._copier.start()
         place = redact_urls(self._link.place.url)
-        status = read_status(self.status_path)
+        is_ours = self._copier.process_id is not None
+        status = read_status(self.status_path) if is_ours else live_status(self.status_path)
         if status.place != place:
             status = BackupStatus()  # of another place, from before
         if self._copier.cannot_run:
@@ -262,6 +270,56 @@ class RunBackup:
         except OSError as error:
             raise self._unreachable(error) from error
 
+    def check_place(self) -> str | None:
+        """Make sure, before the first step, that the place can be reached, is the one that this
+        run was copied to before, and may be written to.
+
+        Returns:
+            None; or, where `allow_missing_place` lets a training begin without it, what is wrong.
+
+        Raises:
+            StorageError: it is not there; says what to do.
+        """
+        if self._link is None:
+            return None
+        place = self._link.place
+        try:
+            within(CONTACT_SECONDS, self._contact)
+            self.is_missing = False
+            return None
+        except (OSError, StorageError) as error:  # TimeoutError is an OSError
+            reason, advice = getattr(error, "strerror", None) or str(error), ""
+            if isinstance(error, OSError):
+                advice = f" ({place.advice(error)})"
+        told = redact(f"backup.place {place.url} cannot be used: {reason}{advice}")
+        if self.options.allow_missing_place:
+            self.is_missing = True
+            return told
+        raise StorageError(f"{told}; --allow-missing-place trains without it until it is there")
+
+    def _contact(self) -> None:
+        link = self._require_link()
+        self.place_id = link.place.identify(self.record.id_of(link.place.url))
+        link.place.probe()
+
+    def remember_place(self, place_id: str | None) -> None:
+        """Write down which place this run is copied to; None: nobody has seen it yet.
+
+        Raises:
+            OSError: this machine's disk refuses.
+        """
+        if self._link is not None and place_id is not None:
+            self.record.write(self._link.place.url, place_id)
+
+    def adopt_place(self) -> None:
+        """From here on the place is whichever lies there now: a person has named it.
+
+        Raises:
+            OSError: this machine's disk refuses.
+        """
+        if self._link is not None:
+            self.record.forget(self._link.place.url)
+
     def start(self) -> None:
         """Start the copier, where there is a place. `nudge` does too."""
         if self._copier is not None:
@@ -303,9 +361,26 @@ class RunBackup:
         """Wait until the copier has ended, after `close`; False: it still copies."""
         return self._copier is None or self._copier.wait(seconds)
 
-    def publish(self, folder: Path, seconds: float | None = None) -> str:
+    def forget_status(self) -> None:
+        """What was told of the copy before does not count: all is confirmed anew."""
+        self.status_path.unlink(missing_ok=True)
+
+    def publish(
+        self,
+        folder: Path,
+        seconds: float | None = None,
+        *,
+        name: str | None = None,
+        files: Sequence[str] = (),
+        replaces: bool = False,
+    ) -> str:
         """Copy a finished folder (`final/`, in plain Hugging Face layout) to `<place>/<run id>`,
-        each file confirmed, SHA256SUMS last. Another one that is there stays as it is.
+        each file confirmed, SHA256SUMS last. Another one that is there stays as it is, unless
+        `replaces`. The copier does it, after the versions, and goes on when this process ends.
+
+        Args:
+            name: at the place; None: the folder's own.
+            files: names in it; none: all.
 
         Returns:
             Where it is.
@@ -314,11 +389,23 @@ class RunBackup:
             ValueError: the folder is empty.
             StorageError: it was not done within `seconds` (`finish_seconds`); call again to go on.
         """
-        link = self._require_link()
+        url = self._require_link().place.url
         longest = self.options.finish_seconds if seconds is None else seconds
-        parent = Path(self.run_id)
-        copy = PublishedFolder(link.place, parent, folder, folder.name, link.bandwidth)
-        return f"{link.place.url}/{copy.copy(longest).as_posix()}"
+        deadline = time.monotonic() + longest
+        paths_in(folder, files)
+        absolute, token = str(folder.resolve()), secrets.token_hex(8)
+        what = Publication(token, absolute, name or folder.name, tuple(files), replaces)
+        assert self._copier is not None
+        self._copier.publish(what)
+        while True:
+            status = self.status()
+            if (where := status.published_folders.get(token)) is not None:
+                return where
+            is_over = status.state in ("fenced", DOWN) or time.monotonic() >= deadline
+            if is_over:
+                problem = status.problem or "the place has not confirmed it yet"
+                raise StorageError(f"{folder} is not safe at {url}: {problem}")
+            time.sleep(POLL_SECONDS)
 
     def _stores(self) -> dict[str, Store]:
         if self._link is None:

@@ -30,6 +30,10 @@ class BackupConfig(Section):
     finish_seconds: NotNegative = Field(
         default=900.0, description="Longest wait at the end for the last version to be confirmed."
     )
+    allow_missing_place: bool = Field(
+        default=False,
+        description="Train although the place cannot be reached at the start; copy when it comes.",
+    )
     emergency_seconds: NotNegative = Field(
         default=20.0, description="As finish_seconds, where a signal stopped the training."
     )

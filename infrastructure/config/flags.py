@@ -32,6 +32,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "training.num_epochs": ("--epochs", "--num-epochs"),
     "training.cache_mode": ("--stack-cache-mode",),
     "training.cache_dir": ("--stack-cache-dir",),
+    "backup.allow_missing_place": ("--allow-missing-place",),
     "output_dir": ("--output", "--output-dir"),
 }
 PRESET_FLAG = f"--{PRESET}"

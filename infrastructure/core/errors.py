@@ -1,5 +1,7 @@
 """The project's exceptions. Wrong user input is a `ValueError`; these are the rest."""
 
+NOT_CONFIRMED = 3  # exit code: finished here, but its copy is not confirmed where it was asked for
+
 
 class TemperError(Exception):
     """Base of every run-time error that Temper raises itself; its text is one clear sentence."""
@@ -31,6 +33,17 @@ class PreflightError(TemperError):
 
 class StorageError(TemperError):
     """A disk or a remote store refuses, is full, or does not keep what it was given."""
+
+
+class CopyNotConfirmedError(TemperError, SystemExit):
+    """A run is finished here, and its copy at the place is not confirmed; the text says why.
+
+    A script that lets it pass ends with exit code 3, as the `temper` command does.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = NOT_CONFIRMED
 
 
 class DeviceFailedError(TemperError):

@@ -9,6 +9,25 @@ from pathlib import Path
 NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
+def is_held(path: Path) -> bool | None:
+    """Whether a living process holds the lock on `path`; None: nobody can tell. Makes no file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class Lock:
     """A lock on a file, which is made; held until `release` or the end of the process.
 

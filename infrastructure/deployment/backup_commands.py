@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.backup_status import age_words
-from infrastructure.backup.places import open_place
+from infrastructure.backup.finished_run import Completion, complete, not_safe
+from infrastructure.backup.places import Place, open_place
+from infrastructure.backup.published_folder import problems_at
 from infrastructure.backup.retention import Retention, retention_of, versions_to_keep
 from infrastructure.backup.run_backup import RunBackup, place_options
 from infrastructure.backup.store import Store
 from infrastructure.backup.version_list import BackupEntry, list_entries, runs_at
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import NOT_CONFIRMED, StorageError
 from infrastructure.deployment.checkpoint_commands import NOTHING, describe, verify_versions
 from infrastructure.deployment.from_place import asked, named_run, restore_run
 from infrastructure.deployment.run_directory import RunDirectory, find_run
@@ -51,18 +53,35 @@ class Told:
 
 
 def create(told: Told) -> int:
-    """Copy the newest version of a run now, and wait until it is confirmed; 1 where it is not."""
+    """Copy the newest version of a run now, and of a finished one model and report too, and wait
+    until all is confirmed; 1 where it is not, 3 where the run is finished. A place that is named
+    now is the run's place from here on, whichever lay there before."""
     run, backup = _backup_of_run(told)
     if not backup.store.versions():
         raise ValueError(f"run {run.run_id} has no checkpoint yet: there is nothing to copy")
+    if "backup.place" in told.given:
+        backup.adopt_place()
+    is_finished = run.is_finished()
+    backup.forget_status()  # what was told before does not count
     try:
-        status = backup.finish()
+        if is_finished:
+            end = complete(backup, run.path, backup.options.finish_seconds)
+        else:
+            backup.finish()
+            end = Completion()
+        status = backup.status()
     finally:
         backup.close()
-    is_safe = status.confirmed_name == backup.store.newest_healthy()
+    is_safe = status.confirmed_name == backup.newest_name() and end.is_complete
     facts = {"run": run.run_id, "confirmed": is_safe, **asdict(status)}
-    told.show(facts, status.possible_loss(time.time()).text)
-    return DONE if is_safe else FAILED
+    lines = [status.possible_loss(time.time()).text]
+    if is_finished:
+        facts |= asdict(end)
+        place = str(backup.options.place)
+        safe = f"Run {run.run_id} is safe: its model lies in {end.published}"
+        lines.append(safe if is_safe else not_safe(run.path, place, end.problem))
+    told.show(facts, *lines)
+    return DONE if is_safe else NOT_CONFIRMED if is_finished else FAILED
 
 
 def list_backups(told: Told) -> int:
@@ -108,6 +127,8 @@ def verify(told: Told) -> int:
     for where, versions in chosen.items():
         found = verify_versions(versions)
         rows += [{"where": where, **row} for row in found]
+    if backup.options.place is not None:
+        rows += asked(place, lambda: list(_published_rows(place, run_id)))
     if not rows:
         raise ValueError(f"run {run_id} has no version here or at its place: nothing to verify")
     damaged = [row for row in rows if row["problem"]]
@@ -118,6 +139,12 @@ def verify(told: Told) -> int:
         f"{len(rows) - len(damaged)} of {len(rows)} are whole",
     )
     return FAILED if damaged else DONE
+
+
+def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, Any]]:
+    """The folders that a finished run has at its place, each compared with its SHA256SUMS."""
+    for name, problem in problems_at(place, Path(run_id)):
+        yield {"where": place.url, "name": f"{name}/", "problem": problem}
 
 
 def restore(told: Told) -> int:
@@ -197,7 +224,7 @@ ACTIONS: dict[str, Callable[[Told], int]] = {
 def _backup_of_run(told: Told, must_have_place: bool = True) -> tuple[RunDirectory, RunBackup]:
     """A run of this machine, and its backup as recorded but for what was given now."""
     run, _ = find_run(told.name, Path(told.config.output_dir))
-    recorded = run.read_configuration()
+    recorded = run.read_settings()
     options = place_options(recorded)
     changes = {
         key.rpartition(".")[2]: told.config.value(key)
@@ -235,7 +262,7 @@ def _versions(store: Store) -> list[tuple[Store, str]]:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return f"step {row['step']}" if "step" in row else str(row["name"])[:12]
+    return f"step {row['step']}" if "step" in row else str(row["name"])[:14]
 
 
 def _table(entries: list[BackupEntry]) -> str:

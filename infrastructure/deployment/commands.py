@@ -9,6 +9,7 @@ from infrastructure.backup.run_backup import place_options
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Setting
+from infrastructure.core.errors import NOT_CONFIRMED
 from infrastructure.core.launched import Launched
 from infrastructure.core.stop_signals import exit_code_of
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -45,13 +46,15 @@ def resume(
     logging.getLogger().setLevel(config.log_level)
     if config.backup.place is None and "backup.place" in run.masked():
         print("note: backup.place held a password, which is never recorded: give --backup-place")
+    deployment = TrainingDeployment(config, accept=accept)
     if checkpoint is None and not accept and run.is_finished():
         repair_finished(run, place_options(config), print)
-    if checkpoint is None and run.is_finished() and not accept:
-        print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
-        return DONE
     with interrupt_on_signals(), followers_dismissed():
-        summary = TrainingDeployment(config, accept=accept).resume(run, checkpoint)
+        if checkpoint is None and run.is_finished() and not accept:
+            print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
+            summary = deployment.complete(run)
+        else:
+            summary = deployment.resume(run, checkpoint)
     return ended(summary)
 
 
@@ -66,9 +69,10 @@ def place_in(changes: Collection[Setting]) -> str | None:
 
 
 def ended(summary: Mapping[str, Any]) -> int:
-    """The exit code of a training: that of the signal which stopped it, or 130."""
+    """The exit code of a training: that of the signal which stopped it, or 130; 3 when it is
+    finished, and its copy is not confirmed."""
     if summary["status"] != "stopped":
-        return DONE
+        return NOT_CONFIRMED if summary.get("backup", {}).get("problem") else DONE
     return exit_code_of(summary["signal"]) if summary["signal"] else STOPPED
 
 

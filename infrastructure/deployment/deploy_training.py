@@ -19,8 +19,8 @@ from infrastructure.core.errors import CheckpointError, DamagedFileError, Storag
 from infrastructure.core.files import make_directory
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
-from infrastructure.deployment.closing import closing_lines, paths_of
-from infrastructure.deployment.ending import Ending
+from infrastructure.deployment.closing import closing_lines
+from infrastructure.deployment.ending import Ending, finished_before
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.from_place import restore_run, run_at_place, runs_at_place
 from infrastructure.deployment.going_on import (
@@ -64,7 +64,7 @@ from infrastructure.training.observers import (
 )
 from infrastructure.training.quantum.quantum_records import quantum_observers, quantum_probes
 from infrastructure.training.resume_contract import canonical_name
-from infrastructure.training.run_lock import only_trainer_of
+from infrastructure.training.run_lock import only_trainer_of, waited_for
 from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
 from infrastructure.training.watching import check_watching, watching_hooks
@@ -101,6 +101,8 @@ class TrainingDeployment:
         self.say = lambda line: say(redact(line))
         self.accepted = frozenset(map(canonical_name, accept))
         self.checks: list[CheckResult] = []
+        self.is_place_missing: bool | None = None  # None: nobody has looked
+        self._place_id: str | None = None
         self.stages = Stages()
 
     def run(self) -> dict[str, Any]:
@@ -129,7 +131,7 @@ class TrainingDeployment:
             name = self.config.run_name or self.config.model.name
             return self._begin(plan_run(Path(self.config.output_dir), name))
         if run.is_finished():
-            return self._tell_finished(run)
+            return self.complete(run)
         if not self._has_version(run):
             self.say(f"Run {run.run_id} ended before its first checkpoint: it begins again")
             return self._begin(run)
@@ -145,6 +147,7 @@ class TrainingDeployment:
                 accepted.
         """
         with lossy_output(), only_trainer_of(run.path):
+            self._check_place(run)
             self.begun(run.path)
             repair_run(run, place_options(self.config), self.say)
             if checkpoint is None:
@@ -180,8 +183,11 @@ class TrainingDeployment:
         """Whether there is anything to go on from: here, or at the place, where it comes from."""
         if CheckpointManager(run.checkpoints).checkpoints():
             return True
+        self._check_place(run)
         options = place_options(self.config)
-        if options.place is None or run.run_id not in runs_at_place(options):
+        if options.place is None or self.is_place_missing:
+            return False
+        if run.run_id not in runs_at_place(options):
             return False
         self.say(f"Run {run.run_id} has no checkpoint here: looking at {options.place}")
         restore_run(run.run_id, options, run.path.parent)
@@ -201,6 +207,9 @@ class TrainingDeployment:
         options = place_options(self.config)
         if options.place is None:
             return None
+        self._check_place(RunDirectory(Path(self.config.output_dir) / "no run yet"))
+        if self.is_place_missing:
+            return None  # which was told
         try:
             run_id = run_at_place(self.config, self.accepted)
         except StorageError as error:
@@ -210,24 +219,49 @@ class TrainingDeployment:
             return None
         self.say(f"Run {run_id} of this kind lies at {options.place}: bringing it back")
         try:
-            run, _ = restore_run(run_id, options, Path(self.config.output_dir))
+            run, _ = restore_run(run_id, options, Path(self.config.output_dir), say=self.say)
         except CheckpointError as error:
             error.add_note("what else of it lies there stays as it is; --new-run trains afresh")
             raise
         return run
 
-    def _tell_finished(self, run: RunDirectory) -> dict[str, Any]:
-        summary = read_record(run.summary_file)
-        summary["paths"] = paths_of(run.path)  # it may have been moved since
-        copies = RunCopies(run, self.config, self.say)  # as they stand now, not as they stood then
-        summary["backup"] = {**summary.get("backup", {}), **copies.facts()}
+    def _check_place(self, run: RunDirectory) -> None:
+        """Whatever is wrong with `backup.place` is told before anything takes time, once.
+
+        Raises:
+            StorageError: it cannot be used; says what to do.
+        """
+        if self.is_place_missing is not None:
+            return
+        copies = RunCopies(run, self.config, self.say)
+        missing = copies.backup.check_place()
+        self.is_place_missing = missing is not None
+        self._place_id = copies.backup.place_id
+        if missing is not None:
+            self.say(
+                f"note: {missing}. --allow-missing-place is given: training begins without copies,"
+                " and they are made when it is there"
+            )
+
+    def complete(self, run: RunDirectory) -> dict[str, Any]:
+        """Have all of a finished run confirmed at `backup.place`, and tell of it; nothing is
+        trained.
+
+        Returns:
+            What summary.json holds; `backup` says how the copies stand now.
+        """
+        copies = RunCopies(run, self.config, self.say)
+        with waited_for(run.path, self.config.backup.finish_seconds):
+            summary = finished_before(run, copies, self.config.backup.finish_seconds)
         for line in closing_lines(run.path, summary):
             self.say(line)
         self.say(f"Run {run.run_id} was finished before: {run.final}; --new-run trains again")
+        copies.tell_incomplete()
         return summary
 
     def _begin(self, run: RunDirectory) -> dict[str, Any]:
         """Train `run` from its first step; its directory is there if it was begun before."""
+        self._check_place(run)
         if run.path.is_dir():
             with only_trainer_of(run.path):
                 return self._begin_in(run, self._prepare())
@@ -287,6 +321,7 @@ class TrainingDeployment:
         checkpoint: Path | None = None,
     ) -> dict[str, Any]:
         copies = RunCopies(run, self.config, self.say)
+        copies.backup.remember_place(self._place_id)
         measure_seconds = self.stages.seconds("measure")
         forecast = RunForecast(run, self.config, self.say, measure_seconds)
         ending = Ending(

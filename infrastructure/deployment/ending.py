@@ -11,8 +11,8 @@ import torch
 
 from infrastructure.backup.run_file_repair import SEAL, seal_of
 from infrastructure.config.backup_config import BackupConfig
-from infrastructure.core.checksums import write_record
-from infrastructure.deployment.closing import closing_lines
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.deployment.closing import closing_lines, paths_of
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_copies import RunCopies
 from infrastructure.deployment.run_directory import RunDirectory
@@ -58,11 +58,11 @@ class Ending:
         summary = self._close(after)
         if self.copies.has_place:
             with self.stages.stage("back up"):
-                self.copies.wait(self.patience.finish_seconds)
-                self.copies.publish()
+                self.copies.complete(self.patience.finish_seconds, lambda: self._close(after))
             summary = self._close(after)
         for line in closing_lines(self.run.path, summary):
             self.say(line)
+        self.copies.tell_incomplete()
         return summary
 
     def stopped(self, error: BaseException | None = None) -> dict[str, Any]:
@@ -93,8 +93,7 @@ class Ending:
             return
         self._summary["stages"] = self.stages.records()
         try:
-            self._summary[SEAL] = seal_of(self.run.path)
-            write_record(self.run.summary_file, self._summary)
+            seal(self.run, self._summary)
         except OSError as error:  # it is there already, without the time of this stage
             log.warning("%s was not written again: %r", self.run.summary_file, error)
 
@@ -123,8 +122,46 @@ class Ending:
             "stages": self.stages.records(),
         }
         write_record(self.run.summary_file, self._summary)
-        try:
-            write_report(self.run.path)
-        except Exception as failure:
-            log.warning("report.html was not written: %r", failure)
+        write_report_of(self.run)
         return self._summary
+
+
+def finished_before(run: RunDirectory, copies: RunCopies, seconds: float) -> dict[str, Any]:
+    """Have all of a run confirmed that was finished before, whatever ended its process then.
+
+    Returns:
+        What summary.json holds, with the copies as they stand now.
+    """
+    summary = read_record(run.summary_file)
+    summary["paths"] = paths_of(run.path)  # it may have been moved since
+
+    def record() -> None:
+        summary["backup"] = copies.facts()
+        write_record(run.summary_file, summary)
+        write_report_of(run)
+        seal(run, summary)
+
+    if not copies.has_place:
+        summary["backup"] = {**summary.get("backup", {}), **copies.facts()}
+        return summary
+    copies.backup.forget_status()  # all is compared anew
+    try:
+        copies.complete(seconds, record)
+        record()
+    finally:
+        copies.close()
+    return summary
+
+
+def seal(run: RunDirectory, summary: dict[str, Any]) -> None:
+    """Write down what the files of the run hold, now that nothing writes to them any more."""
+    summary[SEAL] = seal_of(run.path)
+    write_record(run.summary_file, summary)
+
+
+def write_report_of(run: RunDirectory) -> None:
+    """Write the report; what the page needs is never worth finished work."""
+    try:
+        write_report(run.path)
+    except Exception as failure:
+        log.warning("report.html was not written: %r", failure)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from infrastructure.backup.finished_run import finished_at
 from infrastructure.backup.manifest import Manifest
 from infrastructure.backup.places import Place, open_place
 from infrastructure.backup.run_backup import RunBackup
@@ -16,7 +17,7 @@ from infrastructure.backup.version_list import runs_at
 from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.purpose import purpose_of
-from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import make_directory
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
@@ -74,10 +75,15 @@ def readable(store: Store) -> Iterator[Manifest]:
 
 
 def restore_run(
-    run_id: str | None, options: BackupConfig, output_dir: Path, step: int | None = None
+    run_id: str | None,
+    options: BackupConfig,
+    output_dir: Path,
+    step: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> tuple[RunDirectory, Path]:
     """Bring a run (None: the newest) from its place into `output_dir`, verified: the newest whole
-    version, and the run's files, unless what is here is newer.
+    version, and the run's files, unless what is here is newer; of a run that lies finished there
+    also model, summary and report.
 
     Returns:
         The run, and the checkpoint that was brought.
@@ -102,7 +108,23 @@ def restore_run(
         stores = [store, Store(Path(run_id), place)]
         if not run.has_record() and (found := RunFileRepair(run.path, stores).restore(RUN_FILE)):
             log.warning("%s", found.text)  # from an older version
+    if step is None and not run.is_finished():
+        _restore_end(place, run, store.read(checkpoint.stem).step, say)
     return run, checkpoint
+
+
+def _restore_end(place: Place, run: RunDirectory, step: int, say: Callable[[str], None]) -> None:
+    """Bring back what a finished run has at its place besides its versions; where something of it
+    is not whole, the run goes on from its last version, and writes it anew."""
+    try:
+        found = finished_at(place, run.run_id, step)
+        if found is None:
+            return
+        say(f"It lies finished there: {found.url}")
+        with byte_bar("restoring the model") as tell:
+            found.fetch(run.path, tell)
+    except (OSError, DamagedFileError) as error:
+        log.warning("the end of run %s is not brought back: %s", run.run_id, redact(str(error)))
 
 
 def named_run(place: Place, run_id: str | None) -> str:

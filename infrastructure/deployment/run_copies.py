@@ -14,15 +14,16 @@ from typing import Any
 import torch
 
 from infrastructure.backup.backup_status import DOWN, BackupStatus, age_words, short_words
+from infrastructure.backup.finished_run import Completion, complete, not_safe
 from infrastructure.backup.places import open_place
 from infrastructure.backup.retention import retention_of
 from infrastructure.backup.room import require_room
-from infrastructure.backup.run_backup import RunBackup, place_options
+from infrastructure.backup.run_backup import CONTACT_SECONDS, RunBackup, place_options
 from infrastructure.backup.store import Store
 from infrastructure.backup.version_list import HERE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.core.errors import StorageError
+from infrastructure.core.waiting import within
 from infrastructure.deployment.bars import byte_bar
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
@@ -59,7 +60,7 @@ class RunCopies:
             run_id=run.run_id,
             retention=retention_of(config.training),
         )
-        self.published: str | None = None
+        self.completion = Completion()
         self._seen: tuple[float, BackupStatus] | None = None
 
     @property
@@ -78,10 +79,15 @@ class RunCopies:
         if self.backup.options.place is None:
             return
         place, keep = open_place(self.backup.options.place), self.backup.options.keep
-        try:
+
+        def ask() -> tuple[str, str | None]:
             store = Store(Path(self.run.run_id), place)
-            self.say(f"room {require_room(f'at {place.url}', store, keep, bytes_per_version)}")
-            caution = place.caution(self.run.path)
+            told = require_room(f"at {place.url}", store, keep, bytes_per_version)
+            return told, place.caution(self.run.path)
+
+        try:
+            told, caution = within(CONTACT_SECONDS, ask)
+            self.say(f"room {told}")
         except OSError as error:
             caution = f"{place.url}: {error}; {place.advice(error)}"
         if caution is not None:
@@ -126,38 +132,62 @@ class RunCopies:
 
     def wait(self, seconds: float) -> None:
         """Wait until the newest version is confirmed, at most `seconds`; Ctrl-C ends the wait."""
-        if not self.has_place:
-            return
-        newest = self.backup.store.newest_healthy()
+        if self.has_place:
+            with self._skipped_by_ctrl_c():
+                self._wait(seconds)
+
+    def _wait(self, seconds: float) -> BackupStatus:
+        """How the copy stands when the newest version is confirmed, or time is over."""
+        newest = self.backup.newest_name()
         self.backup.try_again()
         status = self.backup.status()
         if newest is None or status.confirmed_name == newest or seconds <= 0:
-            return
+            return status
         self.say(
             f"Waiting for the backup, at most {age_words(seconds)}; Ctrl-C does not wait for it"
         )
-        with self._skipped_by_ctrl_c(), byte_bar("backup") as tell:
+        told = ""
+        with byte_bar("backup") as tell:
             deadline = told_at = time.monotonic()
             deadline += seconds
             while status.confirmed_name != newest and status.state not in NO_MORE:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    return
+                    break
                 status = self.backup.finish(min(LOOK_SECONDS, left))
                 tell(status.done_bytes, status.total_bytes)
-                if time.monotonic() - told_at >= TELL_SECONDS:
-                    told_at = time.monotonic()
+                is_news = status.error is not None and status.error != told
+                if is_news or time.monotonic() - told_at >= TELL_SECONDS:
+                    told, told_at = status.error or told, time.monotonic()
                     self.say(self.line())
+        return status
 
-    def publish(self) -> None:
-        """Copy `final/` to the place, readable by itself."""
+    def complete(self, seconds: float, record: Callable[[], object]) -> None:
+        """Have the place confirm all of a finished run; `completion` says what came of it. Ctrl-C
+        and SIGTERM end the wait and not the copier, which goes on by itself for as long.
+
+        Args:
+            record: writes summary and report, once it is known where the model lies.
+        """
         if not self.has_place:
             return
+
+        def recorded(published: str) -> None:
+            self.completion = Completion(published, None)
+            record()
+
         with self._skipped_by_ctrl_c():
-            try:
-                self.published = self.backup.publish(self.run.final)
-            except (StorageError, OSError) as error:
-                self.say(f"backup: the trained model is not at the place: {error}")
+            self.completion = complete(
+                self.backup, self.run.path, seconds, wait=self._wait, record=recorded
+            )
+            return
+        self.completion = Completion(self.completion.published, "the wait for it was ended")
+
+    def tell_incomplete(self) -> None:
+        """Say loudly what is not safe."""
+        if self.has_place and not self.completion.is_complete:
+            place = str(self.backup.options.place)
+            self.say(not_safe(self.run.path, place, self.completion.problem))
 
     def close(self) -> None:
         """The training has ended; what is on its way is copied still."""
@@ -174,7 +204,7 @@ class RunCopies:
             **known,
             "possible_loss_seconds": loss.seconds,
             "text": loss.text,
-            **({"published": self.published} if self.published else {}),
+            **{name: value for name, value in asdict(self.completion).items() if value},
         }
 
     @contextmanager

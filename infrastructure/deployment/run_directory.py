@@ -41,6 +41,10 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    @property
     def before_file(self) -> Path:
         """What was measured before the first step."""
         return self.path / "before.json"
@@ -105,6 +109,17 @@ class RunDirectory:
         except ValueError:
             return False
         return True
+
+    def read_settings(self) -> DeploymentConfig:
+        """The configuration that the run began with; of a Trainer's run what of it counts there.
+
+        Raises:
+            ValueError: run.json is missing, damaged, or not written by a run.
+        """
+        if not self.is_of_a_trainer():
+            return self.read_configuration()
+        settings = read_record(self.run_file).get("settings")
+        return DeploymentConfig.from_dict(settings) if settings else DeploymentConfig()
 
     def is_of_a_trainer(self) -> bool:
         """Whether `TemperCallback` wrote it, so that only its own script can go on with it."""

@@ -1,13 +1,41 @@
 """One process trains a run at a time."""
 
+import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from infrastructure.core.lock import Lock
-from infrastructure.monitoring.trainer_process import HOLDER_FILE, leave_trainer, write_trainer
+from infrastructure.monitoring.trainer_process import (
+    HOLDER_FILE,
+    leave_trainer,
+    read_trainer,
+    write_trainer,
+)
 
 LOCK_FILE = "lock"
+LOOK_SECONDS = 0.1
+
+
+@contextmanager
+def waited_for(run_path: Path, seconds: float) -> Iterator[None]:
+    """Inside, no other process trains the run in `run_path`; one that is about to end it, and waits
+    for its copies, is waited for.
+
+    Raises:
+        ValueError: it still does after `seconds`; says which.
+    """
+    deadline = time.monotonic() + seconds
+    while _is_trained_elsewhere(run_path) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    with only_trainer_of(run_path):
+        yield
+
+
+def _is_trained_elsewhere(run_path: Path) -> bool:
+    trainer = read_trainer(run_path)
+    return trainer is not None and trainer.is_alive is True and trainer.pid != os.getpid()
 
 
 @contextmanager

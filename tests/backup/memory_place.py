@@ -43,7 +43,8 @@ class MemoryPlace(Place):
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         self.fault("write", path)
         self.files.write(path, buffers)
-        self.written.append(path)
+        if path.is_relative_to(RUN):  # the rest tells which place it is
+            self.written.append(path)
 
     def remove(self, path: Path) -> None:
         self.fault("remove", path)

@@ -12,8 +12,8 @@ from colab import remote_files
 from colab.fetching_data import fetch_file
 from colab.remote_files import DriveFile, MountedFile
 from colab.transfer import Patience
-from colab.waiting import within
 from infrastructure.core.errors import DataError
+from infrastructure.core.waiting import within
 from tests.colab.fetching import HASH, HURRIED, IMPATIENT, ROWS, fetch, parts, visible
 from tests.colab.file_server import LOGIN_PAGE, QUOTA_PAGE, FileServer, Served, shared_on_drive
 

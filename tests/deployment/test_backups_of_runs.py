@@ -14,8 +14,9 @@ from infrastructure.backup.backup_status import BackupStatus, short_words
 from infrastructure.backup.store import Store
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.config.words import choices
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import NOT_CONFIRMED, StorageError
 from infrastructure.deployment import run_copies
+from infrastructure.deployment.commands import ended
 from infrastructure.deployment.run_copies import (
     HERE_ONLY,
     versions_kept,
@@ -171,19 +172,22 @@ def test_another_training_does_not_go_on_with_what_lies_there(tmp_path: Path, pl
 
 def test_a_place_that_cannot_be_asked_is_told_before_anything_is_trained(tmp_path: Path) -> None:
     config = with_place(tmp_path, tmp_path / "not-mounted/temper", max_steps=1)
-    with pytest.raises(StorageError, match="does not answer") as raised:
-        deploy(config)
-    assert "--new-run" in raised.value.__notes__[0]
-    assert runs_of(tmp_path) == []
+    for config.new_run in (False, True):
+        with pytest.raises(StorageError, match=r"not-mounted is not there.*--allow-missing-place"):
+            deploy(config)
+        assert runs_of(tmp_path) == []
 
 
 def test_a_place_that_goes_away_stops_nobody(tmp_path: Path) -> None:
     config = with_place(tmp_path, tmp_path / "not-mounted/temper", max_steps=2)
-    config.new_run, config.backup.finish_seconds = True, 1.0
+    config.backup.allow_missing_place, config.backup.finish_seconds = True, 1.0
     run, said = deploy(config)
-    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
-    assert "nothing is confirmed yet" in said[-1]
-    assert any("the trained model is not at the place" in line for line in said)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert "is not safe at" in summary["backup"]["problem"]
+    assert ended(summary) == NOT_CONFIRMED
+    assert any("training begins without copies" in line for line in said)
+    assert "NOT SAFE YET" in said[-1]
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_first_step(
@@ -202,11 +206,12 @@ def test_the_wait_at_the_end_can_be_skipped(
 
     monkeypatch.setattr(run_copies.RunBackup, "finish", interrupted)
     config = with_place(tmp_path, tmp_path / "not-mounted/temper", max_steps=2)
-    config.new_run, config.backup.finish_seconds = True, 2.0
+    config.backup.allow_missing_place, config.backup.finish_seconds = True, 2.0
     run, said = deploy(config)
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
     (skipped,) = (line for line in said if line.startswith("Not waiting any longer"))
     assert "backup: nothing is " in skipped
+    assert "NOT SAFE YET" in said[-1]
 
 
 def test_a_signal_leaves_a_confirmed_copy_within_the_emergency_time(

@@ -33,7 +33,7 @@ def open_place(text: str) -> Place:
         folder = _folder(text)
         return DrivePlace(folder) if is_on_drive(folder) else FolderPlace(folder)
     scheme = text.partition("://")[0].lower()
-    if scheme == "file":
+    if scheme in ("file", "local"):
         return FolderPlace(_folder(unquote(urlsplit(text).path)))
     return HubPlace(text) if scheme == "hf" else FsspecPlace(text)
 

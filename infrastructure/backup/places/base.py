@@ -5,13 +5,16 @@ reads a place as it reads a disk.
 """
 
 import abc
+import errno
 import hashlib
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from infrastructure.backup.file_operations import Buffer, FileOperations
+from infrastructure.backup.place_identity import FOLDER, has_id, ids_at, mark
 from infrastructure.core.errors import StorageError
 
 
@@ -49,10 +52,60 @@ class Place(FileOperations, abc.ABC):
     Attributes:
         url: the place as people write it, without any secret.
         is_slow: whether bytes cost more time than compressing them.
+        identity: the id that `identify` found; None: nobody has asked.
     """
 
     url: str
     is_slow: bool
+    identity: str | None = None
+
+    def identify(self, known: str | None = None) -> str:
+        """Find out which place this is by its marker, which is made at first contact. From here on
+        it is no other: every write and every confirmation looks at the marker again.
+
+        Args:
+            known: the id that it must have; None: whichever it has.
+
+        Returns:
+            Its id.
+
+        Raises:
+            OSError: it does not answer, or refuses; ENOTCONN: it is another place.
+        """
+        if known is not None:
+            self.identity = known
+            self.require_identity()
+            return known
+        self.identity = None
+        found = ids_at(self)
+        self.identity = found[0] if found else mark(self)
+        self.require_identity()
+        return self.identity
+
+    def require_identity(self) -> None:
+        """Look at the marker, if `identify` was called.
+
+        Raises:
+            OSError: it does not answer; ENOTCONN: this is another place by now, such as the empty
+                folder below a mount that went away.
+        """
+        if self.identity is not None and not has_id(self, self.identity):
+            found = "another place" if ids_at(self) else "a folder without its marker"
+            raise OSError(
+                errno.ENOTCONN,
+                f"{self.url} is {found}, not the place that this run is copied to: is the right"
+                " disk mounted?",
+            )
+
+    def probe(self) -> None:
+        """Write a small file and remove it: who may not do that cannot keep a backup here.
+
+        Raises:
+            OSError: the place does not answer, or refuses.
+        """
+        path = FOLDER / f"probe-{secrets.token_hex(4)}"
+        self.write(path, [b"may be removed"])
+        self.remove(path)
 
     @abc.abstractmethod
     def confirm(self, path: Path, content: Content) -> bool:

@@ -81,6 +81,7 @@ class DrivePlace(FolderPlace):
         self._read_back: set[tuple[Path, Content]] = set()
 
     def confirm(self, path: Path, content: Content) -> bool:
+        self.require_identity()
         try:
             found_bytes = self.size(path)
             drive_id = self._drive_id(self.at(path))
@@ -95,7 +96,13 @@ class DrivePlace(FolderPlace):
         if (path, content) not in self._read_back:
             require_content(self, path, content)
             self._read_back.add((path, content))
+        self.require_identity()  # else it may have been read below a mount that went away
         return True
+
+    def probe(self) -> None:
+        """Nothing is written, since Drive's trash would keep it; a mount for reading is noticed."""
+        if not os.access(self.root, os.W_OK):
+            raise OSError(errno.EACCES, "it cannot be written to", str(self.root))
 
     def advice(self, error: OSError) -> str:
         found = ADVICE.get(error.errno or 0, f"look at {self.url}; copying is tried again")
@@ -123,6 +130,7 @@ class DrivePlace(FolderPlace):
         return names
 
     def make_directory(self, directory: Path) -> None:
+        self.require_identity()
         if directory not in self._seen:
             super().make_directory(directory)
             self._seen |= {directory, *directory.parents}

@@ -50,7 +50,9 @@ class FolderPlace(Place):
         self._was_there = False
 
     def confirm(self, path: Path, content: Content) -> bool:
+        self.require_identity()
         require_content(self, path, content)
+        self.require_identity()  # else it may have been read below a mount that went away
         return True
 
     def advice(self, error: OSError) -> str:
@@ -84,6 +86,7 @@ class FolderPlace(Place):
 
     def make_directory(self, directory: Path) -> None:
         self._require_connection()
+        self.require_identity()
         self._make(self.at(directory))
         self._was_there = True
 
@@ -102,9 +105,11 @@ class FolderPlace(Place):
         self.operations.sync_directory(target.parent)
 
     def remove(self, path: Path) -> None:
+        self.require_identity()
         self._try(lambda: self.operations.remove(self.at(path)))
 
     def truncate(self, path: Path) -> None:
+        self.require_identity()
         self._try(lambda: self.operations.truncate(self.at(path)))
 
     def rename(self, source: Path, target: Path) -> None:
@@ -151,7 +156,9 @@ class FolderPlace(Place):
         """Raises OSError (ENOTCONN): the disk is not there."""
         needed = self.root if self._was_there else self.anchor
         if not self._is_there(needed):
-            raise OSError(errno.ENOTCONN, f"{needed} is not there: is it mounted?") from None
+            raise OSError(
+                errno.ENOTCONN, f"{needed} is not there: is the path right, and the disk mounted?"
+            ) from None
 
     def _is_there(self, directory: Path) -> bool:
         try:

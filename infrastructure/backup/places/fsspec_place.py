@@ -9,7 +9,7 @@ import binascii
 import errno
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,9 +78,23 @@ class FsspecPlace(Place):
     def __init__(self, url: str) -> None:
         self.scheme, _, address = url.partition("://")
         self.url = redact_urls(f"{self.scheme}://{address.partition('?')[0].rstrip('/')}")
-        self.file_system, self.root = _open(url, self.scheme, self.url)
+        self._address = url
+        self.root = _root_of(url, self.scheme, self.url)
+
+    @cached_property
+    def file_system(self) -> "AbstractFileSystem":
+        """The client; some connect when they are made.
+
+        Raises:
+            OSError: it cannot be made, or does not connect.
+        """
+        import fsspec
+
+        with as_os_errors(self.url):
+            return fsspec.core.url_to_fs(self._address)[0]
 
     def confirm(self, path: Path, content: Content) -> bool:
+        self.require_identity()
         try:
             info = self._call(path, self._info)
         except FileNotFoundError as error:
@@ -179,7 +193,8 @@ class FsspecPlace(Place):
         return at.rpartition("/")[0]
 
 
-def _open(url: str, scheme: str, shown: str) -> "tuple[AbstractFileSystem, str]":
+def _root_of(url: str, scheme: str, shown: str) -> str:
+    """The folder of `url` in its file system; nothing is connected to."""
     fsspec = require("fsspec", f"the place {shown}")
     if "::" in url or scheme in NO_STORES:
         raise ValueError(
@@ -188,14 +203,14 @@ def _open(url: str, scheme: str, shown: str) -> "tuple[AbstractFileSystem, str]"
     if scheme not in {*fsspec.available_protocols(), *fsspec.registry}:
         raise ValueError(f"backup.place {shown}: fsspec knows no {scheme!r}")
     try:
-        file_system, root = fsspec.core.url_to_fs(url)
+        kind = fsspec.get_filesystem_class(scheme)
+        return str(kind._strip_protocol(url))
     except ImportError as error:
         line = PIP_LINES.get(scheme, f"look up the package that fsspec needs for {scheme}")
         raise MissingPackageError(f"the place {shown} needs another package: {line}") from error
     except Exception as error:  # every file system has its own
         reason = redact(f"{type(error).__name__}: {error}")
         raise ValueError(f"backup.place {shown} cannot be opened: {reason}") from None
-    return file_system, str(root)
 
 
 def _has_checksum(info: dict[str, Any], content: Content) -> bool:

@@ -101,6 +101,19 @@ class HubPlace(Place):
                 return f"{self.url} is public: everybody can read the backups there"
         return None
 
+    def identify(self, known: str | None = None) -> str:
+        """The repository's name: on the Hub it can be no other place."""
+        self.identity = f"{self.repo_type} {self.repo_id}"
+        return self.identity
+
+    def require_identity(self) -> None:
+        """Nothing: every request names the repository."""
+
+    def probe(self) -> None:
+        """The repository is made where it is not there: that needs the right to write."""
+        with as_os_errors(self.url):
+            self._make_ready()
+
     def read(self, path: Path) -> Iterator[bytes]:
         self.commit()
         from huggingface_hub import hf_hub_url

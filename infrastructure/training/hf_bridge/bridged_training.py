@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from infrastructure.core.errors import TemperError
+from infrastructure.backup.finished_run import Completion
+from infrastructure.core.errors import CopyNotConfirmedError, TemperError
 from infrastructure.core.redact import redact
-from infrastructure.monitoring.report import write_report
+from infrastructure.monitoring.report import REPORT_FILE, write_report
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.extensions.extension_hooks import Event
 from infrastructure.training.hf_bridge.hooks import hooks_of
@@ -19,6 +20,8 @@ from infrastructure.training.hf_bridge.trainer_state import (
     restore_model,
     restore_optimizer,
 )
+
+TRAINER_METRICS = "trainer_metrics"  # in summary.json: what `Trainer.train` gives back
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ class BridgedTraining(TrainerEvents):
         _refuse_several_processes(self.parts.args)
         self.run.enter(self.stack)
         try:
+            self.run.check_place()
             self._make_ready(processing_class)
         except BaseException:
             self.stack.close()
@@ -106,9 +110,12 @@ class BridgedTraining(TrainerEvents):
 
         Raises:
             StorageError, OSError: this machine's disk refuses; what was committed before is safe.
+            CopyNotConfirmedError: finished here, but its copy is not confirmed.
         """
         try:
             self._end_again() if self.is_finished_before else self._end()
+        except CopyNotConfirmedError:  # the training itself is in order, and told so
+            raise
         except BaseException as error:
             self.break_off(error)
             raise
@@ -120,29 +127,54 @@ class BridgedTraining(TrainerEvents):
             self._save()
         self.saving.finish(self.state)
         self.run.versions.close()
-        if self.run.has_place:
-            self.run.wait_for_copies(self._patience_seconds())
-        if not self.state.is_interrupted:
+        if self.state.is_interrupted:
+            if self.run.has_place:
+                self.run.wait_for_copies(self._patience_seconds())
+        else:
             self._fire(Event.PHASE_END)
             self.run.save_model(self.parts.model)
         status = "stopped" if self.state.is_interrupted else "finished"
-        self._close(status, self.state.stop_reason)
+        self._close(status, self.state.stop_reason, lets_go=False)
         more = "; run this again to go on" if self.state.is_interrupted else ""
         self.run.say(f"Run {self.run.name}: {status} at step {self.state.step}{more}")
+        self._complete() if status == "finished" else self._let_go()
         self.run.say(self.run.copies_line())
 
     def _end_again(self) -> None:
-        """Whoever trained it may have been killed after its last version and before its report."""
-        if self.run.has_place:
-            self.run.wait_for_copies(self.run.config.backup.finish_seconds)
+        """Whoever trained it may have been killed after its last version, and before its report or
+        the last byte of its copy."""
         self.run.save_model(self.parts.model)
         if not self.run.is_told_finished():
             told = {"steps": self.state.step, "total_steps": self.state.total_steps}
             self.run.summarise({"status": "finished", **told})
+        if not (self.run.directory / REPORT_FILE).is_file():
             write_report(self.run.directory)
             self.run.seal()
+        self.run.backup.forget_status()  # all is compared anew
+        self._complete()
         self.run.say(self.run.copies_line())
-        self._let_go()
+
+    def _complete(self) -> None:
+        """Have the place confirm all of it.
+
+        Raises:
+            CopyNotConfirmedError: it does not; everything of this machine is in order.
+        """
+        run = self.run
+        try:
+            end = run.complete(run.config.backup.finish_seconds, self._record_copies)
+            self._record_copies(end.published, end)
+        finally:
+            self._let_go()
+        if not end.is_complete:
+            run.say(run.not_safe(end))
+            raise CopyNotConfirmedError(run.not_safe(end))
+
+    def _record_copies(self, published: str | None, end: Completion | None = None) -> None:
+        if self.run.has_place:
+            told = self.run.copies_facts(end or Completion(published))
+            self.run.summarise({**self.run.read_summary(), "backup": told})
+            write_report(self.run.directory)
 
     def _let_go(self) -> None:
         self.run.backup.close()
@@ -170,7 +202,9 @@ class BridgedTraining(TrainerEvents):
         finally:
             self._let_go()
 
-    def _close(self, status: str, reason: str | None, is_error: bool = False) -> None:
+    def _close(
+        self, status: str, reason: str | None, is_error: bool = False, lets_go: bool = True
+    ) -> None:
         """Tell how it ended, and let everything go."""
         state = self.state
         after = {HELD_OUT: state.evaluation[HELD_OUT]} if HELD_OUT in state.evaluation else None
@@ -186,21 +220,19 @@ class BridgedTraining(TrainerEvents):
                 "loss": state.loss,
                 "recoveries": state.recoveries,
                 "after": after,
-                "backup": {"text": self.run.copies_line()},
+                "backup": self.run.copies_facts(),
+                TRAINER_METRICS: self.last_metrics,
             }
         )
         self.hooks.fire_to_all(Event.TRAIN_END, state)
         self.run.seal()
-        self._let_go()
+        if lets_go:
+            self._let_go()
 
-    def undo_step(self, control: Any) -> None:
-        """A Trainer that goes on from the last step of a training does one step more; of a
-        training that is finished it comes to nothing."""
-        assert self.resumed is not None
-        restore_model(self.parts.model, read_version(self.resumed))
-        self.parts.state.global_step = self.state.step
-        control.should_log = control.should_evaluate = control.should_save = False
-        control.should_training_stop = True
+    def metrics_before(self) -> dict[str, float]:
+        """What a finished training came to, as its Trainer has told then; empty: nobody knows."""
+        told = self.run.read_summary().get(TRAINER_METRICS)
+        return told if isinstance(told, dict) else {}
 
 
 def _refuse_several_processes(args: Any) -> None:

@@ -24,7 +24,12 @@ from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.hf_bridge.bridged_training import BridgedTraining
 from infrastructure.training.hf_bridge.checkpoint_folder import write_checkpoint_folder
-from infrastructure.training.hf_bridge.standing import AskedToStop, Lookout, TrainerCall
+from infrastructure.training.hf_bridge.standing import (
+    AskedToStop,
+    Lookout,
+    NothingToTrain,
+    TrainerCall,
+)
 from infrastructure.training.hf_bridge.trainer_facts import known_names
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts, read_version
@@ -78,6 +83,7 @@ class TemperCallback:
         self._error_before: BaseException | None = None
         self._ending = threading.Lock()
         self._output = ExitStack()  # lossy while a training runs
+        self._nothing: NothingToTrain | None = None
 
     def resume_from(self) -> str | None:
         """What `trainer.train(resume_from_checkpoint=...)` takes: a folder with the newest version
@@ -121,6 +127,8 @@ class TemperCallback:
         self._training, self._resumed = training, None
         self._error_before = _last_error()
         self._call = call = TrainerCall()
+        if training.is_finished_before:
+            self._nothing = NothingToTrain(call.trainer, training.metrics_before())
         self._lookout = Lookout(call, self._is_gone)
         self._lookout.start()
         self._signals = AskedToStop(call, self._asked_to_stop)
@@ -159,6 +167,8 @@ class TemperCallback:
             self._output.close()
 
     def _let_go(self) -> None:
+        if self._nothing is not None:
+            self._nothing.end()
         if self._lookout is not None:
             self._lookout.end()
         if self._signals is not None:
@@ -168,6 +178,8 @@ class TemperCallback:
         """See `BridgedTraining.epoch_begins`."""
         if (training := self._active()) is not None:
             training.epoch_begins()
+        elif self._training is not None:
+            control.should_training_stop = True
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """See `BridgedTraining.step_begins`."""
@@ -188,8 +200,6 @@ class TemperCallback:
         """See `BridgedTraining.step_ends`."""
         if (training := self._active()) is not None:
             training.step_ends(control)
-        elif self._training is not None:
-            self._training.undo_step(control)
 
     def on_log(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """See `BridgedTraining.logged`."""
@@ -210,8 +220,6 @@ class TemperCallback:
         """See `BridgedTraining.epoch_ends`."""
         if (training := self._active()) is not None:
             training.epoch_ends(control)
-        elif self._training is not None:
-            control.should_evaluate = control.should_save = control.should_log = False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """See `BridgedTraining.end`."""

@@ -4,10 +4,11 @@ A callback is not told when an exception ends the training, so somebody looks: t
 callback was called from is on the stack of its thread as long as the training goes on.
 """
 
+import math
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -47,6 +48,49 @@ class TrainerCall:
         while frame is not None and frame is not outer:
             frame = frame.f_back
         return frame is not None
+
+    @property
+    def trainer(self) -> Any:
+        """The Trainer; None where the call is not one of its methods."""
+        return None if self._frame is None else self._frame.f_locals.get("self")
+
+
+class NothingToTrain:
+    """Lets a call of `Trainer.train` come to its end without a step, an evaluation or a log: what a
+    Trainer that goes on from its last step would do besides is one step too many, and numbers of
+    that.
+
+    Args:
+        metrics: what the training came to when it ended; the call gives them back again.
+    """
+
+    def __init__(self, trainer: Any, metrics: Mapping[str, float]) -> None:
+        if not hasattr(trainer, "_run_epoch"):
+            raise ValueError(
+                "this training is finished, and its Trainer has a loop of its own that cannot be"
+                " left out: leave trainer.train() out"
+            )
+        self.trainer, self.metrics = trainer, dict(metrics)
+        self._instead = {"_run_epoch": _nothing, "_evaluate": _nothing, "log": self._log}
+        for name, method in self._instead.items():
+            setattr(trainer, name, method)
+        steps = max(trainer.state.global_step, 1)
+        trainer._total_loss_scalar = self.metrics.get("train_loss", math.nan) * steps
+
+    def end(self) -> None:
+        """Give the Trainer its methods back."""
+        for name, method in self._instead.items():
+            if self.trainer.__dict__.get(name) == method:
+                delattr(self.trainer, name)
+
+    def _log(self, metrics: dict[str, float], *_: Any, **__: Any) -> None:
+        """What the Trainer counts of this call is of no training."""
+        metrics.clear()
+        metrics.update(self.metrics)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return
 
 
 class Lookout(threading.Thread):

@@ -73,6 +73,7 @@ class TrainerEvents:
         self.is_another_try = (
             False  # of the same call, with what the first has left in the optimizer
         )
+        self.last_metrics: dict[str, Any] = {}
         self._files = ModelFiles.of(parts.model)
         self._facts: dict[str, Any] = {}
         self._tokens_before = 0
@@ -160,6 +161,8 @@ class TrainerEvents:
 
     def logged(self, logs: Mapping[str, Any], control: Any) -> None:
         """The Trainer has logged; numbers of steps have a loss among them."""
+        if "train_runtime" in logs:
+            self.last_metrics = dict(logs)
         if not self._is_open or "loss" not in logs:
             return
         state, numbers = self.state, numbers_of(logs)

@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_model
 
 from infrastructure.backup.backup_status import DOWN, short_words
+from infrastructure.backup.finished_run import Completion, complete, not_safe
 from infrastructure.backup.repair import Outcome
 from infrastructure.backup.retention import retention_of
 from infrastructure.backup.run_backup import RunBackup, place_options
@@ -30,8 +31,8 @@ from infrastructure.backup.run_files import read_run_files, restore_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer
 from infrastructure.core.checksums import damaged_files, read_record, write_record, write_sums
-from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
-from infrastructure.core.files import make_directory, whole_directory
+from infrastructure.core.errors import CheckpointError, DamagedFileError
+from infrastructure.core.files import make_directory, recover_directory, whole_directory
 from infrastructure.core.hardware import detect
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.monitoring.metrics_file import spell_numbers
@@ -48,6 +49,7 @@ SUMMARY_FILE = "summary.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 LOOK_AT_COPIES_SECONDS = 1.0
+NOTHING_PUBLISHED = Completion()
 # What a wait would not change: there is no place, another machine has gone on, or it never answers.
 NO_MORE = ("off", "fenced", "doubtful", DOWN)
 # Settings of the configuration that mean something here; all else is the Trainer's to decide.
@@ -79,6 +81,7 @@ class TrainerRun:
             )
         self.name, self.config, self.say = name, config, say
         self._seen: tuple[float, str] | None = None
+        self._is_place_checked = False
         self.directory = Path(config.output_dir).expanduser() / name
         self.tokenizer = self.directory / "tokenizer"
         self.final = self.directory / "final"
@@ -137,6 +140,7 @@ class TrainerRun:
             CheckpointError: there are versions, and all are damaged.
             StorageError: the place does not answer.
         """
+        self.check_place()
         for repair in self.backup.repair(self.directory):
             self.say(f"note: {repair.text}")
             if repair.outcome is Outcome.LOST and repair.what.startswith("tokenizer/"):
@@ -150,6 +154,8 @@ class TrainerRun:
         return self._from_place() if self.has_place else None
 
     def _from_place(self) -> Path | None:
+        if self.backup.is_missing:
+            return None
         try:
             checkpoint = self.backup.restore_run()
         except CheckpointError:
@@ -177,6 +183,7 @@ class TrainerRun:
                 "command": redact(shlex.join(sys.argv)),
                 TRAINER_KEY: {"arguments_class": type(args).__name__},
                 "config": {**_arguments(args), **self._settings()},
+                "settings": self.config.to_dict(),
                 "versions": installed_versions(),
                 "hardware": {**asdict(detect(self.directory)), "device": str(parts.device)},
                 "precision": precision_name(args),
@@ -193,13 +200,31 @@ class TrainerRun:
             if key.startswith(TAKES_EFFECT)
         }
 
+    def check_place(self) -> None:
+        """Whatever is wrong with the place is told before anything is trained, once.
+
+        Raises:
+            StorageError: it cannot be used; says what to do.
+        """
+        if self._is_place_checked:
+            return
+        missing = self.backup.check_place()
+        self._is_place_checked = True
+        self.backup.remember_place(self.backup.place_id)
+        if missing is not None:
+            self.say(
+                f"note: {missing}. allow_missing_place is set: training begins without copies, and"
+                " they are made when it is there"
+            )
+
     def save_model(self, model: Any) -> None:
-        """Write `final/`, the trained model in the ordinary layout with its tokenizer, and copy it
-        to the place; one that is there and whole stays.
+        """Write `final/`, the trained model in the ordinary layout with its tokenizer; one that is
+        there and whole stays.
 
         Raises:
             OSError: the disk refuses.
         """
+        recover_directory(self.final)
         if not self._is_saved():
             with whole_directory(self.final) as part:
                 if self.tokenizer.is_dir():
@@ -209,11 +234,29 @@ class TrainerRun:
                 else:
                     save_model(model, str(part / "model.safetensors"))
                 write_sums(part)
-        if self.has_place:
-            try:
-                self.backup.publish(self.final)
-            except (StorageError, OSError) as error:
-                self.say(f"backup: the trained model is not at the place: {error}")
+
+    def complete(self, seconds: float, record: Callable[[str | None], None]) -> Completion:
+        """Have the place confirm all of a finished run, within `seconds`; Ctrl-C ends the wait.
+
+        Args:
+            record: writes summary and report, once it is known where the model lies.
+        """
+        if not self.has_place:
+            return Completion()
+        try:
+            return complete(self.backup, self.directory, seconds, record=record)
+        except KeyboardInterrupt:
+            self.say("Not waiting any longer; copying goes on by itself")
+            return Completion(problem="the wait for it was ended")
+
+    def copies_facts(self, end: Completion = NOTHING_PUBLISHED) -> dict[str, Any]:
+        """For summary.json and the report."""
+        told = {name: value for name, value in asdict(end).items() if value}
+        return {"text": self.copies_line(), **told}
+
+    def not_safe(self, end: Completion) -> str:
+        """The sentence for a run whose copy is not confirmed."""
+        return not_safe(self.directory, str(self.backup.options.place), end.problem)
 
     def _is_saved(self) -> bool:
         """Whether `final/` is there and what was written."""
@@ -250,13 +293,16 @@ class TrainerRun:
         told = {"paths": {name: str(path.absolute()) for name, path in paths.items()}}
         write_record(self.directory / SUMMARY_FILE, dict(spell_numbers({**values, **told})))
 
+    def read_summary(self) -> dict[str, Any]:
+        """What summary.json says; nothing where it is missing or damaged."""
+        try:
+            return read_record(self.directory / SUMMARY_FILE)
+        except (OSError, DamagedFileError):
+            return {}
+
     def is_told_finished(self) -> bool:
         """Whether summary.json says so."""
-        try:
-            told = read_record(self.directory / SUMMARY_FILE)
-        except (OSError, DamagedFileError):
-            return False
-        return told.get("status") == "finished"
+        return self.read_summary().get("status") == "finished"
 
     def copies_line(self) -> str:
         """How the copies stand, as a sentence."""

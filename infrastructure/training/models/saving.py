@@ -26,6 +26,7 @@ from infrastructure.training.models.source import (
 )
 
 WEIGHTS = "model.safetensors"
+HOW_IT_WAS_LOADED = ("is_local", "local_files_only")  # transformers writes these down, too
 
 
 def save_model(
@@ -59,8 +60,20 @@ def save_model(
                 " is registered under"
             )
         if tokenizer is not None:
-            tokenizer.save_pretrained(part)
+            save_tokenizer(tokenizer, part)
         write_sums(part)
+
+
+def save_tokenizer(tokenizer: Any, directory: Path) -> None:
+    """Write a tokenizer the same way wherever it was loaded from: a run that was interrupted loads
+    its own, and ends with the same files as one that was not."""
+    loaded = {k: tokenizer.init_kwargs[k] for k in HOW_IT_WAS_LOADED if k in tokenizer.init_kwargs}
+    for name in loaded:
+        del tokenizer.init_kwargs[name]
+    try:
+        tokenizer.save_pretrained(directory)
+    finally:
+        tokenizer.init_kwargs.update(loaded)
 
 
 def _save_pretrained(model: Any, directory: Path, **arguments: Any) -> None:
@@ -76,7 +89,7 @@ def _save_lora(model: Any, tokenizer: Any, part: Path, directory: Path) -> None:
     if not base.name_or_path:
         _save_pretrained(base, part / "base", state_dict=_without_lora(base))
         if tokenizer is not None:
-            tokenizer.save_pretrained(part / "base")
+            save_tokenizer(tokenizer, part / "base")
         config = read_json(part / "adapter_config.json")
         config["base_model_name_or_path"] = str(directory / "base")
         write_json(part / "adapter_config.json", config)

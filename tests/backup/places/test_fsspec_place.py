@@ -307,7 +307,7 @@ def test_a_missing_package_is_named_with_its_pip_line(monkeypatch: pytest.Monkey
     def missing(*_: Any, **__: Any) -> None:
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     with pytest.raises(MissingPackageError, match="pip install s3fs"):
         open_place("s3://bucket/backups")
 
@@ -319,25 +319,29 @@ def test_user_and_password_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> N
         opened.append(url)
         return OddStore(), "/backups"
 
+    monkeypatch.setattr(fsspec, "get_filesystem_class", lambda scheme: OddStore)
     monkeypatch.setattr(fsspec.core, "url_to_fs", url_to_fs)
     url = "sftp://me:pa55word@host/backups?key=s3cr3t"
     place = open_place(url)
-    assert opened == [url]
+    assert opened == [], "nothing is connected to before it is used"
     assert place.url == "sftp://***@host/backups"
     with pytest.raises(StorageError) as caught:
         place.confirm(FILE, CONTENT)
+    assert opened == [url]
     assert "pa55" not in str(caught.value)
 
 
-def test_an_address_that_cannot_be_opened_is_refused_without_its_password(
+def test_an_address_that_does_not_answer_is_told_without_its_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def url_to_fs(url: str) -> None:
         raise RuntimeError(f"no route to {url}")
 
+    monkeypatch.setattr(fsspec, "get_filesystem_class", lambda scheme: OddStore)
     monkeypatch.setattr(fsspec.core, "url_to_fs", url_to_fs)
-    with pytest.raises(ValueError, match="no route") as caught:
-        open_place("sftp://me:pa55word@host/backups")
+    place = open_place("sftp://me:pa55word@host/backups")
+    with pytest.raises(OSError, match="no route") as caught:
+        place.identify()
     assert "pa55" not in str(caught.value)
     assert caught.value.__suppress_context__
 

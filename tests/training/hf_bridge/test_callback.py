@@ -17,8 +17,15 @@ import numpy as np
 import pytest
 import torch
 
+from infrastructure.cli import main
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.errors import CheckpointError, TrainingDivergedError
+from infrastructure.core.errors import (
+    NOT_CONFIRMED,
+    CheckpointError,
+    CopyNotConfirmedError,
+    StorageError,
+    TrainingDivergedError,
+)
 from infrastructure.deployment.run_directory import find_run
 from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
@@ -146,17 +153,92 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(
     assert [r["step"] for r in records if r.get("kind") == "evaluation"] == [3, 6, 9, 12]
 
 
-def test_running_it_again_when_it_is_finished_trains_nothing(
-    tmp_path: Path, undisturbed: Callable[..., torch.Tensor]
+@pytest.mark.parametrize("max_steps", [8, 6])  # in the middle of an epoch, and at its end
+def test_running_it_again_when_it_is_finished_does_nothing(
+    tmp_path: Path, undisturbed: Callable[..., torch.Tensor], max_steps: int
 ) -> None:
-    options = {"max_steps": 8}  # in the middle of an epoch, where a Trainer would do a step more
-    train(tmp_path, **options)
-    before = (run_of(tmp_path) / "metrics.jsonl").read_bytes()
-    trainer, _, said = train(tmp_path, **options)
+    from transformers import TrainerCallback
+
+    class Watcher(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            seen.append("a step")
+
+        def on_log(self, *_: Any, logs: Any = None, **__: Any) -> None:
+            seen.append(logs)
+
+        def on_evaluate(self, *_: Any, **__: Any) -> None:
+            seen.append("an evaluation")
+
+    seen: list[Any] = []
+    options = {"max_steps": max_steps, "eval_strategy": "epoch"}
+    outputs = []
+    for _ in range(3):
+        seen.clear()
+        trainer = trainer_of(tmp_path, **options)
+        trainer.add_callback(Watcher)
+        callback = TemperCallback("tiny", settings(tmp_path), say=(said := []).append)
+        trainer.add_callback(callback)
+        outputs.append(trainer.train(resume_from_checkpoint=callback.resume_from()))
+        metrics = (run_of(tmp_path) / "metrics.jsonl").read_bytes()
+    assert seen == []
     assert any("finished before" in line for line in said)
-    assert trainer.state.global_step == 8
+    first, *again = outputs
+    assert first.metrics["train_loss"] > 0
+    for output in again:
+        assert output.global_step == first.global_step == max_steps
+        assert output.metrics == first.metrics, "what the training came to, and nothing false"
+        assert output.training_loss == pytest.approx(first.training_loss)
     assert torch.equal(weights(trainer.model), undisturbed(**options))
-    assert (run_of(tmp_path) / "metrics.jsonl").read_bytes() == before
+    assert (run_of(tmp_path) / "metrics.jsonl").read_bytes() == metrics
+    trainer.evaluate()
+    assert "an evaluation" in seen, "afterwards it is a Trainer as any other"
+
+
+def test_what_is_not_confirmed_at_the_end_is_told_and_completed_by_the_same_lines(
+    tmp_path: Path,
+) -> None:
+    place, options = tmp_path / "mount", {"max_steps": 2}
+    place.mkdir()
+
+    def config(seconds: float) -> DeploymentConfig:
+        backup = {"place": str(place), "finish_seconds": seconds, "emergency_seconds": seconds}
+        return settings(tmp_path, backup=backup)
+
+    def go_away() -> None:
+        place.rename(tmp_path / "away")
+        place.mkdir()
+
+    leave = At(Event.STEP_END, 2, go_away)
+    with pytest.raises(CopyNotConfirmedError, match="NOT SAFE YET") as raised:
+        train(tmp_path, config=config(3.0), hooks=[leave], **options)
+    assert raised.value.code == NOT_CONFIRMED
+    assert summary_of(tmp_path)["status"] == "finished"
+    assert list(place.iterdir()) == []
+    place.rmdir()
+    (tmp_path / "away").rename(place)
+    train(tmp_path, config=config(60.0), **options)
+    there = place / "tiny/final/model.safetensors"
+    assert there.read_bytes() == (run_of(tmp_path) / "final/model.safetensors").read_bytes()
+    assert summary_of(tmp_path)["backup"]["published"] == f"{place}/tiny/final"
+    (place / "tiny/final/SHA256SUMS").unlink()
+    assert main(["backup", "create", "tiny", "--output", str(tmp_path / "runs")]) == 0
+    assert (place / "tiny/final/SHA256SUMS").is_file()
+    shutil.rmtree(run_of(tmp_path))  # and the place alone gives it back
+    trainer, _, said = train(tmp_path, config=config(60.0), **options)
+    assert any("finished before: nothing is trained" in line for line in said)
+    assert trainer.state.global_step == 2
+    assert there.read_bytes() == (run_of(tmp_path) / "final/model.safetensors").read_bytes()
+
+
+def test_a_place_that_is_not_there_is_found_before_the_first_step(tmp_path: Path) -> None:
+    nowhere = {"place": str(tmp_path / "not-mounted/temper"), "finish_seconds": 1.0}
+    with pytest.raises(StorageError, match="not-mounted is not there"):
+        train(tmp_path, config=settings(tmp_path, backup=nowhere), max_steps=1)
+    assert not (run_of(tmp_path) / "run.json").exists()
+    allowed = settings(tmp_path, backup={**nowhere, "allow_missing_place": True})
+    with pytest.raises(CopyNotConfirmedError):
+        train(tmp_path, config=allowed, max_steps=1)
+    assert summary_of(tmp_path)["status"] == "finished"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -24,7 +24,7 @@ def within(seconds: float, question: Callable[[], Result]) -> Result:
 
     thread = threading.Thread(target=ask, daemon=True, name="temper-waiting")
     thread.start()
-    thread.join(seconds)
+    thread.join(seconds)  # a signal ends this wait, whatever the thread hangs in
     if errors:
         raise errors[0]
     if not answers:

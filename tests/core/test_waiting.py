@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from colab.waiting import within
+from infrastructure.core.waiting import within
 
 
 def test_the_answer_comes_back() -> None:

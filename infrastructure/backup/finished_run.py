@@ -1,0 +1,158 @@
+"""What must lie at the place before a finished run counts as safe, and bringing it back from there.
+
+<place>/<run>/versions/ …            the newest version, confirmed
+             /final[-<8 digits>]/    the trained model and its SHA256SUMS
+             /report/                what the run has written last: summary, report, metrics
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infrastructure.backup.backup_status import BackupStatus
+from infrastructure.backup.open_object import Progress
+from infrastructure.backup.places.base import Place
+from infrastructure.backup.published_folder import compare, fetch_folder, read_sums
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.backup.run_file_repair import SEAL, seal_of
+from infrastructure.core.checksums import parse_record, write_record
+from infrastructure.core.errors import DamagedFileError, StorageError
+from infrastructure.core.redact import redact, redact_urls
+
+FINAL, REPORT, SUMMARY = "final", "report", "summary.json"
+LAST_FILES = (SUMMARY, "report.html", "metrics.jsonl", "forecast.json", "quantum.json")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the place has confirmed of a finished run.
+
+    Attributes:
+        published: where the trained model lies; None: it is not known to be there.
+        problem: what is missing, and why; None: nothing.
+    """
+
+    published: str | None = None
+    problem: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.problem is None
+
+
+def complete(
+    backup: RunBackup,
+    run_path: Path,
+    seconds: float,
+    *,
+    wait: Callable[[float], BackupStatus] | None = None,
+    record: Callable[[str], None] = lambda published: None,
+) -> Completion:
+    """Have the place confirm all of the finished run in `run_path`, within `seconds`; whatever is
+    there and confirmed already is only compared.
+
+    Args:
+        wait: waits at most so many seconds until the newest version is confirmed.
+        record: is told where the model lies before summary and report are copied.
+
+    Raises:
+        KeyboardInterrupt: somebody does not wait; the copier goes on by itself.
+    """
+    deadline = time.monotonic() + seconds
+    published = None
+    try:
+        (wait or backup.finish)(seconds)
+        published = backup.publish(run_path / FINAL, _left(deadline))
+        record(published)
+        files = [name for name in LAST_FILES if (run_path / name).is_file()]
+        backup.publish(run_path, _left(deadline), name=REPORT, files=files, replaces=True)
+    except (StorageError, OSError, ValueError) as error:
+        return Completion(published, redact(str(error)))
+    status = backup.status()
+    if status.confirmed_name != backup.newest_name():
+        problem = status.problem or "the place has not confirmed the last checkpoint"
+        return Completion(published, problem)
+    return Completion(published)
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+def not_safe(run_path: Path, place: str, problem: str | None) -> str:
+    """The sentence for a run that is finished here, and not where it was asked for."""
+    return (
+        f"NOT SAFE YET: run {run_path.name} is finished and its model lies in {run_path / FINAL},"
+        f" on this machine only as far as is known: its copy at {redact_urls(place)} is not"
+        f" confirmed ({problem or 'nobody waited for it'}). Give the same command again when the"
+        " place is there: it trains nothing and completes the copy"
+    )
+
+
+@dataclass(frozen=True)
+class FinishedThere:
+    """A finished run at a place, whole as its sums say.
+
+    Attributes:
+        model: where its model lies, relative to the place.
+        summary: what its summary.json says.
+    """
+
+    place: Place
+    model: Path
+    model_sums: dict[str, str]
+    report: Path
+    report_sums: dict[str, str]
+    summary: dict[str, Any]
+
+    @property
+    def url(self) -> str:
+        """Where the model lies."""
+        return f"{self.place.url}/{self.model}"
+
+    def fetch(self, run_path: Path, on_progress: Progress) -> None:
+        """Bring model, summary and report into the run's directory.
+
+        Raises:
+            DamagedFileError: something of it is not what its sum says.
+            OSError: the place does not answer, or this machine's disk refuses.
+        """
+        if not (run_path / FINAL).is_dir():
+            fetch_folder(self.place, self.model, self.model_sums, run_path / FINAL, on_progress)
+        part = run_path / f".{REPORT}"
+        fetch_folder(self.place, self.report, self.report_sums, part, on_progress)
+        for name in LAST_FILES:
+            if name != SUMMARY and (part / name).is_file():
+                (part / name).replace(run_path / name)
+        shutil.rmtree(part)
+        write_record(run_path / SUMMARY, {**self.summary, SEAL: seal_of(run_path)})
+
+
+def finished_at(place: Place, run_id: str, step: int) -> FinishedThere | None:
+    """The run `run_id`, if it lies finished at the place; None: there is something to do for it.
+
+    Args:
+        step: of its newest version there.
+
+    Raises:
+        OSError: the place does not answer.
+    """
+    report = Path(run_id) / REPORT
+    try:
+        report_sums = read_sums(place, report)
+        if report_sums is None or any(compare(place, report, report_sums)):
+            return None
+        summary = parse_record(b"".join(place.read(report / SUMMARY)))
+        is_finished = summary.get("status") == "finished"
+        if not is_finished or int(summary["steps"]) < step:  # it was trained on since
+            return None
+        model = Path(run_id) / str(summary["backup"]["published"]).rstrip("/").rpartition("/")[2]
+        model_sums = read_sums(place, model)
+    except (DamagedFileError, FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    if not model_sums:
+        return None
+    return FinishedThere(place, model, model_sums, report, report_sums, summary)

@@ -1,0 +1,270 @@
+"""Finished means confirmed: places that are not there or go away, and runs killed at their end."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infrastructure.backup.backup_status import GONE, BackupStatus, live_status, write_status
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.cli import DONE, WRONG_INPUT, main
+from infrastructure.core.errors import NOT_CONFIRMED
+from infrastructure.core.files import file_sha256
+from infrastructure.deployment import run_copies
+from infrastructure.deployment.commands import ended, resume
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from tests.deployment.runs import (
+    deploy,
+    runs_of,
+    small_config,
+    small_settings,
+    start_temper,
+)
+from tests.faults.kill_storm import in_child
+
+pytestmark = pytest.mark.usefixtures("restore_logging")
+Config = Callable[..., Any]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, disk: Path) -> Config:
+    """The same command, as it is given again and again."""
+
+    def make(finish_seconds: float = 60.0, **backup: Any) -> Any:
+        made = small_config(tmp_path, max_steps=2, validation_frequency=None)
+        options = {"place": str(disk), "finish_seconds": finish_seconds, **backup}
+        made.backup = made.backup.copy_with(**options)
+        return made
+
+    return make
+
+
+def end_copiers(folder: Path) -> None:
+    """Kill the copiers of runs in `folder`, wherever they were started."""
+    for process in psutil.process_iter(["cmdline"]):
+        is_copier = any("copier_process" in part for part in process.info["cmdline"] or [])
+        if not is_copier:
+            continue
+        try:
+            files = [file.path for file in process.open_files()]
+        except psutil.Error:
+            continue
+        if any(Path(path).is_relative_to(folder) for path in files):
+            process.kill()
+            psutil.wait_procs([process], timeout=10)
+
+
+@pytest.fixture(autouse=True)
+def _no_copier_stays(tmp_path: Path) -> Iterator[None]:
+    yield
+    end_copiers(tmp_path)
+
+
+def killed_at_the_end(config: Any, tmp_path: Path) -> Path:
+    """A run whose processes are killed when it is finished and nothing of the end is copied."""
+
+    def train() -> None:
+        run_copies.RunCopies.complete = (  # type: ignore[method-assign]
+            lambda self, seconds, record: os.kill(os.getpid(), signal.SIGKILL)
+        )
+        TrainingDeployment(config, say=lambda line: None).run()
+
+    child = in_child(train)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    end_copiers(tmp_path)
+    (run,) = runs_of(tmp_path)
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+    return run
+
+
+def is_whole_at(disk: Path, run: Path) -> bool:
+    """Whether the place alone gives back the finished model and the run's last files."""
+    for name in ("final", "report"):
+        folder = disk / run.name / name
+        if not (folder / "SHA256SUMS").is_file():
+            return False
+        for line in (folder / "SHA256SUMS").read_text().splitlines():
+            digest, _, file = line.partition("  ")
+            if file_sha256(folder / file) != digest:
+                return False
+    here, there = run / "final/model.safetensors", disk / run.name / "final/model.safetensors"
+    return here.read_bytes() == there.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["train", "train-resume", "backup create"])
+def test_a_run_that_was_killed_when_it_was_finished_is_copied_by_the_same_command(
+    tmp_path: Path, disk: Path, config: Config, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = killed_at_the_end(config(), tmp_path)
+    (run / "report.html").unlink()
+    assert not (disk / run.name / "final").exists()
+    metrics = (run / "metrics.jsonl").read_bytes()
+    if how == "train":
+        said = deploy(config())[1]
+        assert any("was finished before" in line for line in said)
+        assert not any("NOT SAFE" in line for line in said)
+        assert (run / "report.html").is_file()
+    elif how == "train-resume":
+        assert resume(run.name, str(run.parent)) == DONE
+    else:
+        assert main(["backup", "create", run.name]) == DONE
+    assert (run / "metrics.jsonl").read_bytes() == metrics, "nothing is trained"
+    files = {path.name for path in (disk / run.name / "report").iterdir()} if how == "train" else {}
+    assert not files or {"summary.json", "report.html", "metrics.jsonl"} <= files
+    assert is_whole_at(disk, run)
+
+
+def test_a_place_that_is_away_at_the_end_is_told_loudly_until_it_is_back(
+    tmp_path: Path, disk: Path, config: Config
+) -> None:
+    run = killed_at_the_end(config(), tmp_path)
+    away = disk.rename(tmp_path / "away")
+    disk.mkdir()  # what is left of a mount
+    summary = TrainingDeployment(config(5.0), say=(said := []).append).run()  # type: ignore[var-annotated]
+    assert ended(summary) == NOT_CONFIRMED
+    assert said[-1].startswith(f"NOT SAFE YET: run {run.name}")
+    assert "disk mounted?" in said[-1]
+    assert list(disk.iterdir()) == [], "nothing is written below a mount that is away"
+    disk.rmdir()
+    away.rename(disk)
+    assert ended(TrainingDeployment(config(), say=said.append).run()) == DONE
+    assert is_whole_at(disk, run)
+
+
+def test_a_file_of_the_copy_that_was_changed_is_not_taken_for_confirmed(
+    tmp_path: Path, disk: Path, config: Config
+) -> None:
+    run, _ = deploy(config())
+    model = disk / run.name / "final/model.safetensors"
+    data = bytearray(model.read_bytes())
+    data[-1] ^= 1
+    model.write_bytes(data)
+    assert main(["backup", "verify", run.name, "--output", str(run.parent)]) == 1
+    summary = TrainingDeployment(config(), say=lambda line: None).run()
+    assert ended(summary) == DONE
+    where = Path(summary["backup"]["published"])
+    assert (where / model.name).read_bytes() == (run / "final" / model.name).read_bytes()
+
+
+def test_a_finished_run_that_lies_at_the_place_alone_is_not_trained_again(
+    tmp_path: Path, disk: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = deploy(config())
+    weights = file_sha256(run / "final/model.safetensors")
+    end_copiers(tmp_path)
+    shutil.rmtree(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingDeployment, "resume", None)
+        again, said = deploy(config())
+    assert again == run
+    assert f"It lies finished there: {disk / run.name}/final" in said
+    assert file_sha256(run / "final/model.safetensors") == weights
+    assert (run / "report.html").is_file()
+    end_copiers(tmp_path)
+    shutil.rmtree(run)
+    (disk / run.name / "final/SHA256SUMS").unlink()  # killed before the copy's last byte
+    _, said = deploy(config())
+    assert any("going on from step 2" in line for line in said)
+    assert is_whole_at(disk, run)
+    assert file_sha256(disk / run.name / "final/model.safetensors") == weights
+
+
+@pytest.mark.parametrize("flags", [[], ["--new-run"]])
+def test_a_typing_mistake_is_found_before_the_first_step(
+    tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text(json.dumps(small_settings(tmp_path, max_steps=1)))
+    place = tmp_path / "dsik/temper"
+    told = ["train", "--config", str(tmp_path / "config.yaml"), "--backup-place", str(place)]
+    assert main([*told, *flags]) == WRONG_INPUT
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "dsik is not there: is the path right" in line
+    assert "--allow-missing-place" in line
+    assert runs_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (OSError(30, "Read-only file system"), "mounted read-only"),
+        (ConnectionError("no route to host"), "no route to host"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_found_before_the_first_step(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, problem: OSError, words: str
+) -> None:
+    def refuse(self: RunBackup) -> None:
+        raise problem
+
+    monkeypatch.setattr(RunBackup, "_contact", refuse)
+    with pytest.raises(Exception, match=words):
+        deploy(config())
+    assert runs_of(tmp_path) == []
+
+
+def test_a_resumed_run_notices_that_its_place_is_another_one(
+    tmp_path: Path, disk: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = deploy(config())
+    end_copiers(tmp_path)
+    (run / "summary.json").unlink()  # as if it were not finished
+    disk.rename(tmp_path / "away")
+    disk.mkdir()
+    with pytest.raises(Exception, match="without its marker"):
+        deploy(config())
+    monkeypatch.chdir(tmp_path)
+    named = ["backup", "create", run.name, "--place", str(disk)]
+    assert main(named) == DONE, "a person has named it: from here on this is the place"
+    assert deploy(config())[0] == run
+
+
+def test_a_status_whose_copier_was_killed_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "backup.json"
+    copying = BackupStatus(
+        "p", "copying", newest_step=4, newest_name="b", in_flight_step=4, total_bytes=9
+    )
+    write_status(path, copying)
+    assert "on its way, 0 %" in copying.possible_loss(time.time()).text
+    found = live_status(path)
+    assert found.state == GONE
+    assert "on its way" not in (text := found.possible_loss(time.time()).text)
+    assert "(step 4 waits); nobody copies at present: the same command goes on" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_a_place_that_went_away(
+    tmp_path: Path, disk: Path, config: Config, number: signal.Signals
+) -> None:
+    run = killed_at_the_end(config(), tmp_path)
+    disk.rename(tmp_path / "away")
+    disk.mkdir()
+    process = start_temper(
+        *("train-resume", str(run), "--backup-finish-seconds", "600"), folder=tmp_path
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("Waiting for the backup"):
+            break
+    process.send_signal(number)
+    started = time.monotonic()
+    out, _ = process.communicate(timeout=60)
+    assert time.monotonic() - started < 10
+    assert process.returncode == NOT_CONFIRMED
+    assert "Not waiting any longer" in out
+    assert "NOT SAFE YET" in out
