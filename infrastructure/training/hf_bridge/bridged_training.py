@@ -139,6 +139,7 @@ class BridgedTraining(TrainerEvents):
         if not self.run.is_told_finished():
             told = {"steps": self.state.step, "total_steps": self.state.total_steps}
             self.run.summarise({"status": "finished", **told})
+        if not self.run.has_report():
             write_report(self.run.directory)
             self.run.seal()
         self.run.say(self.run.copies_line())
