@@ -1,6 +1,7 @@
 """G4 on whole runs: one file of a run is damaged, and the same command is given again.
 
-    python -m tests.faults.run_damage [--trials 320] [--seed 0] [--keep FILE]
+    python -m tests.faults.run_damage [--trials 320] [--seed 0] [--cases NAMES]
+        [--defect NAME] [--no-defects] [--keep FILE]
 
 Every file of a run directory: a bit flipped, cut, gone; of runs that were stopped, killed, or have
 finished, with and without a place. And every file at the place, when the machine with the run
@@ -16,7 +17,7 @@ import json
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from infrastructure.backup.run_file_repair import Kind, kind_of
 from infrastructure.backup.store import Store
 from infrastructure.core.checksums import damaged_files, read_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError
-from tests.faults.judge import Figures, tell
+from infrastructure.deployment import deploy_training, model_repair
+from tests.faults.judge import Figures, complaints, run_module, tell
 from tests.faults.whole_runs import (
     STOP_AT,
     copy_of,
@@ -36,6 +38,23 @@ from tests.faults.whole_runs import (
 )
 
 DAMAGES = ("flip", "cut", "gone")
+
+
+def _no_repair() -> None:
+    deploy_training.repair_run = lambda *_: None
+    deploy_training.repair_finished = lambda *_: None
+    deploy_training.repair_records = lambda *_: None
+
+
+def _no_sums() -> None:
+    model_repair.damaged_files = lambda *_: []
+
+
+# Planted defects, which must show in the figures.
+DEFECTS: dict[str, Callable[[], None]] = {
+    "no repair": _no_repair,
+    "sums are not compared": _no_sums,
+}
 # Files that say nothing about a training: who holds a run, and how a copy stands at this moment.
 PASSING = ("lock", "backup.lock", "trained_by", "backup.json")
 # Files that each going on, or each end, writes anew.
@@ -90,8 +109,8 @@ class Trial:
 
     @property
     def label(self) -> str:
-        parts = [part if len(part) < 40 else part[:20] for part in self.path.parts]
-        return f"{self.case.name}: {self.damage} of {'/'.join(parts)} at {self.draw:.3f}"
+        inside = [part[:12] if len(part) > 40 else part for part in self.path.parts[2:]]
+        return f"{self.case.name}: {self.damage} of {'/'.join(inside)} at {self.draw:.3f}"
 
 
 def do_damage(path: Path, damage: str, draw: float) -> bool:
@@ -224,32 +243,48 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=320)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="figures of trials that were made before")
+    parser.add_argument("--cases", help="names of cases, between semicolons (default: all)")
+    parser.add_argument("--defect", choices=DEFECTS, help="only this one, planted")
+    parser.add_argument("--defects", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
     import_all()
+    chosen = options.cases.split(";") if options.cases else [case.name for case in CASES]
+    cases = tuple(case for case in CASES if case.name in chosen)
     verdicts = (
         json.loads(options.keep.read_text()) if options.keep and options.keep.exists() else {}
     )
-    with tempfile.TemporaryDirectory(dir=Path.cwd() if Path.cwd() == Path("/tmp") else None) as at:
+    with tempfile.TemporaryDirectory() as at:
         root = Path(at)
         templates, work = root / "templates", root / "work"
-        make_templates(templates, work, CASES)
-        for trial in trials_of(templates, CASES, options.trials, options.seed):
-            if trial.label in verdicts:
+        make_templates(templates, work, cases)
+        if options.defect:
+            DEFECTS[options.defect]()
+        for number, trial in enumerate(trials_of(templates, cases, options.trials, options.seed)):
+            label = f"{number}: {trial.label}"
+            if label in verdicts:
                 continue
             template = templates / trial.case.name
             copy_of(template, work)
             do_damage(work / trial.path, trial.damage, trial.draw)
-            verdicts[trial.label] = verdict_of(trial, work, template)
+            verdicts[label] = verdict_of(trial, work, template)
             if options.keep:
                 options.keep.write_text(json.dumps(verdicts, indent=1))
-    tell("G4 runs", figures_of(verdicts))
+    figures = figures_of(verdicts)
+    if options.defects and options.defect is None:
+        cases = "--cases=finished, no place;stopped, no place"
+        arguments = ("--trials", "60", "--seed", "1", cases, "--defect")
+        found = [run_module("tests.faults.run_damage", *arguments, name) for name in DEFECTS]
+        caught = sum(bool(complaints("", each)) for each in found)
+        figures |= {"mutants": len(found), "mutants_caught": caught}
+    tell("G4 runs", figures)
 
 
 def figures_of(verdicts: dict[str, str]) -> Figures:
     words = [verdict.partition(":")[0] for verdict in verdicts.values()]
     counts = {word: words.count(word) for word in ("healed", "named", "silent", "differing")}
     wrong = [f"{label} → {v}" for label, v in verdicts.items() if v not in ("healed", "named")]
-    return {"trials": len(words), **counts, "dead_ends": words.count("dead_end"), "wrong": wrong}
+    figures = {"trials": len(words), **counts, "dead_ends": words.count("dead_end")}
+    return {**figures, "wrong": wrong}
 
 
 if __name__ == "__main__":

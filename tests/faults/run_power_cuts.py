@@ -1,7 +1,7 @@
 """G2 on whole runs: the power goes at any moment of a run, and the same command is given again.
 
     python -m tests.faults.run_power_cuts [--states 2000] [--to-the-end 150] [--seed 0]
-        [--defect NAME] [--keep FILE]
+        [--defect NAME] [--no-defects] [--keep FILE]
 
 One run with a place is recorded, run directory, output folder and place; states that a power cut
 may leave are drawn from it by a seed. In each, the product's own way of going on is asked which
@@ -37,7 +37,7 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from tests.faults.copier_here import use_it as use_copier_here
-from tests.faults.judge import Figures, tell
+from tests.faults.judge import Figures, complaints, run_module, tell
 from tests.faults.recorded_files import Disk, Entry, Recorder, disks
 from tests.faults.whole_runs import (
     configuration,
@@ -315,19 +315,19 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=2600)
     parser.add_argument("--to-the-end", type=int, default=160)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--defect", choices=DEFECTS)
+    parser.add_argument("--defect", choices=DEFECTS, help="only this one, planted")
+    parser.add_argument("--defects", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
     import_all()
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        figures = storm(
-            Path(folder),
-            options.states,
-            options.to_the_end,
-            options.seed,
-            options.defect,
-            options.keep,
-        )
+    numbers = (options.states, options.to_the_end, options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = storm(Path(folder), *numbers, options.defect, options.keep)
+    if options.defects and options.defect is None:
+        arguments = ("--states", "100", "--to-the-end", "0", "--defect")
+        found = [run_module("tests.faults.run_power_cuts", *arguments, name) for name in DEFECTS]
+        caught = sum(bool(complaints("", each)) for each in found)
+        figures |= {"mutants": len(found), "mutants_caught": caught}
     tell("G2 runs", figures)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from infrastructure.backup.finished_run import Completion
 from infrastructure.core.errors import CopyNotConfirmedError, TemperError
 from infrastructure.core.redact import redact
-from infrastructure.monitoring.report import REPORT_FILE, write_report
+from infrastructure.monitoring.report import write_report
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.extensions.extension_hooks import Event
 from infrastructure.training.hf_bridge.hooks import hooks_of
@@ -147,7 +147,7 @@ class BridgedTraining(TrainerEvents):
         if not self.run.is_told_finished():
             told = {"steps": self.state.step, "total_steps": self.state.total_steps}
             self.run.summarise({"status": "finished", **told})
-        if not (self.run.directory / REPORT_FILE).is_file():
+        if not self.run.has_report():
             write_report(self.run.directory)
             self.run.seal()
         self.run.backup.forget_status()  # all is compared anew
@@ -175,6 +175,7 @@ class BridgedTraining(TrainerEvents):
             told = self.run.copies_facts(end or Completion(published))
             self.run.summarise({**self.run.read_summary(), "backup": told})
             write_report(self.run.directory)
+            self.run.seal()
 
     def _let_go(self) -> None:
         self.run.backup.close()

@@ -26,13 +26,18 @@ from infrastructure.backup.finished_run import Completion, complete, not_safe
 from infrastructure.backup.repair import Outcome
 from infrastructure.backup.retention import retention_of
 from infrastructure.backup.run_backup import RunBackup, place_options
-from infrastructure.backup.run_file_repair import SEAL, seal_of
+from infrastructure.backup.run_file_repair import REPORT_FILE, SEAL, read_seal, seal_of
 from infrastructure.backup.run_files import read_run_files, restore_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer
 from infrastructure.core.checksums import damaged_files, read_record, write_record, write_sums
 from infrastructure.core.errors import CheckpointError, DamagedFileError
-from infrastructure.core.files import make_directory, recover_directory, whole_directory
+from infrastructure.core.files import (
+    file_sha256,
+    make_directory,
+    recover_directory,
+    whole_directory,
+)
 from infrastructure.core.hardware import detect
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.monitoring.metrics_file import spell_numbers
@@ -274,6 +279,12 @@ class TrainerRun:
         """Write the tokenizer that the training goes on with; all of it is on the disk then."""
         with whole_directory(self.tokenizer) as part:
             processing_class.save_pretrained(part)
+
+    def has_report(self) -> bool:
+        """Whether the report is there that was written at the end."""
+        sealed = read_seal(self.directory).get(REPORT_FILE)
+        report = self.directory / REPORT_FILE
+        return sealed is not None and report.is_file() and file_sha256(report) == sealed
 
     def seal(self) -> None:
         """Write down what the files of the run hold, when nothing writes to them any more."""
