@@ -4,10 +4,12 @@ import errno
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from infrastructure.backup import replication
+from infrastructure.backup.file_operations import FileOperations
 from infrastructure.backup.link import Link
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.replication import (
@@ -334,3 +336,26 @@ def test_what_is_too_large_to_compress_is_not_written_beside(
 
 def hidden(path: Path) -> int:
     raise FileNotFoundError(path)
+
+
+class Opening(FileOperations):
+    """Keeps what was opened."""
+
+    def __init__(self) -> None:
+        self.opened: list[BinaryIO] = []
+
+    def open(self, path: Path) -> BinaryIO:
+        self.opened.append(super().open(path))
+        return self.opened[-1]
+
+
+def test_an_upload_that_cannot_begin_holds_no_file_open(tmp_path: Path) -> None:
+    opening = Opening()
+    store = Store(tmp_path / "checkpoints", opening)
+    manifest = store.read(name := save(store, 1))
+    store.objects.path_of(manifest.packs[-1].hash).unlink()
+    opening.opened.clear()
+    with pytest.raises(CheckpointError, match="missing here"):
+        upload(store, name, link_to(MemoryPlace()))
+    assert len(opening.opened) == len(manifest.packs) - 1
+    assert all(file.closed for file in opening.opened)

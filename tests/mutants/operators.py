@@ -70,6 +70,10 @@ class Mutant:
     new: str
     key: str = ""
 
+    def fits(self, source: str) -> bool:
+        """Whether what it replaces stands at its place."""
+        return source.encode()[self.start : self.end] == self.old.encode()
+
     def apply(self, source: str) -> str:
         """The module's text with the defect in it."""
         data = source.encode()
