@@ -19,13 +19,14 @@ from infrastructure.testing.label_checks import (
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
 from infrastructure.training.data.chat_format import TemplateFormat
-from infrastructure.training.data.tokenization import ConversationEncoder
+from infrastructure.training.data.tokenization import LABELS_VERSION, ConversationEncoder
 from tests.testing.check_models import MODELS, save_model_of, settings_of, trainer_of
 from tests.training.data.trl_masks import (
     Learnt,
     by_temper,
     cases,
     model_template,
+    needs_templates,
     tokenizer_for,
     training_templates,
 )
@@ -134,8 +135,10 @@ def test_a_token_after_the_end_of_an_answer_is_seen(
     settings["data"] |= {"max_length": 128}
     if rows is not None:
         Path(settings["data"]["path"]).write_text("\n".join(map(json.dumps, rows)))
-    healthy = check_answers(Subject(trainer_of(DeploymentConfig(**settings))))
+    trainer = trainer_of(DeploymentConfig(**settings))
+    healthy = check_answers(Subject(trainer))
     assert healthy.status == "pass", healthy
+    assert trainer.identity()["labels"] == LABELS_VERSION  # what a resumed run is held against
     monkeypatch.setattr(TemplateFormat, "write", with_the_next_token(TemplateFormat.write))
     settings["cache"] = {"directory": str(tmp_path / "other")}
     result = check_answers(Subject(trainer_of(DeploymentConfig(**settings))))
@@ -143,6 +146,7 @@ def test_a_token_after_the_end_of_an_answer_is_seen(
     assert "'<|user|>' is learnt and not marked by the chat template" in result.text
 
 
+@needs_templates
 def test_a_model_whose_template_writes_history_anew(tmp_path: Path) -> None:
     """Qwen3 as it is: trained with TRL's template, asked with its own."""
     tokenizer = tokenizer_for(model_template("qwen3"))

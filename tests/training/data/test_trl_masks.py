@@ -23,6 +23,7 @@ from tests.training.data.trl_masks import (
     compare,
     compare_with_trainer,
     fixed_date,
+    needs_templates,
     tokenizer_for,
     training_templates,
 )
@@ -56,6 +57,7 @@ def test_tokens_and_mask_are_trls(family: str, kind: str) -> None:
     assert found.counts["same"] >= len(EVERY_KIND) / 2
 
 
+@needs_templates
 @slow
 def test_a_real_trainer_learns_the_same(tmp_path: Path) -> None:
     found = compare("qwen3", TEMPLATES["qwen3"], EVERY_KIND)
@@ -121,6 +123,7 @@ def test_no_end_is_added_to_one_that_white_space_follows() -> None:
     ]
 
 
+@needs_templates
 @pytest.mark.parametrize("family", ["llama3", "phi3", "qwen3", "gptoss", "deepseekv3", "glm4moe"])
 @pytest.mark.parametrize("left_out", [2, 4])
 def test_what_the_data_leaves_out_is_not_learnt(family: str, left_out: int) -> None:

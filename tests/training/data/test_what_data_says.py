@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from infrastructure.training.data import planning
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.tokenization import ConversationEncoder
 from tests.slow import slow
@@ -15,6 +16,7 @@ from tests.training.data.trl_masks import (
     by_temper,
     by_transformers,
     model_template,
+    needs_templates,
     tokenizer_for,
     training_templates,
 )
@@ -79,6 +81,7 @@ def test_what_is_not_used_is_named_once_with_what_to_do(tmp_path: Path) -> None:
         data.close()
 
 
+@needs_templates
 def test_fields_of_messages_that_the_template_does_not_read_are_named(tmp_path: Path) -> None:
     said = {**ANSWER, "reasoning_content": "easy", "mood": "good"}
     rows = [{"messages": [ask(n), said], "tools": [{"name": "f"}]} for n in range(20)]
@@ -106,6 +109,17 @@ def test_what_a_template_adds_by_itself_is_told(tmp_path: Path) -> None:
     assert not any("system message" in line for line in lines)
 
 
+def test_prepared_data_of_other_labels_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = byte_level_tokenizer(DEFAULT_SYSTEM)
+    with monkeypatch.context() as before:
+        before.setattr(planning, "LABELS_VERSION", 1)
+        prepared(chats(20), tmp_path, tokenizer).prepare()
+        assert prepared(chats(20), tmp_path, tokenizer).prepare().from_cache
+    assert not prepared(chats(20), tmp_path, tokenizer).prepare().from_cache
+
+
 def test_empty_answers_are_counted(tmp_path: Path) -> None:
     rows = chats(20)
     rows[3]["messages"][1] = {"role": "assistant", "content": ""}
@@ -113,6 +127,7 @@ def test_empty_answers_are_counted(tmp_path: Path) -> None:
     assert "1 answers are empty: the model learns to say nothing there" in lines
 
 
+@needs_templates
 def test_qwen3_learns_every_answer_of_60_conversations(tmp_path: Path) -> None:
     """Its own template writes earlier answers without their (empty) thinking."""
     own = model_template("qwen3")
@@ -135,6 +150,7 @@ def test_qwen3_learns_every_answer_of_60_conversations(tmp_path: Path) -> None:
     assert question.prompt_ids == prompt
 
 
+@needs_templates
 def test_qwen3_learns_all_as_its_own_template_writes_it(tmp_path: Path) -> None:
     tokenizer = tokenizer_for(model_template("qwen3"))
     settings = {"max_bad_rows_percent": 0, "train_on": "all", "validation_split": 0}
@@ -157,6 +173,7 @@ def check_own_template(family: str) -> None:
         assert "Question" not in text
 
 
+@needs_templates
 @pytest.mark.parametrize("family", ["qwen3", "phi3", "gemma3", "llama3"])
 def test_the_own_templates_of_families(family: str) -> None:
     check_own_template(family)
