@@ -266,14 +266,16 @@ class Results:
         with self.path.open("a") as file:
             file.write(json.dumps(result) + "\n")
 
-    def holds(self, mutant: Mutant, tests: str) -> bool:
-        """Whether it need not be tried: the function is the same, and a survivor's tests too."""
+    def of(self, mutant: Mutant) -> dict[str, Any]:
+        """What became of it, where the lines around its place are the same; else "broken"."""
         result = self.found.get(mutant.key)
-        if result is None or result["place"] != place_hash(mutant):
-            return False
-        if result["verdict"] == "broken":
-            return False
-        return result["verdict"] in KILLED or result["tests"] == tests
+        is_valid = result is not None and result["place"] == place_hash(mutant)
+        return result if result is not None and is_valid else {"verdict": "broken"}
+
+    def holds(self, mutant: Mutant, tests: str) -> bool:
+        """Whether it need not be tried: nothing has changed, of a survivor its tests neither."""
+        result = self.of(mutant)
+        return result["verdict"] in KILLED or result.get("tests") == tests
 
 
 def place_hash(mutant: Mutant) -> str:
@@ -363,7 +365,7 @@ def table(drawn: list[Mutant], results: Results) -> str:
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     survivors = []
     for mutant in sorted(drawn, key=lambda m: (m.module, m.line)):
-        verdict = results.found.get(mutant.key, {}).get("verdict", "broken")
+        verdict = results.of(mutant)["verdict"]
         kind = KINDS[verdict]
         if kind == "survived":
             survivors.append(mutant)
@@ -411,20 +413,21 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def in_a_fork_when_closed(work: Callable[[], None]) -> Callable[[], None]:
+def in_a_later_fork(work: Callable[[], None]) -> Callable[[], None]:
     """Fork now, before the project is imported; what is given back lets it work, and waits."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writing)
-        os.read(reading, 1)
         try:
-            work()
+            if os.read(reading, 1):  # nothing: who was to say so has died
+                work()
         finally:
             os._exit(0)
     os.close(reading)
 
     def let_it_work() -> None:
+        os.write(writing, b"1")
         os.close(writing)
         os.waitpid(child, 0)
 
@@ -521,7 +524,7 @@ def main() -> int:
 
         jobs = options.jobs
         if not options.known:
-            later = in_a_fork_when_closed(
+            later = in_a_later_fork(
                 lambda: share_out(functools.partial(try_one, results, cold), of_import, jobs)
             )
         if files:
