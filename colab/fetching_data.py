@@ -17,8 +17,7 @@ from infrastructure.core.errors import DataError
 from infrastructure.core.files import file_sha256
 from infrastructure.deployment.bars import byte_bar
 from infrastructure.monitoring.formatting import format_bytes
-from infrastructure.training.data.sniffing import NEVER_DATA, read_head, what_it_is
-from infrastructure.training.data.sources import may_be_on_the_hub
+from infrastructure.training.data.sources import may_be_on_the_hub, refuse_no_data
 
 TIMEOUT_SECONDS = 2 * 3600.0
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -158,11 +157,9 @@ def _check(path: Path, wanted: str | None, found: str | None, advice: str) -> No
     if wanted is not None:
         return
     try:
-        what = what_it_is(read_head(path))
+        refuse_no_data(path, advice)
     except ValueError as error:
-        raise DataError(f"{path.name} is no data: {error}") from error
-    if what and what[0] in NEVER_DATA:
-        raise DataError(f"{path.name} is no data, it is {what[0]}: {advice}")
+        raise DataError(str(error)) from error
 
 
 def _checked_hash(sha256: str | None) -> str | None:

@@ -149,6 +149,12 @@ DATA = [
         {"chats.jsonl": "\n".join([json.dumps({"chosen": CHAT, "rejected": CHAT})] * 9)},
     ),
     Wrong("data folder empty", "train folder", ["folder"], {"folder/.keep": ""}),
+    Wrong(
+        "a zip archive for data",
+        "train data.zip",
+        ["data.zip is no data, it is a zip archive", "unpack"],
+        {"data.zip": b"PK\x03\x04" + bytes(30)},
+    ),
     Wrong("unknown extension", "train data.xyz", ["data.xyz"], {"data.xyz": "hello"}),
     Wrong(
         "mostly broken JSON",

@@ -1,8 +1,15 @@
 """What a person calls the data, and the path that can be trained on."""
 
+import gzip
+import io
 import logging
+import lzma
 import os
+import pickle
+import re
+import tarfile
 import threading
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +96,24 @@ def test_a_wrong_hash_leaves_nothing_and_does_not_stand_in_the_way(
     assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
 
 
+def zipped(files: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+def tarred(files: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, content in files.items():
+            header = tarfile.TarInfo(name)
+            header.size = len(content)
+            archive.addfile(header, io.BytesIO(content))
+    return made.getvalue()
+
+
 NO_DATA = {
     "a web page": b"\n <!DOCTYPE html><html><body>Please log in</body></html>",
     "empty": b"",
@@ -105,6 +130,39 @@ def test_what_is_no_data_is_refused_though_the_server_says_200(
         fetch(web(file_server), tmp_path)
     assert visible(tmp_path) == []
     assert parts(tmp_path) == []
+
+
+ARCHIVES = {
+    "a zip archive": zipped({"rows.jsonl": ROWS}),
+    "a zip archive (or a Word": zipped({"word/document.xml": b"<w:document/>"}),
+    "an empty zip archive": zipped({}),
+    "a tar archive": tarred({"rows.jsonl": ROWS}),
+    "compressed with gzip": gzip.compress(ROWS),
+    "compressed with xz": lzma.compress(ROWS),
+    "a PDF": b"%PDF-1.7\n1 0 obj\n",
+    "an image": b"\x89PNG\r\n\x1a\n" + bytes(9),
+    "a pickle": pickle.dumps(["rows"], protocol=3),
+    "binary": bytes(range(1, 9)) * 9 + bytes(9),
+}
+
+
+@pytest.mark.parametrize("what", ARCHIVES)
+@pytest.mark.parametrize("name", ["/rows.jsonl", "/rows.zip", "/rows"])
+def test_an_archive_or_a_document_is_no_data(
+    what: str, name: str, file_server: FileServer, tmp_path: Path
+) -> None:
+    """Whatever it is called; by its hash a person says that it is the file that was meant."""
+    file_server.files[name] = Served(ARCHIVES[what])
+    with pytest.raises(DataError, match=re.escape(f"{name[1:]} is no data, it is {what}")):
+        fetch(web(file_server, name), tmp_path)
+    assert visible(tmp_path) == []
+    local = tmp_path / "here" / name[1:]
+    local.parent.mkdir()
+    local.write_bytes(ARCHIVES[what])
+    with pytest.raises(DataError, match=re.escape(f"is no data, it is {what}")):
+        colab.fetch_dataset(local)
+    with pytest.raises(ValueError):
+        list(discover(str(local))[0].rows())
 
 
 def test_a_file_that_is_called_gz_and_is_none_is_refused(

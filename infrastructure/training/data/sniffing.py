@@ -14,30 +14,42 @@ from infrastructure.training.data.lines import UTF8_MARK, open_bytes
 HEAD_BYTES = 1 << 16
 
 EMPTY, WEB_PAGE, LFS_POINTER = "empty", "a web page", "a pointer of Git LFS"
-NEVER_DATA = (EMPTY, WEB_PAGE, LFS_POINTER)
+NOT_WHAT_WAS_MEANT = (EMPTY, WEB_PAGE, LFS_POINTER)
 
 GZIP = b"\x1f\x8b"
+PARQUET, HDF5 = "a Parquet file", "an HDF5 file"
 SIGNATURES = {
-    b"PAR1": "a Parquet file",
-    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
-    b"PK\x03\x04": "a zip archive (or an Excel file)",
+    b"PAR1": PARQUET,
+    b"\x89HDF\r\n\x1a\n": HDF5,
+    b"PK\x03\x04": "a zip archive (or a Word or Excel file)",
+    b"PK\x05\x06": "an empty zip archive",
+    b"PK\x07\x08": "a part of a zip archive",
     b"BZh": "compressed with bzip2",
     b"\xfd7zXZ\x00": "compressed with xz",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a RAR archive",
     b"ARROW1": "an Arrow file",
     b"SQLite format 3\x00": "an SQLite database",
     b"%PDF": "a PDF",
+    b"{\\rtf": "a text with formatting (RTF)",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an old Office file",
     b"\x89PNG": "an image",
     b"\xff\xd8\xff": "an image",
+    b"GIF8": "an image",
+    b"RIFF": "an image, a sound or a film",
+    b"\x7fELF": "a program",
     b"GGUF": "a GGUF model",
     b"\x80\x02": "a pickle",
+    b"\x80\x03": "a pickle",
     b"\x80\x04": "a pickle",
     b"\x80\x05": "a pickle",
 }
+TAR_AT, TAR = 257, b"ustar"
 UNICODE_MARKS = {b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
 BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n"}
-REMEDIES = {"a Parquet file": "name it .parquet", "an HDF5 file": "name it .h5"}
+UNPACK = "unpack or export it as JSON lines, CSV or Parquet"
+REMEDIES = {PARQUET: "name it .parquet", HDF5: "name it .h5"}
 
 
 def read_head(path: Path) -> bytes:
@@ -77,7 +89,9 @@ def what_it_is(head: bytes) -> tuple[str, str] | None:
         return "compressed with gzip", "add .gz to its name, or unpack it"
     for magic, kind in SIGNATURES.items():
         if head.startswith(magic):
-            return kind, REMEDIES.get(kind, "unpack or export it as JSON lines, CSV or Parquet")
+            return kind, REMEDIES.get(kind, UNPACK)
+    if head[TAR_AT:].startswith(TAR):
+        return "a tar archive", UNPACK
     for mark, kind in UNICODE_MARKS.items():
         if head.startswith(mark):
             return kind, "save it as UTF-8"

@@ -20,7 +20,16 @@ from infrastructure.training.data.json_format import read_json
 from infrastructure.training.data.lines import BEGIN, Start
 from infrastructure.training.data.plugins import Registry
 from infrastructure.training.data.rows import WRONG_TYPE, BadRow, Row, excerpt, kind_of
-from infrastructure.training.data.sniffing import check_binary, check_text, json_kind, read_head
+from infrastructure.training.data.sniffing import (
+    HDF5,
+    NOT_WHAT_WAS_MEANT,
+    PARQUET,
+    check_binary,
+    check_text,
+    json_kind,
+    read_head,
+    what_it_is,
+)
 from infrastructure.training.data.table_formats import (
     is_saved_dataset,
     load_huggingface,
@@ -177,6 +186,27 @@ def discover(place: str, data_format: str = "auto", what: str = "training data")
     raise ValueError(_not_found(path, what))
 
 
+def refuse_no_data(path: Path, advice: str) -> None:
+    """Refuse a file that no reader reads, whatever it is called: an archive, a document, an image.
+
+    A file whose ending names a format of a plugin is let pass, and so is text.
+
+    Args:
+        advice: what to do where the file is not the one that was meant.
+
+    Raises:
+        ValueError: says what it is, and what to do.
+    """
+    if path.suffix.lower().removeprefix(".") in _FORMATS.names():
+        return
+    what = what_it_is(read_head(path))
+    if what is None or what[0] in (PARQUET, HDF5):
+        return
+    kind, remedy = what
+    remedy = advice if kind in NOT_WHAT_WAS_MEANT else remedy
+    raise ValueError(f"{path.name} is no data, it is {kind}: {remedy}")
+
+
 def _check_format(data_format: str) -> None:
     known = ["auto", *READERS, *_FORMATS.names()]
     if data_format not in known:
@@ -265,6 +295,7 @@ def _data_file(path: Path, name: str, data_format: str) -> DataFile:
         raise ValueError(f"{str(path)!r} is no regular file: give a file or a folder")
     chosen = data_format if data_format != "auto" else _format_by_name(path)
     if chosen is None:
+        refuse_no_data(path, "give the file that was meant")
         raise ValueError(
             f"{path} has no ending that names a data format: set data.format (known:"
             f" {', '.join(sorted([*READERS, *_FORMATS.names()]))})"
