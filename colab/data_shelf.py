@@ -5,6 +5,7 @@ The key is a hash, because a source may hold secrets.
 """
 
 import hashlib
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -48,7 +49,7 @@ class Shelf:
     """
 
     def __init__(self, folder: Path | None, identity: str) -> None:
-        key = hashlib.sha256(identity.encode()).hexdigest()[:KEY_LENGTH]
+        key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:KEY_LENGTH]
         own = Path(DEFAULT_DIRECTORY).expanduser() / "data" / key
         self.folder = (own if folder is None else folder.expanduser()).absolute()
         self._own = self.folder / HIDDEN / key

@@ -9,6 +9,7 @@ Nothing heavy is imported before a command needs it, so that `--help` answers at
 
 import argparse
 import importlib
+import io
 import json
 import logging
 import os
@@ -50,6 +51,8 @@ log = logging.getLogger("temper")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     with lossy_output("stderr"):
         code = _run(arguments)
         try:

@@ -45,6 +45,9 @@ CONFIGURATION = [
     Wrong("share out of range", "config --validation-split 1.5", ["validation_split", "1.5"]),
     Wrong("unknown choice", "config --scheduler-type cosin", ["scheduler_type", "cosine"]),
     Wrong("negative learning rate", "config --learning-rate -1", ["learning_rate"]),
+    Wrong("a folder that is no UTF-8", "train --output runs\udce9", ["output_dir", "UTF-8"]),
+    Wrong("a place that is no UTF-8", "train --backup-place \udce9", ["backup.place", "UTF-8"]),
+    Wrong("a model that is no UTF-8", "train --model ./m\udce9", ["model.name", "UTF-8"]),
     Wrong("infinite learning rate", "config --learning-rate inf", ["learning_rate"]),
     Wrong("one checkpoint only", "config --keep-checkpoints 1", ["keep_checkpoints", "2"]),
     Wrong("flag without value", "config --batch-size", ["--batch-size"]),
@@ -134,6 +137,7 @@ DATA = [
         "train https://me:letmein@example.org/rows.jsonl",
         ["https://***@example.org/rows.jsonl", "is a web address"],
     ),
+    Wrong("a file that is no UTF-8 missing", "train no\udce9.jsonl", ["there is no"]),
     Wrong("data file missing", "train nowhere.jsonl", ["nowhere.jsonl"]),
     Wrong("data file empty", "train empty.jsonl", ["empty.jsonl"], {"empty.jsonl": ""}),
     Wrong(

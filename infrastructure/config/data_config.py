@@ -9,9 +9,9 @@ from infrastructure.config.section import Section
 from infrastructure.config.values import (
     Auto,
     Count,
+    DataPath,
     MemoryAmount,
     PathLike,
-    PathText,
     Percent,
     ShareBelowOne,
 )
@@ -22,10 +22,10 @@ class DataConfig(Section):
 
     prefix: ClassVar[str] = "data"
 
-    path: PathText | None = Field(
+    path: DataPath | None = Field(
         default=None, description="Training data: a file, a folder or a hub data set."
     )
-    eval_path: PathText | None = Field(
+    eval_path: DataPath | None = Field(
         default=None, description="Held-out data; none: a share of the training data is held out."
     )
     format: str = Field(

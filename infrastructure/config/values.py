@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BeforeValidator
 
+from infrastructure.core.files import is_utf8
 from infrastructure.core.json_text import parse_json
 
 _DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -139,6 +140,13 @@ def _each_once(values: list[str]) -> list[str]:
     return values
 
 
+def _only_utf8(value: str) -> str:
+    """Tokenizers, the Hub's library and other machines cannot name a path of other bytes."""
+    if not is_utf8(value):
+        raise ValueError("not UTF-8")
+    return value
+
+
 def _expand_home(value: str) -> str:
     if not value:
         raise ValueError("empty")
@@ -188,7 +196,8 @@ Names = Annotated[
     list[str], BeforeValidator(_split_commas), Allowed('a list of names, such as "a,b"')
 ]
 PathLike = BeforeValidator(_path_text)
-PathText = Annotated[str, PathLike, AfterValidator(_expand_home), Allowed("a path")]
+DataPath = Annotated[str, PathLike, AfterValidator(_expand_home), Allowed("a path")]
+PathText = Annotated[DataPath, AfterValidator(_only_utf8), Allowed("a path of UTF-8 text")]
 LogLevel = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)
 ]

@@ -61,9 +61,23 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` (UTF-8) atomically."""
+    """Write `text` (UTF-8) atomically.
+
+    A path of other bytes may stand in it. Python holds these as surrogates, which UTF-8 does not
+    have; they are written as \\udcXX, which in JSON is what they were read from.
+    """
     with atomic_write(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))
+
+
+def readable_path(path: str | Path) -> str:
+    """A path for people and for files of text: bytes that are no UTF-8 are spelt \\xXX."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def is_utf8(path: str | Path) -> bool:
+    """Whether a path is text that everybody can write down."""
+    return readable_path(path) == str(path)
 
 
 def write_json(path: Path, value: Any) -> None:

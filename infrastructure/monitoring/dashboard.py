@@ -157,7 +157,12 @@ class _Handler(BaseHTTPRequestHandler):
         dashboard = self.server.dashboard
         html = dashboard.page.render(dashboard.looks.look(run), time.time())
         policy = {"Content-Security-Policy": dashboard.page.policy}
-        self._send(HTTPStatus.OK, "text/html; charset=utf-8", html.encode(), policy)
+        self._send(
+            HTTPStatus.OK,
+            "text/html; charset=utf-8",
+            html.encode(errors="backslashreplace"),
+            policy,
+        )
 
     def _send_look(self, run: str | None) -> None:
         look = self.server.dashboard.looks.look(run)

@@ -52,7 +52,7 @@ class Look:
         sections = {name: self.sections.get(name, "") for name in SECTIONS}
         told = {"title": self.title, "state": self.state, "next_seconds": self.next_seconds}
         text = json.dumps({**told, "sections": sections}, ensure_ascii=False)
-        return gzip.compress(text.encode(), compresslevel=4)
+        return gzip.compress(text.encode(errors="backslashreplace"), compresslevel=4)
 
 
 def live_rules() -> str:

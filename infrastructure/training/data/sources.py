@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infrastructure.core.files import file_sha256
+from infrastructure.core.files import file_sha256, readable_path
 from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.core.redact import public_address
 from infrastructure.training.data.json_format import read_json
@@ -174,12 +174,12 @@ def discover(place: str, data_format: str = "auto", what: str = "training data")
     path = Path(place)
     where, _ = split_place(place)
     if Path(where).is_dir() and is_saved_dataset(Path(where)):
-        return [DataFile(path, path.name, HUGGINGFACE)]
+        return [DataFile(path, readable_path(path.name), HUGGINGFACE)]
     if path.is_dir():
         return _folder_files(path, data_format, what)
     _check_link(path, what)
     if path.exists():
-        return [_data_file(path, path.name, data_format)]
+        return [_data_file(path, readable_path(path.name), data_format)]
     if data_format == HUGGINGFACE or may_be_on_the_hub(place):
         load_huggingface(place)
         return [DataFile(path, place, HUGGINGFACE)]
@@ -269,7 +269,8 @@ def _folder_files(folder: Path, data_format: str, what: str) -> list[DataFile]:
         )
     for path in chosen:
         _check_link(path, what)
-    files = [_data_file(p, p.relative_to(folder).as_posix(), data_format) for p in chosen]
+    shown = [readable_path(p.relative_to(folder).as_posix()) for p in chosen]
+    files = [_data_file(p, name, data_format) for p, name in zip(chosen, shown, strict=True)]
     left_out = len(everything) - len(chosen)
     if left_out:
         note = "; ".join(filter(None, [files[0].note, f"{left_out} other files left out"]))

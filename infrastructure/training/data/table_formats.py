@@ -35,11 +35,16 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
     parquet = require("pyarrow.parquet", "reading Parquet")
     arrow = require("pyarrow", "reading Parquet")
     try:
-        metadata = parquet.read_metadata(path)
+        with path.open("rb") as raw:  # its name may be no UTF-8
+            metadata = parquet.read_metadata(raw)
         check_nesting(metadata, name)
         groups, first = _groups_from(metadata, start.offset)
         texts = texts_in_dictionaries(metadata)
-        with path.open("rb") as raw, parquet.ParquetFile(path, read_dictionary=texts) as file:
+        with (
+            path.open("rb") as raw,
+            path.open("rb") as whole,
+            parquet.ParquetFile(whole, read_dictionary=texts) as file,
+        ):
             for group in groups:
                 num_rows = rows_at_once(raw, metadata, group, texts, name)
                 for batch in file.iter_batches(batch_size=num_rows, row_groups=[group]):

@@ -46,6 +46,7 @@ from infrastructure.monitoring.trainer_process import read_trainer
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.hf_bridge.standing import LOOK_SECONDS
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
+from infrastructure.training.models.saving import write_lora_card
 from infrastructure.training.run_lock import only_trainer_of
 from infrastructure.training.training_facts import installed_versions
 
@@ -236,6 +237,8 @@ class TrainerRun:
                     shutil.copytree(self.tokenizer, part, dirs_exist_ok=True)
                 if hasattr(model, "save_pretrained"):
                     model.save_pretrained(part)
+                    if (part / "adapter_config.json").is_file():
+                        write_lora_card(part)
                 else:
                     save_model(model, str(part / "model.safetensors"))
                 write_sums(part)

@@ -1,9 +1,10 @@
 """Trained models on the disk, in the layout that plain transformers and PEFT read.
 
 A directory is there whole or not at all, and its SHA256SUMS tells whether it still is. Full:
-`config.json` + `model.safetensors`. LoRA: `adapter_config.json` + `adapter_model.safetensors`, and
-the base model in `base/` if it exists nowhere else. A registered module: `temper_model.json` +
-`model.safetensors`. The tokenizer lies beside. Never pickle.
+`config.json` + `model.safetensors`. LoRA: `adapter_config.json` + `adapter_model.safetensors`, a
+`README.md` that says how PEFT loads it on another machine, and the base model in `base/` if it
+exists nowhere else. A registered module: `temper_model.json` + `model.safetensors`. The tokenizer
+lies beside. Never pickle.
 """
 
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.torch import load_model
 from safetensors.torch import save_model as save_module
 
 from infrastructure.core.checksums import write_sums
-from infrastructure.core.files import whole_directory, write_json
+from infrastructure.core.files import whole_directory, write_json, write_text
 from infrastructure.core.lookup import look_up
 from infrastructure.training.models.lora import count_parameters
 from infrastructure.training.models.progress_bars import without_progress_bars
@@ -27,6 +28,23 @@ from infrastructure.training.models.source import (
 
 WEIGHTS = "model.safetensors"
 HOW_IT_WAS_LOADED = ("is_local", "local_files_only")  # transformers writes these down, too
+BASE = "base"
+
+LORA_CARD = """---
+library_name: peft
+{front}tags: [lora]
+---
+A LoRA, trained with Temper. Its base model is {where}.
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+folder = "."  # where this file lies
+base = {place}
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+```
+"""
 
 
 def save_model(
@@ -51,7 +69,7 @@ def save_model(
         if registered_name is not None:
             _save_registered(model, part, registered_name)
         elif hasattr(model, "peft_config"):
-            _save_lora(model, tokenizer, part, directory)
+            _save_lora(model, tokenizer, part)
         elif hasattr(model, "save_pretrained"):
             _save_pretrained(model, part)
         else:
@@ -81,18 +99,34 @@ def _save_pretrained(model: Any, directory: Path, **arguments: Any) -> None:
         model.save_pretrained(directory, **arguments)
 
 
-def _save_lora(model: Any, tokenizer: Any, part: Path, directory: Path) -> None:
+def _save_lora(model: Any, tokenizer: Any, part: Path) -> None:
     # "auto" would ask the hub whether the vocabulary has grown; it never does here
     model.save_pretrained(part, save_embedding_layers=False)
-    (part / "README.md").unlink(missing_ok=True)  # PEFT's unfilled template of a model card
     base = model.get_base_model()
     if not base.name_or_path:
-        _save_pretrained(base, part / "base", state_dict=_without_lora(base))
+        _save_pretrained(base, part / BASE, state_dict=_without_lora(base))
         if tokenizer is not None:
-            save_tokenizer(tokenizer, part / "base")
+            save_tokenizer(tokenizer, part / BASE)
         config = read_json(part / "adapter_config.json")
-        config["base_model_name_or_path"] = str(directory / "base")
+        config["base_model_name_or_path"] = f"./{BASE}"  # wherever the folder lies; no hub name
         write_json(part / "adapter_config.json", config)
+    write_lora_card(part)
+
+
+def write_lora_card(folder: Path) -> None:
+    """Write README.md beside a LoRA: how plain PEFT loads it on any machine, whatever became of
+    the one that it was trained on. Replaces PEFT's template, which nobody has filled in."""
+    base = read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "?"
+    is_of_hub = not (base.startswith((".", "~", "?")) or Path(base).is_absolute())
+    if (folder / BASE / "config.json").is_file():
+        where, place = f"in `{BASE}/` beside this file", f'f"{{folder}}/{BASE}"'
+    elif is_of_hub:
+        where, place = f"`{base}` on the Hugging Face Hub", f'"{base}"'
+    else:
+        where = f"not in this folder: it was `{base}` where this LoRA was trained"
+        place = '"BASE"  # the folder of the same model here'
+    front = f"base_model: {base}\n" if is_of_hub else ""
+    write_text(folder / "README.md", LORA_CARD.format(front=front, where=where, place=place))
 
 
 def _without_lora(base: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -1,6 +1,8 @@
 """What is saved is whole, is what plain transformers and PEFT read, and gives the same logits."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from safetensors.torch import load_file
 from infrastructure.config.model_config import LoraConfig, ModelConfig
 from infrastructure.core import files
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
-from infrastructure.training.models.saving import save_model, whole_directory
+from infrastructure.training.models.saving import save_model, whole_directory, write_lora_card
 from infrastructure.training.models.trainable_state import trainable_state
 
 CPU = torch.device("cpu")
@@ -87,6 +89,7 @@ def test_a_lora_in_plain_peft(llama_folder: Path, tmp_path: Path, input_ids: tor
     train_a_little(loaded.model)
     save_model(loaded.model, loaded.tokenizer, tmp_path / "final")
     assert {path.name for path in (tmp_path / "final").iterdir()} == {
+        "README.md",
         "SHA256SUMS",
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -112,14 +115,55 @@ def test_a_lora_on_a_base_that_is_nowhere_else(
     monkeypatch.chdir(tmp_path)
     save_model(loaded.model, loaded.tokenizer, Path("final"))
     expected = logits(loaded.model, input_ids)
-    plain = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "final")
-    assert torch.equal(logits(plain, input_ids), expected)
     assert no_pickle(tmp_path)
     # the LoRA is still beside the layers of the living model, and the pair may be moved together
     assert torch.equal(logits(loaded.model, input_ids), expected)
     (tmp_path / "final").rename(tmp_path / "moved")
     again = load_saved(tmp_path / "moved", device=CPU)
     assert torch.equal(logits(again.model, input_ids), expected)
+    assert str(tmp_path) not in (tmp_path / "moved/adapter_config.json").read_text()
+    assert torch.equal(logits(loaded_by_card(tmp_path / "moved"), input_ids), expected)
+    monkeypatch.chdir(tmp_path / "moved")
+    plain = AutoPeftModelForCausalLM.from_pretrained(".")
+    assert torch.equal(logits(plain, input_ids), expected)
+
+
+def loaded_by_card(folder: Path, base: str = "BASE") -> Any:
+    """What the code in the README.md of a LoRA gives, run as it is typed by somebody elsewhere."""
+    [code] = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
+    code = code.replace('folder = "."', f"folder = {str(folder)!r}").replace('"BASE"', repr(base))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names["model"]
+
+
+def test_the_copy_of_a_lora_is_loaded_where_its_base_lies_elsewhere(
+    llama_folder: Path, tmp_path: Path, input_ids: torch.Tensor
+) -> None:
+    """The machine that trained it is gone, and with it the folder that the LoRA names."""
+    dead, here = tmp_path / "dead", tmp_path / "here"
+    shutil.copytree(llama_folder, dead / "llama")
+    loaded = load(dead / "llama", lora_config=LoraConfig(r=2))
+    train_a_little(loaded.model)
+    save_model(loaded.model, loaded.tokenizer, dead / "final")
+    expected = logits(loaded.model, input_ids)
+    shutil.copytree(dead / "final", here / "final")
+    shutil.copytree(dead / "llama", here / "my base")
+    shutil.rmtree(dead)
+    told = (here / "final/README.md").read_text()
+    assert f"it was `{dead / 'llama'}` where this LoRA was trained" in told
+    assert "base_model:" not in told
+    plain = loaded_by_card(here / "final", str(here / "my base"))
+    assert torch.equal(logits(plain, input_ids), expected)
+
+
+def test_the_card_of_a_lora_names_its_base_on_the_hub(tmp_path: Path) -> None:
+    written = {"peft_type": "LORA", "base_model_name_or_path": "owner/name"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(written))
+    write_lora_card(tmp_path)
+    told = (tmp_path / "README.md").read_text()
+    assert "base_model: owner/name\n" in told
+    assert 'base = "owner/name"' in told
 
 
 def test_a_compiled_model_is_saved_plain(llama_folder: Path, tmp_path: Path) -> None:
