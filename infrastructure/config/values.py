@@ -196,8 +196,9 @@ Names = Annotated[
     list[str], BeforeValidator(_split_commas), Allowed('a list of names, such as "a,b"')
 ]
 PathLike = BeforeValidator(_path_text)
-DataPath = Annotated[str, PathLike, AfterValidator(_expand_home), Allowed("a path")]
-PathText = Annotated[DataPath, AfterValidator(_only_utf8), Allowed("a path of UTF-8 text")]
+_AnyPath = Annotated[str, PathLike, AfterValidator(_expand_home)]
+DataPath = Annotated[_AnyPath, Allowed("a path")]
+PathText = Annotated[_AnyPath, AfterValidator(_only_utf8), Allowed("a path of UTF-8 text")]
 LogLevel = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)
 ]
