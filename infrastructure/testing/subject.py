@@ -148,7 +148,7 @@ class Subject:
         logits = self.logits(batch)
         lengths = [len(example.input_ids) for example in examples]
         if "cu_seq_lens" in batch:
-            return list(logits[0].split(lengths))
+            return list(logits[0, : sum(lengths)].split(lengths))
         return [row[:length] for row, length in zip(logits, lengths, strict=True)]
 
     def gradients(self, examples: Sequence[Any], micro_batch_size: int) -> Gradients:

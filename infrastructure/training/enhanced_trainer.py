@@ -62,7 +62,7 @@ from infrastructure.training.quantum.own_loop import LastGradients
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.step_questions import check_blocks
 from infrastructure.training.recovery.notes import note
-from infrastructure.training.resume_contract import Difference, Verdict, agree
+from infrastructure.training.resume_contract import Difference, Verdict, agree, recorded_grid
 from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
@@ -368,7 +368,8 @@ class EnhancedTrainer(LastGradients):
                 **base_facts(self.adapter.describe()),
                 **machine_facts(self.device, self.num_processes),
             }
-        return {**self._identity, "total_steps": loop.total_steps}
+        of_now = {"size_grid": self.adapter.size_grid.value, "total_steps": loop.total_steps}
+        return {**self._identity, **of_now}
 
     def restore(self, checkpoint: Path, accept: Collection[str] = ()) -> list[Difference]:
         """Go on from `checkpoint` when `train()` is called.
@@ -388,6 +389,9 @@ class EnhancedTrainer(LastGradients):
         was = snapshot.values.get("identity", {})
         if self.loop is None:
             self.planner.repeat(was.get("resolved", {}))
+        self.initialize_model()
+        if was:
+            self.adapter.size_grid = recorded_grid(was)
         loop, state, participants = self.prepare(), self.state, self.participants
         assert state is not None
         assert participants is not None

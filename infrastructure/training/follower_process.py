@@ -15,6 +15,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.redact import redact
+from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.parallel.exchange import Exchange
 from infrastructure.training.parallel.follower import Follower, listen
@@ -69,6 +70,7 @@ def _trainer_of(begin: Message, member: Member) -> EnhancedTrainer:
                 path.write_bytes(content.numpy().tobytes())
             trainer.adapter.saved_tokenizer = Path(folder)
         model = trainer.initialize_model()
+    trainer.adapter.size_grid = SizeGrid(begin.values["size_grid"])
     choose_trained(model, begin.values["trained"])
     return trainer
 

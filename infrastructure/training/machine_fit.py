@@ -50,7 +50,7 @@ class StepCosts:
 
     Attributes:
         memory: peak of a step by the units of its micro-batch: tokens where rows are packed, else
-            rows times the longest.
+            rows times the longest; padding included.
         heaviest_units, longest_units: of the heaviest micro-batch of the first epoch; of one
             example of the longest.
         copy_bytes: copy of the state that saving keeps in main memory; counted in the peak there.
@@ -245,9 +245,7 @@ class MachineFit:
         return size_bytes + SAVING_BYTES if size_bytes >= BACKGROUND_BYTES else 0
 
     def _units(self, examples: Sequence[Any]) -> int:
-        if getattr(self.adapter, "packs", False):
-            return self.adapter.count_tokens(examples)
-        return len(examples) * max(self.adapter.count_tokens([one]) for one in examples)
+        return self.adapter.count_computed(examples)
 
     def _heaviest_units(self, size: int) -> int:
         """Of the micro-batches of the first epoch; where lengths are not known, of the sample."""
@@ -258,7 +256,8 @@ class MachineFit:
         size = min(size, len(lengths))
         lengths = np.resize(lengths, -(-len(lengths) // size) * size).reshape(-1, size)
         packs = getattr(self.adapter, "packs", False)
-        return int(lengths.sum(axis=1).max() if packs else lengths.max() * size)
+        up = self.adapter.size_grid.up
+        return up(int(lengths.sum(axis=1).max())) if packs else size * up(int(lengths.max()))
 
 
 @dataclass

@@ -16,6 +16,7 @@ from infrastructure.config.words import plain
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.lookup import nearest
 from infrastructure.core.redact import redact
+from infrastructure.optimization.size_grid import SizeGrid
 
 Facts = Mapping[str, Any]
 
@@ -111,6 +112,22 @@ def agree(was: Facts, found: Facts, accept: Collection[str] = ()) -> list[Differ
     if refused:
         raise CheckpointError(refusal(refused))
     return all_of_them
+
+
+def recorded_grid(was: Facts) -> SizeGrid:
+    """How the run of a checkpoint rounds the lengths of its batches; whoever goes on repeats it.
+
+    Raises:
+        CheckpointError: in a way that is not known here.
+    """
+    name = was.get("size_grid", SizeGrid.EXACT)  # before there was a choice
+    try:
+        return SizeGrid(name)
+    except ValueError:
+        raise CheckpointError(
+            f"this checkpoint rounds the lengths of its batches in a way ({name}) that this version"
+            " does not know: it was saved by a later one, which goes on with it"
+        ) from None
 
 
 def refusal(refused: Sequence[Difference]) -> str:

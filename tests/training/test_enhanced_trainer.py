@@ -1,6 +1,7 @@
 """The whole training on a real small Llama: exact resume, accumulation, packing, seed 001."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import LoraConfig, ModelConfig
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -109,6 +111,38 @@ def test_a_resumed_lora_training_gives_the_same_bits(
         again.run()
         assert again.losses.values == whole.losses.values[step:]
         assert_same_bits(again.weights, whole.weights)
+
+
+def without_grid(identity: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """What a checkpoint held before lengths were rounded."""
+    return lambda: {name: fact for name, fact in identity().items() if name != "size_grid"}
+
+
+def test_a_run_that_began_before_lengths_were_rounded_goes_on_with_exact_ones(
+    saved_llama: Path, data_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bits of the run that was never interrupted: dropout would draw other numbers."""
+    settings: dict[str, Any] = {"lora": True, "checkpoint_frequency": 3, "keep_checkpoints": 9}
+    before = Training(saved_llama, data_file, checkpoints=tmp_path / "a", **settings)
+    adapter = before.trainer.adapter
+    before.trainer.initialize_model()
+    assert adapter.size_grid is SizeGrid.SIXTEENTHS
+    adapter.size_grid = SizeGrid.EXACT
+    monkeypatch.setattr(before.trainer, "identity", without_grid(before.trainer.identity))
+    before.run()
+    rounded = Training(saved_llama, data_file, checkpoints=tmp_path / "b", **settings).run()
+    assert rounded.losses.values != before.losses.values
+    for run, folder, grid in (
+        (before, "a", SizeGrid.EXACT),
+        (rounded, "b", SizeGrid.SIXTEENTHS),
+    ):
+        saved = by_step(CheckpointManager(tmp_path / folder, Retention(9)).store)
+        again = Training(saved_llama, data_file, checkpoints=tmp_path / f"{folder}2", **settings)
+        again.trainer.restore(saved[3])
+        assert again.trainer.adapter.size_grid is grid
+        assert again.trainer.identity()["size_grid"] == grid  # and so will whoever goes on
+        again.run()
+        assert_same_bits(again.weights, run.weights)
 
 
 # Plain descent in fp32: bf16, which a CPU may prefer, rounds a packed row's sums otherwise.

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from infrastructure.core.errors import CheckpointError
-from infrastructure.training.resume_contract import Verdict, agree, canonical_name, differences
+from infrastructure.optimization.size_grid import SizeGrid
+from infrastructure.training.resume_contract import (
+    Verdict,
+    agree,
+    canonical_name,
+    differences,
+    recorded_grid,
+)
 
 VERSIONS = {"python": "3.11.9", "torch": "2.8.0+cpu", "numpy": "2.0.1", "tokenizers": "0.22.0"}
 FACTS: dict[str, Any] = {
@@ -156,6 +163,13 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
 def test_a_name_may_be_given_in_full() -> None:
     assert canonical_name("training.learning_rate") == "learning_rate"
     assert canonical_name("data.path") == canonical_name("data.path")
+
+
+def test_lengths_are_rounded_as_the_run_began_to() -> None:
+    assert recorded_grid(FACTS) is SizeGrid.EXACT  # before there was a choice
+    assert all(recorded_grid(changed(size_grid=grid.value)) is grid for grid in SizeGrid)
+    with pytest.raises(CheckpointError, match=r"a way \(thirds\) that this version does not know"):
+        recorded_grid(changed(size_grid="thirds"))
 
 
 def test_a_checkpoint_of_ones_own_loop_says_nothing_and_goes_on() -> None:

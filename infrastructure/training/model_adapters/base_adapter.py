@@ -17,6 +17,7 @@ from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.optimization.compiling import set_compiled
+from infrastructure.optimization.size_grid import SizeGrid
 
 Batch = dict[str, Any]
 
@@ -65,6 +66,7 @@ class ModelAdapter(ABC):
         data_config: which data it will be fed, and in which form.
         saved_tokenizer: folder of the tokenizer that this run began with, when it is resumed.
         memory_config: limits of memory for whatever prepares its data.
+        size_grid: how the lengths of its batches are rounded, where they vary.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class ModelAdapter(ABC):
         self.data_config = DataConfig()
         self.saved_tokenizer: Path | None = None
         self.memory_config = MemoryConfig()
+        self.size_grid = SizeGrid.EXACT
 
     @abstractmethod
     def initialize_model(self) -> torch.nn.Module:
@@ -98,6 +101,10 @@ class ModelAdapter(ABC):
     @abstractmethod
     def count_tokens(self, examples: Sequence[Any]) -> int:
         """Real (never padding) tokens or other units of work in `examples`, for throughput."""
+
+    def count_computed(self, examples: Sequence[Any]) -> int:
+        """The same with the padding that a batch of `examples` has: what a step's memory is of."""
+        return self.count_tokens(examples)
 
     def compute_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         """Further held-out numbers of one batch, each a mean over its examples."""

@@ -11,7 +11,8 @@ from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.gpu_capability import train_in_fp8
-from infrastructure.training.data.collate import pack, pad
+from infrastructure.optimization.size_grid import SizeGrid
+from infrastructure.training.data.collate import pack, pad, padded_length
 from infrastructure.training.data.data_pipeline import DataPipeline, training_texts
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import (
@@ -76,6 +77,8 @@ class StandardModelAdapter(ModelAdapter):
     def _probe(self, model: torch.nn.Module) -> None:
         """Measure what this model allows, in the number format that it will train in."""
         self.token_loss.prepare(model)
+        if not self.token_loss.balances:
+            self.size_grid = SizeGrid.SIXTEENTHS
         if self.data_config.packing:
             check = prepare_packing(model, self.data_config.max_length)
             self.packs = check.isolated
@@ -84,12 +87,18 @@ class StandardModelAdapter(ModelAdapter):
 
     def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
         """One packed row or padded rows on the device; the targets are found before that."""
-        rows = pack(examples) if self.packs else pad(examples, self.tokenizer.pad_token_id)
+        rows = self._rows(examples)
         batch: Batch = dict(rows)
         labels = batch.pop("labels")
         positions, targets = supervised_targets(labels, batch.get("cu_seq_lens"))
         batch |= {"target_positions": positions, "targets": targets}
         return {name: self._to_device(value) for name, value in batch.items()}
+
+    def _rows(self, examples: Sequence[TokenizedExample]) -> Batch:
+        if self.packs:
+            return pack(examples, self.size_grid)
+        pad_token_id, most = self.tokenizer.pad_token_id, self.data_config.max_length
+        return pad(examples, pad_token_id, self.size_grid, most)
 
     def _to_device(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or self.device.type == "cpu":
@@ -99,7 +108,7 @@ class StandardModelAdapter(ModelAdapter):
         return value.to(self.device, non_blocking=True)
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
-        loss_sum, num_items = self.token_loss(model, batch)
+        loss_sum, num_items = self.token_loss(model, batch, self.size_grid)
         return LossOutput(loss_sum, num_items)
 
     def count_items(self, examples: Sequence[TokenizedExample]) -> int:
@@ -107,6 +116,12 @@ class StandardModelAdapter(ModelAdapter):
 
     def count_tokens(self, examples: Sequence[TokenizedExample]) -> int:
         return sum(len(example.input_ids) for example in examples)
+
+    def count_computed(self, examples: Sequence[TokenizedExample]) -> int:
+        if self.packs:
+            return self.size_grid.up(self.count_tokens(examples))
+        longest = max(len(example.input_ids) for example in examples)
+        return len(examples) * padded_length(longest, self.size_grid, self.data_config.max_length)
 
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
         """The data files of the configuration, read and tokenised.

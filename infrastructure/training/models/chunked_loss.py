@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from infrastructure.optimization.size_grid import SizeGrid
+
 # Logits held at a time, and never fewer rows than keep a matrix product efficient. On a CPU 16 MB,
 # which the allocator reuses (larger blocks go back to the system, and come back as page faults).
 CPU_CHUNK_LOGITS = 1 << 22
@@ -24,24 +26,39 @@ def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
         return F.cross_entropy(logits.float(), targets, reduction="sum")
 
 
-def head_loss(head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def head_loss(
+    head: torch.nn.Module,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    grid: SizeGrid = SizeGrid.EXACT,
+) -> torch.Tensor:
     """Cross-entropy sum of `head(hidden)`, a chunk of logits at a time.
 
+    A chunk has as many rows as `grid` says; those without a target are zeros, and count nowhere.
     Heads that are more than a weight (LoRA, quantised, offloaded) are called, and called again in
     the backward pass; for a plain one `LinearCrossEntropy` saves the second time.
     """
     if is_plain_linear(head):
-        return linear_cross_entropy_sum(hidden, head.weight, targets)  # type: ignore[arg-type]
-    weight: Any = head.weight
-    num_rows = chunk_rows(getattr(head, "out_features", weight.shape[0]), hidden.device)
+        weight: torch.Tensor = head.weight  # type: ignore[assignment]
+        return linear_cross_entropy_sum(hidden, weight, targets, grid)
+    given: Any = head
+    size = getattr(given, "out_features", given.weight.shape[0])
+    num_rows = chunk_rows(size, hidden.device)
+
+    def loss_of(part: torch.Tensor, part_targets: torch.Tensor) -> torch.Tensor:
+        rows = with_rows(part, min(num_rows, grid.up(len(part))))
+        return cross_entropy_sum(head(rows)[: len(part)], part_targets)
+
     losses = [hidden.new_zeros((), dtype=torch.float32)]
     for part, part_targets in zip(hidden.split(num_rows), targets.split(num_rows), strict=True):
-        losses.append(
-            checkpoint(
-                lambda h, t: cross_entropy_sum(head(h), t), part, part_targets, use_reentrant=False
-            )
-        )
+        losses.append(checkpoint(loss_of, part, part_targets, use_reentrant=False))
     return torch.stack(losses).sum()
+
+
+def with_rows(part: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """The rows (n, H) with zeros below them: (num_rows, H)."""
+    missing = num_rows - len(part)
+    return part if not missing else torch.cat([part, part.new_zeros(missing, part.shape[1])])
 
 
 def is_plain_linear(head: torch.nn.Module) -> bool:
@@ -64,7 +81,10 @@ def chunk_rows(vocab_size: int, device: torch.device) -> int:
 
 
 def linear_cross_entropy_sum(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    grid: SizeGrid = SizeGrid.EXACT,
 ) -> torch.Tensor:
     """Cross-entropy sum of `hidden @ weight.T`, without ever holding all logits.
 
@@ -74,6 +94,7 @@ def linear_cross_entropy_sum(
         hidden: (N, H).
         weight: (V, H).
         targets: (N,) int64.
+        grid: rounds the rows of a chunk.
     """
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
@@ -82,7 +103,7 @@ def linear_cross_entropy_sum(
         compute_dtype = torch.promote_types(hidden.dtype, weight.dtype)
     with torch.autocast(kind, enabled=False):
         return LinearCrossEntropy.apply(
-            hidden, weight, targets, compute_dtype, torch.is_grad_enabled()
+            hidden, weight, targets, compute_dtype, torch.is_grad_enabled(), grid
         )
 
 
@@ -102,25 +123,29 @@ class LinearCrossEntropy(torch.autograd.Function):
         targets: torch.Tensor,
         compute_dtype: torch.dtype,
         with_gradients: bool,
+        grid: SizeGrid,
     ) -> torch.Tensor:
         wants_hidden, wants_weight = (with_gradients and n for n in ctx.needs_input_grad[:2])
         compute_weight = weight.to(compute_dtype)
         num_rows = chunk_rows(weight.shape[0], weight.device)
-        buffer = hidden.new_empty(min(num_rows, len(hidden)), len(weight), dtype=torch.float32)
+        most_rows = min(num_rows, grid.up(len(hidden)))
+        buffer = hidden.new_empty(most_rows, len(weight), dtype=torch.float32)
         loss = hidden.new_zeros((), dtype=torch.float32)
         hidden_gradient = torch.empty_like(hidden) if wants_hidden else None
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         for start in range(0, len(hidden), num_rows):
             rows = slice(start, start + num_rows)
-            part = hidden[rows].to(compute_dtype)
             part_targets = targets[rows].unsqueeze(1)
+            size = len(part_targets)
+            part = with_rows(hidden[rows].to(compute_dtype), min(num_rows, grid.up(size)))
             log_probs = chunk_log_probs(part, compute_weight, buffer[: len(part)])
-            loss -= log_probs.gather(1, part_targets).sum()
+            loss -= log_probs[:size].gather(1, part_targets).sum()
             if not (wants_hidden or wants_weight):
                 continue
+            log_probs[size:] = -torch.inf  # whose gradient is zero
             error = logit_gradient(log_probs, part_targets).to(compute_dtype)
             if hidden_gradient is not None:
-                hidden_gradient[rows] = error @ compute_weight
+                hidden_gradient[rows] = (error @ compute_weight)[:size]
             if weight_gradient is not None:
                 add_product(weight_gradient, error, part)
         if weight_gradient is not None:
@@ -135,7 +160,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             raise RuntimeError("the loss was already taken backwards, and its gradients are gone")
         gradients, ctx.gradients = ctx.gradients, None
         scaled = [None if g is None else g.mul_(grad_output) for g in gradients]
-        return (*scaled, None, None, None)
+        return (*scaled, None, None, None, None)
 
 
 def chunk_log_probs(
@@ -150,10 +175,11 @@ def chunk_log_probs(
 
 
 def logit_gradient(log_probs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Softmax minus one-hot, in the memory of `log_probs`."""
+    """Softmax minus one-hot, in the memory of `log_probs`; rows beyond the targets have none."""
     probabilities = log_probs.exp_()
     minus_one = probabilities.new_full(targets.shape, -1.0)
-    return probabilities.scatter_add_(1, targets, minus_one)
+    probabilities[: len(targets)].scatter_add_(1, targets, minus_one)
+    return probabilities
 
 
 def add_product(total: torch.Tensor, error: torch.Tensor, hidden: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ model at hand is not assumed but measured: see `packing_check.py`.
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -30,24 +31,42 @@ ATTENTION_NAME = "temper_packed"
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "head_mask")
 
 _known_lengths = WeakTensorKeyDictionary()  # a mask's are forgotten with it
+_known_layouts = WeakTensorKeyDictionary()
 
 
 class PackingUnsupportedError(TemperError):
     """A model asks of its attention something that cannot be done on packed rows."""
 
 
-def segment_mask(cu_seq_lens: torch.Tensor, max_length: int) -> torch.Tensor:
+@dataclass(frozen=True)
+class RoundedLayout:
+    """A packed row in which each example has a length that repeats, so that kernels do, too.
+
+    Attributes:
+        lengths: of the examples, rounded up.
+        source: of each place, the token that stands there, (R,) int64; what is added repeats the
+            example's first one, after all that could see it.
+        places: of each token, its place, (T,) int64.
+    """
+
+    lengths: list[int]
+    source: torch.Tensor
+    places: torch.Tensor
+
+
+def segment_mask(cu_seq_lens: torch.Tensor, max_length: int, length_step: int = 1) -> torch.Tensor:
     """Example boundaries in the shape of an attention mask, for `packed_attention`.
 
     Args:
         cu_seq_lens: cumulative lengths from 0 to T, (B+1,) int32.
         max_length: length of the longest example, in tokens. It is kept as a size, so that
             nobody has to read it back from the device.
+        length_step: lengths may be computed as multiples of it; kept as a size, too.
 
     Returns:
-        (1, 1, max_length, B+1) int32, without memory of its own.
+        (1, length_step, max_length, B+1) int32, without memory of its own.
     """
-    return cu_seq_lens.to(torch.int32).view(1, 1, 1, -1).expand(1, 1, max_length, -1)
+    return cu_seq_lens.to(torch.int32).view(1, 1, 1, -1).expand(1, length_step, max_length, -1)
 
 
 def is_segment_mask(attention_mask: torch.Tensor | None) -> bool:
@@ -92,7 +111,35 @@ def packed_attention(
     if has_varlen_kernel(query, value, dropout):
         return varlen(query, key, value, boundaries, max_length, scaling, window), None
     lengths = segment_lengths(attention_mask)
-    return by_segment(query, key, value, lengths, dropout, scaling, window), None
+    if attention_mask.shape[1] == 1 or not compiles_kernels(query):
+        return by_segment(query, key, value, lengths, dropout, scaling, window), None
+    layout = rounded_layout(attention_mask)
+    query, key, value = (tensor.index_select(2, layout.source) for tensor in (query, key, value))
+    output = by_segment(query, key, value, layout.lengths, dropout, scaling, window)
+    return output.index_select(1, layout.places), None
+
+
+def compiles_kernels(query: torch.Tensor) -> bool:
+    """Whether attention by example has kernels made for each length: oneDNN's of half precision."""
+    return query.device.type == "cpu" and query.dtype in (torch.float16, torch.bfloat16)
+
+
+def rounded_layout(mask: torch.Tensor) -> RoundedLayout:
+    """The layout of a segment mask; made once a batch."""
+    if mask not in _known_layouts:
+        _known_layouts[mask] = _make_layout(segment_lengths(mask), mask.shape[1])
+    return _known_layouts[mask]
+
+
+def _make_layout(lengths: list[int], step: int) -> RoundedLayout:
+    rounded = [-(-length // step) * step for length in lengths]
+    starts = torch.tensor([0, *lengths[:-1]]).cumsum(0)
+    begins = torch.tensor([0, *rounded[:-1]]).cumsum(0)
+    own = torch.repeat_interleave(begins - starts, torch.tensor(lengths))
+    places = torch.arange(sum(lengths)) + own
+    source = torch.repeat_interleave(starts, torch.tensor(rounded))
+    source[places] = torch.arange(sum(lengths))
+    return RoundedLayout(rounded, source, places)
 
 
 def segment_lengths(mask: torch.Tensor) -> list[int]:
@@ -297,7 +344,8 @@ def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[s
     """How this model has to be told where the examples of a packed row end.
 
     Args:
-        batch: has `position_ids` (1, T), restarting at 0, `cu_seq_lens` (B+1,), `max_length`.
+        batch: has `position_ids` (1, T), restarting at 0, `cu_seq_lens` (B+1,), `max_length`, and
+            maybe `length_step`.
 
     Returns:
         `position_ids`, and for `packed_attention` the segment mask, for flash attention the
@@ -313,7 +361,8 @@ def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[s
     boundaries, max_length = batch["cu_seq_lens"], batch["max_length"]
     implementation = attention_implementation(model) or ""
     if implementation == ATTENTION_NAME:
-        arguments["attention_mask"] = segment_mask(boundaries, max_length)
+        step = batch.get("length_step", 1)
+        arguments["attention_mask"] = segment_mask(boundaries, max_length, step)
     elif "flash" in implementation:
         arguments |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
         arguments |= {"max_length_q": max_length, "max_length_k": max_length}

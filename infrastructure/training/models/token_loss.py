@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.models.chunked_loss import cross_entropy_sum, head_loss
 from infrastructure.training.models.model_inputs import (
     IGNORED_LABEL,
@@ -30,7 +31,9 @@ from infrastructure.training.models.packed_attention import model_arguments
 
 NUM_PROBE_TOKENS = 8
 
-Loss = Callable[[torch.nn.Module, Mapping[str, Any], torch.Tensor, torch.Tensor], torch.Tensor]
+Loss = Callable[
+    [torch.nn.Module, Mapping[str, Any], torch.Tensor, torch.Tensor, SizeGrid], torch.Tensor
+]
 
 
 def supervised_targets(
@@ -64,11 +67,14 @@ class TokenLoss:
         method: "hidden states" (the fast way), "kept logits" (the model computes only the logits
             of supervised positions) or "all logits"; None before the probe.
         reason: why the faster methods are not used; empty for the fastest.
+        balances: whether the model adds a loss of its own, a mean over all tokens of a batch,
+            padding too (a mixture of experts' balancing loss).
     """
 
     def __init__(self) -> None:
         self.method: str | None = None
         self.reason = ""
+        self.balances = False
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Probe the model, once.
@@ -78,9 +84,10 @@ class TokenLoss:
         """
         if self.method is None:
             self.method, self.reason = choose_method(model)
+            self.balances = adds_balancing_loss(model)
 
     def __call__(
-        self, model: torch.nn.Module, batch: Mapping[str, Any]
+        self, model: torch.nn.Module, batch: Mapping[str, Any], grid: SizeGrid = SizeGrid.EXACT
     ) -> tuple[torch.Tensor, int]:
         """The differentiable sum (scalar, fp32) and the number of supervised tokens.
 
@@ -88,6 +95,7 @@ class TokenLoss:
             batch: `input_ids` and `labels` (B, L), or instead of labels what `supervised_targets`
                 gave, as `target_positions` and `targets`; `attention_mask` for padded rows;
                 `position_ids`, `cu_seq_lens` and `max_length` for a packed one.
+            grid: how the number of rows that the head computes is rounded; the sum is the same.
 
         Raises:
             ValueError: the model's forward gives no logits, so the sum cannot be known.
@@ -99,7 +107,8 @@ class TokenLoss:
         self.prepare(model)
         assert self.method is not None
         arguments = model_arguments(model, batch)
-        return METHODS[self.method](model, arguments, positions, targets), targets.numel()
+        loss = METHODS[self.method](model, arguments, positions, targets, grid)
+        return loss, targets.numel()
 
 
 def loss_from_hidden_states(
@@ -107,10 +116,11 @@ def loss_from_hidden_states(
     arguments: Mapping[str, Any],
     positions: torch.Tensor,
     targets: torch.Tensor,
+    grid: SizeGrid,
 ) -> torch.Tensor:
     """Decoder, then the head in chunks at `positions` only."""
     hidden = last_hidden_state(model, arguments).flatten(0, 1)[positions]
-    return head_loss(output_head(model), hidden, targets)
+    return head_loss(output_head(model), hidden, targets, grid)
 
 
 def loss_from_kept_logits(
@@ -118,10 +128,13 @@ def loss_from_kept_logits(
     arguments: Mapping[str, Any],
     positions: torch.Tensor,
     targets: torch.Tensor,
+    grid: SizeGrid,
 ) -> torch.Tensor:
     """The model's own logits, at the columns where any row has a supervised target."""
     length = arguments["input_ids"].shape[1]
     columns, column_of_target = (positions % length).unique(return_inverse=True)
+    missing = grid.up(len(columns)) - len(columns)
+    columns = torch.cat([columns, columns[-1:].expand(missing)])  # computed, and not looked at
     logits = logits_of(call_model(model, {**arguments, "logits_to_keep": columns}))
     return cross_entropy_sum(logits[positions // length, column_of_target], targets)
 
@@ -131,6 +144,7 @@ def loss_from_all_logits(
     arguments: Mapping[str, Any],
     positions: torch.Tensor,
     targets: torch.Tensor,
+    grid: SizeGrid,
 ) -> torch.Tensor:
     """All of the model's own logits; a mixture of experts' balancing loss is added per token."""
     output = call_model(model, arguments)
@@ -186,11 +200,12 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
     positions, targets = supervised_targets(arguments["input_ids"])
     reasons: list[str] = []
     with probing(model), torch.no_grad():
-        expected = loss_from_all_logits(model, arguments, positions, targets)
+        given = (model, arguments, positions, targets, SizeGrid.EXACT)
+        expected = loss_from_all_logits(*given)
         for method, compute in list(METHODS.items())[:-1]:
             try:
                 reason = why_not(method, model, arguments)
-                actual = expected if reason else compute(model, arguments, positions, targets)
+                actual = expected if reason else compute(*given)
             except PROBE_ERRORS as error:
                 reason = f"{type(error).__name__}: {error}"
             if not reason and relative_difference(actual, expected) > tolerance(
@@ -201,6 +216,14 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
                 return method, "; ".join(reasons)
             reasons.append(f"not from {method} ({reason})")
     return "all logits", "; ".join(reasons)
+
+
+@torch.no_grad()
+def adds_balancing_loss(model: torch.nn.Module) -> bool:
+    """Whether a loss of its own is a mean over all tokens that a model is given."""
+    ids = torch.arange(NUM_PROBE_TOKENS, device=next(model.parameters()).device).unsqueeze(0)
+    with probing(model):
+        return getattr(call_model(model, {"input_ids": ids}), "aux_loss", None) is not None
 
 
 def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:

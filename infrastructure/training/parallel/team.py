@@ -205,6 +205,7 @@ class Team:
                 "revision": self.adapter.describe().get("revision"),
                 "trained": trained(model),
                 "tokenizer": self.adapter.tokenizer is not None,
+                "size_grid": self.adapter.size_grid.value,
             },
             _tokenizer_files(self.adapter.tokenizer),
         )

@@ -129,7 +129,8 @@ class ExamplePass:
     def _of_piece(self, examples: Sequence[Any]) -> npt.NDArray[np.float32]:
         batch = self.adapter.prepare_batch(examples)
         boundaries = batch.get("cu_seq_lens")
-        self._split = Split(len(examples), None if boundaries is None else boundaries[1:].tolist())
+        ends = None if boundaries is None else boundaries[1 : len(examples) + 1].tolist()
+        self._split = Split(len(examples), ends)
         shape = (len(examples), self.num_columns)
         self._total = torch.zeros(shape, device=self.adapter.device)
         if self.relabel is not None:

@@ -8,6 +8,9 @@ from infrastructure.core.errors import TrainingDivergedError
 
 NUM_REMEMBERED = 50
 NUM_NEEDED = 20
+# Of the highest median of a run: what a loss must rise by, at least. Where nearly nothing is left
+# to learn, a token or two that were missed are many times the median, and no spike.
+LEAST_RISE = 0.02
 
 
 @dataclass
@@ -15,14 +18,17 @@ class LossWatch:
     """Judges the logged losses, in their order.
 
     Attributes:
-        factor: a loss above this multiple of the median of the last ones is a spike.
+        factor: a loss above this multiple of the median of the last ones is a spike, if it has
+            risen by `LEAST_RISE` of `highest`.
         recent: the last finite logged losses.
+        highest: median of `recent` so far.
         is_high: the last one was a spike; a row of them is told once.
         until_step: up to there the loss of each single step is read, to find a bad one; 0: no.
     """
 
     factor: float
     recent: list[float] = field(default_factory=list)
+    highest: float = 0.0
     is_high: bool = False
     until_step: int = 0
 
@@ -30,21 +36,28 @@ class LossWatch:
     def limit(self) -> float:
         """The loss above which there is a spike; infinite while too few are known, and where
         losses may be negative, so that multiples of them mean nothing."""
-        middle = statistics.median(self.recent) if len(self.recent) >= NUM_NEEDED else 0.0
-        return self.factor * middle if middle > 0 else float("inf")
+        middle = self._median()
+        least = middle + LEAST_RISE * self.highest
+        return max(self.factor * middle, least) if middle > 0 else float("inf")
+
+    def _median(self) -> float:
+        """Of the last losses; 0 while too few are known."""
+        return statistics.median(self.recent) if len(self.recent) >= NUM_NEEDED else 0.0
 
     def take(self, loss: float) -> bool:
         """Take in a finite loss; whether a spike begins with it."""
         was_high, self.is_high = self.is_high, loss > self.limit
         self.recent = [*self.recent, loss][-NUM_REMEMBERED:]
+        self.highest = max(self.highest, self._median())
         return self.is_high and not was_high
 
     def state_dict(self) -> dict[str, Any]:
-        values = {"recent": list(self.recent), "is_high": self.is_high}
-        return {**values, "until_step": self.until_step}
+        values = {"recent": list(self.recent), "highest": self.highest}
+        return {**values, "is_high": self.is_high, "until_step": self.until_step}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.recent = list(saved["recent"])
+        self.highest = saved.get("highest", 0.0)  # of a run of before: what is seen from now on
         self.is_high = saved["is_high"]
         self.until_step = saved["until_step"]
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.data.collate import NO_LABEL, pack, pad
 from infrastructure.training.data.examples import TokenizedExample
 
@@ -37,6 +38,28 @@ def test_packed() -> None:
     assert batch["cu_seq_lens"].dtype == torch.int32
     assert batch["max_length"] == 3
     assert batch["input_ids"].dtype == batch["position_ids"].dtype == torch.int64
+
+
+def test_a_packed_row_is_filled_up_with_pieces_that_nobody_learns() -> None:
+    batch = pack(EXAMPLES, SizeGrid.SIXTEENTHS)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9, 4, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 0, 1]]
+    assert batch["labels"].tolist() == [[NO_LABEL, 6, 7, NO_LABEL, NO_LABEL, 4, NO_LABEL, NO_LABEL]]
+    assert batch["cu_seq_lens"].tolist() == [0, 3, 4, 6, 8]
+    assert batch["max_length"] == 3
+    many = pack([EXAMPLES[1]] * 13, SizeGrid.SIXTEENTHS)  # no piece is longer than an example
+    assert many["cu_seq_lens"].tolist() == list(range(17))
+    assert many["max_length"] == 1
+
+
+@pytest.mark.parametrize(("most", "length"), [(None, 8), (100, 8), (5, 5), (2, 3)])
+def test_padded_rows_are_rounded_up_to_what_there_is_a_position_for(
+    most: int | None, length: int
+) -> None:
+    batch = pad(EXAMPLES, 1, SizeGrid.SIXTEENTHS, most)
+    assert batch["input_ids"].shape == (3, length)
+    assert batch["attention_mask"].sum().item() == 6
+    assert (batch["labels"] != NO_LABEL).sum().item() == 3
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -9,6 +9,7 @@ import torch
 from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
@@ -61,8 +62,18 @@ def test_the_loss_is_that_of_the_examples_by_themselves(saved_llama: Path, packi
 def test_packing_is_one_row_and_padding_is_not(saved_llama: Path) -> None:
     packed = adapter_for(saved_llama, packing=True).prepare_batch(EXAMPLES)
     padded = adapter_for(saved_llama, packing=False).prepare_batch(EXAMPLES)
-    assert packed["input_ids"].shape == (1, 28)
-    assert padded["input_ids"].shape == (3, 14)
+    assert packed["input_ids"].shape == (1, 32)
+    assert padded["input_ids"].shape == (3, 16)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_what_is_computed_is_the_size_of_the_batch(saved_llama: Path, packing: bool) -> None:
+    adapter = adapter_for(saved_llama, packing)
+    for grid in SizeGrid:
+        adapter.size_grid = grid
+        for examples in (EXAMPLES, EXAMPLES[:1], [example(63, 9)] * 3):
+            batch = adapter.prepare_batch(examples)
+            assert adapter.count_computed(examples) == batch["input_ids"].numel()
 
 
 def test_a_saved_model_is_read_by_transformers_alone(saved_llama: Path, tmp_path: Path) -> None:

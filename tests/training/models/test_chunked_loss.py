@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.models import chunked_loss
 from infrastructure.training.models.chunked_loss import head_loss, linear_cross_entropy_sum
 
@@ -124,10 +125,42 @@ def test_any_head_gives_its_own_loss(kind: str) -> None:
     expected = F.cross_entropy(head(hidden), targets, reduction="sum")
     inputs = (hidden, *head.parameters())
     expected_gradients = torch.autograd.grad(expected, inputs)
-    actual = head_loss(head, hidden, targets)
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
-    actual_gradients = torch.autograd.grad(actual, inputs)
-    torch.testing.assert_close(actual_gradients, expected_gradients, rtol=1e-5, atol=1e-5)
+    for grid in SizeGrid:
+        actual = head_loss(head, hidden, targets, grid)
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
+        actual_gradients = torch.autograd.grad(actual, inputs)
+        torch.testing.assert_close(actual_gradients, expected_gradients, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "bias"])
+def test_a_head_computes_few_shapes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of targets; and what was added has no gradient, bit for bit."""
+    monkeypatch.setattr(chunked_loss, "CPU_CHUNK_LOGITS", 1 << 22)
+    head = create_head(kind)
+    shapes = set()
+    for num_rows in range(1, 129):
+        hidden, _, targets = example(num_rows)
+        with Products() as products:
+            head_loss(head, hidden, targets, SizeGrid.SIXTEENTHS).backward()
+        shapes |= products.shapes
+        head.zero_grad()
+    assert 16 <= len(shapes) <= 4 * 16
+
+
+class Products(TorchDispatchMode):
+    """Remembers the shapes of all matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[Any] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if "mm" in str(function):
+            given = [tuple(one.shape) for one in args if isinstance(one, torch.Tensor)]
+            self.shapes.add((str(function), *given))
+        return function(*args, **(kwargs or {}))
 
 
 class LargestTensor(TorchDispatchMode):

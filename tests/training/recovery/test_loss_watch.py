@@ -23,6 +23,23 @@ def test_a_spike_is_above_the_factor_times_the_median(loss: float, expected: boo
     assert watching([1.0] * NUM_NEEDED).take(loss) is expected
 
 
+def test_a_token_that_is_missed_where_nothing_is_left_to_learn_is_no_spike() -> None:
+    """As at the end of the quickstart: from 7 down to 0.003, and now and then 0.02 to 0.05."""
+    losses = [7.0] * NUM_NEEDED + [7.0 * 0.96**n for n in range(190)] + [0.003] * NUM_REMEMBERED
+    watch = watching(losses)
+    assert not watch.take(0.0174)
+    assert not watch.take(0.046)
+    assert watch.take(0.2)
+
+
+def test_a_run_that_began_before_the_highest_was_known_goes_on() -> None:
+    saved = watching([0.003] * NUM_NEEDED).state_dict()
+    del saved["highest"]
+    again = LossWatch(factor=3.0)
+    again.load_state_dict(saved)
+    assert again.limit == pytest.approx(0.009)
+
+
 def test_few_losses_are_no_measure() -> None:
     assert not watching([1.0] * (NUM_NEEDED - 1)).take(100.0)
 

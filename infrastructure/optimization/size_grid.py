@@ -1,0 +1,36 @@
+"""Sizes that repeat: the lengths of a training's tensors, rounded up to few.
+
+Packed rows have another length at every step. Libraries keep what they have made for a shape and
+make it anew for the next: on a CPU with bf16, oneDNN compiles a kernel for each layer and length
+and keeps a thousand of them; CUDA graphs and compiled code are of one shape, too. So lengths are
+rounded up to a sixteenth of the power of two below them, which are at most 16 sizes between a
+length and twice it, and 2 to 3 % of padding. What is added is masked: it teaches nothing, and
+nothing sees it.
+"""
+
+from enum import StrEnum
+
+PARTS_BITS = 4  # 16 sizes from one power of two to the next
+LEAST_STEP = 8  # short lengths are few anyway, and tensor cores take eight rows at a time
+# Of an example in attention, whose kernels are made for each length; what is added is never seen.
+SEGMENT_STEP = 16
+
+
+class SizeGrid(StrEnum):
+    """How lengths are rounded. It travels in checkpoints, since sums over another number of rows
+    round otherwise and dropout draws other numbers: a run keeps the one it began with."""
+
+    EXACT = "exact"
+    SIXTEENTHS = "sixteenths"
+
+    @property
+    def segment_step(self) -> int:
+        """Lengths of examples in attention are multiples of it."""
+        return 1 if self is SizeGrid.EXACT else SEGMENT_STEP
+
+    def up(self, size: int) -> int:
+        """The least size of the grid that is not below `size`."""
+        if self is SizeGrid.EXACT:
+            return size
+        step = max(LEAST_STEP, 1 << max(0, size.bit_length() - 1 - PARTS_BITS))
+        return -(-size // step) * step
