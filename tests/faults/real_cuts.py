@@ -113,7 +113,7 @@ def cuts(root: Path, count: int, seed: int) -> Iterator[tuple[float, list[str]]]
         share = draw.uniform(0.1, 1.1)
         _begin(disk, work)
         try:
-            child = in_child(lambda: os._exit(train(work).code & 255))
+            child = in_child(lambda: os._exit(train(work, with_helpers=True).code & 255))
             time.sleep(share * seconds)
             disk.cut()
             _end(child)
@@ -137,7 +137,7 @@ def _whole_run(disk: RealDisk, work: Path) -> tuple[float, tuple[str, list[tuple
     _begin(disk, work)
     try:
         began = time.monotonic()
-        done = train(work)
+        done = train(work, with_helpers=True)
         assert done.code == 0, done.said
         seconds = time.monotonic() - began
         [final] = (work / "runs").glob("*/final")
@@ -163,7 +163,7 @@ def _descendants(process: int) -> list[int]:
 
 
 def _faults(work: Path, expected: tuple[str, list[tuple[int, float]]]) -> list[str]:
-    done = train(work)
+    done = train(work, with_helpers=True)
     if done.code != 0:
         return [f"failed: {done.said[-400:]}"]
     found = result_of(max(path.parent for path in (work / "runs").glob("*/final")))

@@ -7,6 +7,7 @@ command says lies beside it.
 
 import contextlib
 import ctypes
+import gc
 import hashlib
 import importlib
 import logging
@@ -25,6 +26,7 @@ from infrastructure.monitoring.metrics_file import parse_metrics
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.state import TrainingState
 from tests.deployment.runs import small_settings
+from tests.faults import copier_here
 from tests.faults.kill_storm import in_child
 from tests.faults.run_storm import IMPORTED
 
@@ -72,6 +74,7 @@ def import_all() -> None:
     torch.set_num_threads(1)
     for package in IMPORTED:
         importlib.import_module(package)
+    gc.freeze()  # a child that collects would copy all of it, page by page
 
 
 def configuration(folder: Path, *, has_place: bool = True, **training: Any) -> DeploymentConfig:
@@ -80,12 +83,25 @@ def configuration(folder: Path, *, has_place: bool = True, **training: Any) -> D
     return DeploymentConfig(**settings, log_level="WARNING")
 
 
-def train(folder: Path, *, end_at: int | None = None, kills: bool = False, **options: Any) -> Ran:
-    """The command, as a person would give it again; or one that ends at a step."""
+def train(
+    folder: Path,
+    *,
+    end_at: int | None = None,
+    kills: bool = False,
+    with_helpers: bool = False,
+    **options: Any,
+) -> Ran:
+    """The command, as a person would give it again; or one that ends at a step.
+
+    Args:
+        with_helpers: copy in a process of its own, and not in a thread.
+    """
 
     def work() -> None:
         if end_at is not None:
             _end_at(end_at, kills)
+        if not with_helpers:
+            copier_here.use_it()
         with contextlib.ExitStack() as stack:
             said = stack.enter_context(said_in(folder).open("w", buffering=1))
             stack.enter_context(contextlib.redirect_stdout(said))
