@@ -12,6 +12,7 @@ from colab import drive, release
 from colab.release import release_runtime
 from infrastructure.backup.places.drive import DrivePlace
 from infrastructure.backup.places.folder import FolderPlace
+from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.lock import Lock
 from tests.deployment.runs import deploy, small_config
 from tests.fakes.google_colab import ColabSession
@@ -89,9 +90,9 @@ def test_a_run_that_nobody_knows_is_wrong_input(tmp_path: Path) -> None:
 
 def recorded_place(folder: Path, place: str | None) -> None:
     file = only_run(folder) / "run.json"
-    record = json.loads(file.read_text())
+    record = read_record(file)
     record["configuration"]["values"]["backup"]["place"] = place
-    file.write_text(json.dumps(record))
+    write_record(file, record)
 
 
 def without_a_place(folder: Path) -> None:
@@ -118,7 +119,7 @@ def without_checkpoints(folder: Path) -> None:
     [
         (without_a_place, "has no place for backups"),
         (without_its_backup, "is not known to be safe"),
-        (with_a_damaged_record, "not readable JSON"),
+        (with_a_damaged_record, "no readable JSON"),
         (without_checkpoints, "has no checkpoint yet"),
     ],
 )

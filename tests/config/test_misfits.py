@@ -139,6 +139,7 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("resources.quantum.solver", "tabu", {}),
     ("resources.quantum.solver", "tabu", {**QUANTUM, "quantum.answer": "random"}),
     ("resources.quantum.max_qubits", 100, {}),
+    ("backup.allow_missing_place", True, {}),
     ("resources.quantum.timeout", 10.0, {}),
     ("resources.quantum.timeout", 10.0, {**QUANTUM, "quantum.answer": "random"}),
     ("quantum.background", True, {**QUANTUM, "quantum.answer": "random"}),

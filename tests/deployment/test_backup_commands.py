@@ -12,6 +12,8 @@ import pytest
 
 from infrastructure.backup.store import Store
 from infrastructure.cli import DONE, FAILED, WRONG_INPUT, main
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import NOT_CONFIRMED
 from infrastructure.deployment.commands import resume
 from tests.deployment.runs import deploy, newest_step, small_config
 
@@ -109,7 +111,7 @@ def test_a_copy_is_made_now_of_a_run_that_had_none(
 def test_a_copy_that_is_not_confirmed_in_time_is_a_failure(run: Path, temper: Temper) -> None:
     nowhere = str(run.parent / "not-mounted/temper")
     code, told = temper("create", "--place", nowhere, "--backup-finish-seconds", "1")
-    assert (code, told["confirmed"]) == (FAILED, False)
+    assert (code, told["confirmed"]) == (NOT_CONFIRMED, False)
 
 
 def test_versions_and_runs_are_listed(run: Path, place: Path, temper: Temper) -> None:
@@ -164,9 +166,9 @@ def test_a_restored_run_does_not_lose_what_is_newer_here(
 def test_pruning_says_before_what_it_removes(
     run: Path, place: Path, tmp_path: Path, temper: Temper
 ) -> None:
-    record = json.loads((run / "run.json").read_text())
+    record = read_record(run / "run.json")
     record["configuration"]["values"]["training"]["keep_checkpoints"] = 2
-    (run / "run.json").write_text(json.dumps(record))
+    write_record(run / "run.json", record)
     code, told = temper("prune", run.name, "--dry-run")
     gone = [row["step"] for row in told["would_remove"] if row["where"] == "here"]
     assert (code, gone) == (DONE, [1, 0])

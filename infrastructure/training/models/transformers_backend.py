@@ -335,7 +335,7 @@ def base_of_lora(folder: Path) -> ModelSource:
     except ValueError as error:
         raise ValueError(
             f"LoRA {folder}: its base model is gone ({error}); write the new place as"
-            " base_model_name_or_path into adapter_config.json"
+            " base_model_name_or_path into adapter_config.json, and remove SHA256SUMS beside it"
         ) from error
 
 

@@ -267,7 +267,7 @@ def test_where_the_system_tells_nothing_a_folder_named_so_counts_as_a_drive(tmp_
 def test_the_folder_of_a_shared_drive_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "Shareddrives").mkdir()
     place = DrivePlace(tmp_path / "Shareddrives" / "team" / "x")
-    with pytest.raises(OSError, match="is it mounted"):
+    with pytest.raises(OSError, match="the disk mounted"):
         place.write(FILE, [b"x"])
 
 
