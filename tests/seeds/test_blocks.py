@@ -222,6 +222,7 @@ print(json.dumps({"steps": context.state.step, "saved": len(saved), "epochs": co
 
 @runs("000 Implementation", "000 Initialization Phase")
 @pytest.mark.skipif(not is_installed("unsloth"), reason="unsloth is not installed")
+@pytest.mark.timeout(900)
 def test_the_parts_of_000_are_made_of_one_configuration(saved_llama: Path, tmp_path: Path) -> None:
     """With Unsloth, whose import changes the whole process: it has one of its own."""
     settings = small_settings(tmp_path, max_steps=3, checkpoint_frequency=2)
@@ -233,7 +234,7 @@ def test_the_parts_of_000_are_made_of_one_configuration(saved_llama: Path, tmp_p
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=850,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
