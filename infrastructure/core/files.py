@@ -9,7 +9,6 @@ import re
 import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -46,18 +45,26 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     exception the temporary file is removed and `path` stays as it was.
     """
     make_directory(path.parent)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    descriptor, name = _new_file(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def _new_file(path: Path) -> tuple[int, str]:
+    """A descriptor and the name of a new neighbour of `path`, as open to others as the process's
+    umask lets every new file be."""
+    while True:
+        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        with suppress(FileExistsError):
+            return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), str(name)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -39,10 +39,23 @@ _ASSIGNED = re.compile(
 
 
 class RedactingFormatter(logging.Formatter):
-    """A formatter of log lines that masks secrets, whoever logged them, in tracebacks too."""
+    """A formatter of log lines that masks secrets, whoever logged them, in tracebacks too.
+
+    The name of a logger is none (`transformers.token: `), and is no key of what comes after it.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        shown = logging.makeLogRecord(record.__dict__)
+        shown.msg, shown.args = redact(record.getMessage()), None
+        if record.exc_text:  # made by another formatter, which masks nothing
+            shown.exc_text = redact(record.exc_text)
+        return redact_shapes(super().format(shown))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return redact(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        return redact(super().formatStack(stack_info))
 
 
 def is_secret_key(key: str) -> bool:

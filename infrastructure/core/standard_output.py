@@ -73,8 +73,9 @@ class LossyStream:
         self._fails = True
         if not self.is_lost:
             self.is_lost = True  # before the next line, which may come here again
-            name = getattr(self.stream, "name", "output")
-            log.warning("%s cannot be written, the work goes on: %s", name, error)
+            if isinstance(error, OSError):  # else it was closed on purpose
+                name = getattr(self.stream, "name", "output")
+                log.warning("%s cannot be written, the work goes on: %s", name, error)
 
     def _keep(self) -> None:
         text, self._line = self._line, ""

@@ -40,7 +40,7 @@ from infrastructure.deployment.run_record import (
     unused_gpus,
 )
 from infrastructure.deployment.run_repair import repair_records, repair_run
-from infrastructure.deployment.same_training import newest_of_this_purpose
+from infrastructure.deployment.same_training import Beginning, newest_of_this_purpose
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.deployment.stages import Stages
 from infrastructure.evaluation.held_out import HeldOut, measure
@@ -104,6 +104,7 @@ class TrainingDeployment:
         self.is_place_missing: bool | None = None  # None: nobody has looked
         self._place_id: str | None = None
         self.stages = Stages()
+        self._beginning: Beginning | None = None
 
     def run(self) -> dict[str, Any]:
         """Train to the end: go on with the newest run of this purpose if it is not finished, or
@@ -123,13 +124,21 @@ class TrainingDeployment:
             return self._run()
 
     def _run(self) -> dict[str, Any]:
+        self._beginning = None if self.config.new_run else Beginning(self.config)
+        try:
+            return self._begin_or_go_on()
+        finally:
+            self._others_may_begin()
+
+    def _begin_or_go_on(self) -> dict[str, Any]:
         options = place_options(self.config)
         run = None if self.config.new_run else self._run_of_this_purpose()
-        if run is not None and run.is_finished():
-            repair_finished(run, options, self.say)
         if run is None:
             name = self.config.run_name or self.config.model.name
             return self._begin(plan_run(Path(self.config.output_dir), name))
+        self._others_may_begin()  # they find this run
+        if run.is_finished():
+            repair_finished(run, options, self.say)
         if run.is_finished():
             return self.complete(run)
         if not self._has_version(run):
@@ -279,6 +288,7 @@ class TrainingDeployment:
             for line in trainer.batch_plan().lines():
                 self.say(line)
         record_run(run, self.config, trainer)
+        self._others_may_begin()
         self.begun(run.path)
         self.say(f"Run {run.run_id}: measuring the model before the training")
         try:
@@ -289,6 +299,10 @@ class TrainingDeployment:
             raise
         write_record(run.before_file, before.to_dict())
         return self._train(run, trainer, before)
+
+    def _others_may_begin(self) -> None:
+        if self._beginning is not None:
+            self._beginning.end()
 
     def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now."""

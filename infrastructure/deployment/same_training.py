@@ -1,7 +1,11 @@
-"""Which run the same command goes on with. Needs no torch."""
+"""Which run the same command goes on with, and that two of them begin only one. Needs no torch."""
 
+import hashlib
+import json
 import logging
+import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +13,64 @@ from infrastructure.backup.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.purpose import differing_keys, purpose_of
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.files import make_directory
+from infrastructure.core.lock import Lock
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.monitoring.run_list import run_folders
+from infrastructure.monitoring.trainer_process import this_process
 from infrastructure.training.resume_contract import shown_name
 
+BEGINNING = ".beginning"  # in the output folder: a file for each training that begins now
+
 log = logging.getLogger(__name__)
+
+
+class Beginning:
+    """Held by a process from looking for a run of its purpose until there is one that others find.
+
+    Two equal commands at the same instant would find none, and train twice what was meant once.
+    Where the output folder cannot be written to, nothing is held, and nothing can begin.
+
+    Raises:
+        ValueError: another process holds it; says which.
+    """
+
+    def __init__(self, config: DeploymentConfig) -> None:
+        spelled = json.dumps(purpose_of(config), sort_keys=True, default=str)
+        name = hashlib.sha256(spelled.encode()).hexdigest()[:16]
+        self._path = Path(config.output_dir) / BEGINNING / name
+        self._lock: Lock | None = None
+        with suppress(OSError):
+            self._hold()
+
+    def _hold(self) -> None:
+        while self._lock is None:
+            make_directory(self._path.parent)
+            try:
+                lock = Lock(self._path)
+            except FileNotFoundError:  # who ends just now has removed the folder
+                continue
+            if not lock.take(wait=False, where_there_are_none=True):
+                raise ValueError(
+                    f"the same training is begun by {self._path.read_text() or 'another process'}"
+                    " just now: wait for its run, stop it, or train another beside it with"
+                    " --new-run"
+                )
+            with suppress(FileNotFoundError):  # who held it before has removed its name
+                if os.path.samestat(os.fstat(lock.descriptor), self._path.stat()):
+                    self._lock = lock
+                    continue
+            lock.release()
+        self._path.write_text(this_process())
+
+    def end(self) -> None:
+        """There is a run now, or there will be none; a second call does nothing."""
+        if self._lock is not None:
+            with suppress(OSError):
+                self._path.unlink()
+                self._path.parent.rmdir()  # where no other training begins
+            self._lock.release()
+            self._lock = None
 
 
 def newest_of_this_purpose(

@@ -50,6 +50,11 @@ def leave_trainer(run_path: Path) -> None:
         file.truncate()
 
 
+def this_process() -> str:
+    """This process, as others are told of it."""
+    return _line(os.getpid()).strip()
+
+
 def _line(pid: int, more: str = "") -> str:
     return f"process {pid} on {os.uname().nodename}{more}\n"
 

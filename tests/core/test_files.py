@@ -293,7 +293,20 @@ def test_two_names_are_exchanged_where_the_file_system_can(tmp_path: Path) -> No
 def test_json_is_written_for_people(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"name": "ä"})
     assert (tmp_path / "a.json").read_text() == '{\n  "name": "ä"\n}\n'
-    assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_who_may_read_a_file_is_the_user_s_choice(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        write_json(tmp_path / "a.json", {})
+        with whole_directory(tmp_path / "folder") as part:
+            (part / "file").touch()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "folder/file").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o777 & ~mask
 
 
 def fail_on_the_second_rename(monkeypatch: pytest.MonkeyPatch) -> None:
