@@ -20,6 +20,7 @@ from infrastructure.deployment import detached as detached_trainings
 from infrastructure.deployment.closing import closing_lines, paths_of
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.detached import DetachedTraining
+from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.monitoring.live_run import LiveRun
@@ -234,6 +235,17 @@ def _ended(run_path: Path, was_trained: bool) -> Summary:
         )
     if state == "stopped":
         print(f"Stopped at step {summary.get('steps')}: {summary.get('reason')}")
-    elif was_trained and state == "finished":
-        print(*closing_lines(run_path, summary), sep="\n")
+    elif state == "finished":
+        return _completed(run_path, summary, was_trained)
     return summary
+
+
+def _completed(run_path: Path, summary: Summary, was_trained: bool) -> Summary:
+    """All of a finished run is confirmed at its place, or it is told loudly that it is not; the
+    process that has trained it may wait for that still."""
+    run = RunDirectory(run_path)
+    if run.is_of_a_trainer():
+        if was_trained:
+            print(*closing_lines(run_path, summary), sep="\n")
+        return summary
+    return TrainingDeployment(run.read_configuration()).complete(run)

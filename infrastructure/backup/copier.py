@@ -198,6 +198,7 @@ class Copier:
         """See which place this is, and what is there already: what that names is never written
         over."""
         self._identify()
+        self.link.place.sweep(Path(self.link.run_id))
         listed = set()
         for _ in range(NUM_FIRST_LOOKS):  # a listing may be short
             listed |= {*self.link.store.versions()}

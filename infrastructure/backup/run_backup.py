@@ -148,6 +148,10 @@ class RunBackup:
         remote = None if self._link is None else self._link.store
         where = "" if self._link is None else self._link.place.url
         with only_writer(self.store.root):
+            try:
+                self.store.sweep()
+            except OSError as error:
+                raise StorageError(f"{self.store.root} cannot be swept: {error}") from error
             repairs = [*StoreRepair(self.store, remote, where).steps(confirmed)]
         if directory is not None:
             stores = [self.store] if remote is None else [self.store, remote]

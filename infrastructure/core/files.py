@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 HASH_CHUNK_BYTES = 1 << 20
+_PART = re.compile(r"\..+\.[a-z0-9_]{8}\.part")  # as `_new_part_file` names them
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
@@ -42,29 +43,73 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary neighbour of `path` for writing; on success it becomes `path`.
 
     The bytes are on the disk before the name is, so a reader never sees half a file. On an
-    exception the temporary file is removed and `path` stays as it was.
+    exception the temporary file is removed and `path` stays as it was. A lock on it tells
+    `remove_parts` that its process lives.
     """
     make_directory(path.parent)
-    descriptor, name = _new_file(path)
+    descriptor, part = _new_part_file(path)
+    lock = os.dup(descriptor)  # until it has its name
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        part.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(lock)
     sync_directory(path.parent)
 
 
-def _new_file(path: Path) -> tuple[int, str]:
-    """A descriptor and the name of a new neighbour of `path`, as open to others as the process's
-    umask lets every new file be."""
+def _new_part_file(path: Path) -> tuple[int, Path]:
+    """A new part of `path`, as open to others as the process's umask lets every new file be, and
+    its descriptor, which holds its lock."""
     while True:
-        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        with suppress(FileExistsError):
-            return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), str(name)
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another took it for one left behind, and removes it
+            os.close(descriptor)
+            continue
+        except OSError:  # a file system without locks, where nobody removes parts
+            return descriptor, part
+        if part.exists():
+            return descriptor, part
+        os.close(descriptor)
+
+
+def remove_parts(directory: Path) -> None:
+    """Remove the parts in `directory` that `atomic_write` left where its process was killed; what a
+    living process writes is locked, and stays. Where there are no locks, all of it stays."""
+    with suppress(OSError):
+        for part in directory.glob(".*.part"):
+            if _PART.fullmatch(part.name) and part.is_file():
+                remove_if_unlocked(part)
+
+
+def remove_if_unlocked(path: Path) -> bool:
+    """Remove a file that no living process has locked; whether it is gone. False also where the
+    file system has no locks."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except OSError:  # somebody writes it, or nobody can tell
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

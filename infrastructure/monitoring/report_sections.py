@@ -339,7 +339,7 @@ def safety(run: RunFacts) -> Markup:
         rows.append(("on this machine only", f"step {newest}"))
     if published := known.get("published"):
         rows.append(("the trained model", element("code", str(published))))
-    if error := known.get("error"):
+    if error := known.get("problem") or known.get("error"):
         rows.append(("what is wrong", clip(str(error), MAX_TEXT_CHARACTERS)))
     return section("Where your work is", table((), rows, "stack"))
 

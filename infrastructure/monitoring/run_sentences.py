@@ -19,7 +19,9 @@ def safety_words(run: RunFacts, now: float) -> str:
         told = f"backup: step {step} is safe at {place}"
         if isinstance(saved_at, int | float) and run.status == "running":
             told += f"; {format_duration(max(0.0, now - saved_at))} of work would be lost now"
-    if error := known.get("error"):
+    if problem := known.get("problem"):
+        told += f"; NOT SAFE YET: {problem}"
+    elif error := known.get("error"):
         told += f"; {error}"
     return clip(told, MAX_CHARACTERS)
 

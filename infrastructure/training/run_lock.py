@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from infrastructure.core.files import recover_directory, remove_parts
 from infrastructure.core.lock import Lock
 from infrastructure.monitoring.trainer_process import (
     HOLDER_FILE,
@@ -16,6 +17,7 @@ from infrastructure.monitoring.trainer_process import (
 
 LOCK_FILE = "lock"
 LOOK_SECONDS = 0.1
+DIRECTORIES = ("final", "tokenizer", "resume")  # which are there whole or not at all
 
 
 @contextmanager
@@ -31,6 +33,15 @@ def waited_for(run_path: Path, seconds: float) -> Iterator[None]:
         time.sleep(LOOK_SECONDS)
     with only_trainer_of(run_path):
         yield
+
+
+def _remove_leftovers(run_path: Path) -> None:
+    """What killed processes of this run have left half-written in its directory."""
+    for name in DIRECTORIES:
+        recover_directory(run_path / name)
+    for folder in (run_path, *(path for path in run_path.rglob("*") if path.is_dir())):
+        if "objects" not in folder.parts:  # the store sweeps its own
+            remove_parts(folder)
 
 
 def _is_trained_elsewhere(run_path: Path) -> bool:
@@ -54,6 +65,7 @@ def only_trainer_of(run_path: Path) -> Iterator[None]:
                 " train another beside it with --new-run"
             )
         write_trainer(run_path)
+        _remove_leftovers(run_path)
         try:
             yield
         finally:

@@ -1,5 +1,6 @@
 """Files and directories are whole or not there."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,10 +17,13 @@ from infrastructure.core.files import (
     exchange,
     file_sha256,
     recover_directory,
+    remove_parts,
     whole_directory,
     write_json,
     write_text,
 )
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -362,3 +366,49 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
         (part / "file").write_text("content")
     recover_directory(tmp_path / "final")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from infrastructure.core.files import atomic_write
+
+with atomic_write(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    print("begun", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "report.html")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as writer:  # type: ignore[call-overload]
+        assert writer.stdout.readline() == b"begun\n"
+        (part,) = tmp_path.iterdir()
+        remove_parts(tmp_path)
+        assert part.exists(), "it is being written"
+        writer.kill()
+    (tmp_path / ".notes.part").write_text("of somebody else")
+    remove_parts(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".notes.part"]
+
+
+def test_a_part_that_is_removed_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, asked = fcntl.flock, []
+
+    def late(descriptor: int, kind: int) -> None:
+        if not asked:
+            asked.append(kind)
+            remove_parts(tmp_path)  # whoever sweeps comes just before
+        flock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    write_text(tmp_path / "file", "whole")
+    assert (tmp_path / "file").read_text() == "whole"
+    assert len(list(tmp_path.iterdir())) == 1

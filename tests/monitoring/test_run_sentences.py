@@ -31,6 +31,8 @@ def test_what_would_be_lost_now_is_told(copies: dict[str, Any], told: str) -> No
 def test_a_run_that_has_ended_loses_nothing_more() -> None:
     run = RunFacts(Path(), backup=SAFE, summary={"status": "finished"})
     assert safety_words(run, now=1090.0) == "backup: step 120 is safe at drive:x"
+    run.summary["backup"] = {**run.backup, "problem": "the place is full"}
+    assert safety_words(run, now=1090.0).endswith("; NOT SAFE YET: the place is full")
 
 
 def test_errors_and_alerts_are_one_sentence_each() -> None:

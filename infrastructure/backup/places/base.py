@@ -5,6 +5,7 @@ reads a place as it reads a disk.
 """
 
 import abc
+import contextlib
 import errno
 import hashlib
 import secrets
@@ -16,6 +17,8 @@ from typing import Self
 from infrastructure.backup.file_operations import Buffer, FileOperations
 from infrastructure.backup.place_identity import FOLDER, has_id, ids_at, mark
 from infrastructure.core.errors import StorageError
+
+PROBE = "probe-"
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,21 @@ class Place(FileOperations, abc.ABC):
         Raises:
             OSError: the place does not answer, or refuses.
         """
-        path = FOLDER / f"probe-{secrets.token_hex(4)}"
+        path = FOLDER / f"{PROBE}{secrets.token_hex(4)}"
         self.write(path, [b"may be removed"])
-        self.remove(path)
+        with contextlib.suppress(FileNotFoundError):  # somebody else has swept
+            self.remove(path)
+
+    def sweep(self, directory: Path) -> None:
+        """Remove what killed processes have left half-written in `directory`, and their probes.
+
+        Raises:
+            OSError: the place does not answer, or refuses.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            for name in self.names(FOLDER):
+                if name.startswith(PROBE):
+                    self.remove(FOLDER / name)
 
     @abc.abstractmethod
     def confirm(self, path: Path, content: Content) -> bool:

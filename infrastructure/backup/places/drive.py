@@ -99,6 +99,9 @@ class DrivePlace(FolderPlace):
         self.require_identity()  # else it may have been read below a mount that went away
         return True
 
+    def sweep(self, directory: Path) -> None:
+        """Nothing: files are written under their own names, and nothing is probed."""
+
     def probe(self) -> None:
         """Nothing is written, since Drive's trash would keep it; a mount for reading is noticed."""
         if not os.access(self.root, os.W_OK):

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -9,8 +10,13 @@ from typing import TypeVar
 from infrastructure.backup.file_operations import Buffer, FileOperations
 from infrastructure.backup.places.base import Content, Place, require_content
 from infrastructure.backup.places.mounts import MOUNTS, mount_of
+from infrastructure.core.files import remove_if_unlocked
+from infrastructure.core.lock import is_held
 
 Result = TypeVar("Result")
+
+PART = ".part"
+OLD_PART_SECONDS = 86400.0
 
 ADVICE = {
     errno.ENOSPC: "make room on that disk, or name another place",
@@ -93,7 +99,7 @@ class FolderPlace(Place):
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         self.make_directory(path.parent)
         target = self.at(path)
-        part = target.with_name(f"{target.name}.part")
+        part = target.with_name(f"{target.name}{PART}")
         self._remove_if_there(part)  # a killed copier's
         try:
             self.operations.write(part, buffers)
@@ -103,6 +109,21 @@ class FolderPlace(Place):
             self._remove_if_there(part)
             raise
         self.operations.sync_directory(target.parent)
+
+    def sweep(self, directory: Path) -> None:
+        """Also the parts of files whose writer is gone: the lock of a living one spares its part.
+
+        Where another machine's lock is not seen, and where there are none and a day's age has to
+        do, its part may go as well. That costs it a second writing and nothing else: a part is
+        never read, and a writer that does not find its own writes it again.
+        """
+        super().sweep(directory)
+        for path in self.at(directory).rglob(f"*{PART}"):
+            with contextlib.suppress(FileNotFoundError):
+                is_old = time.time() - path.stat().st_mtime > OLD_PART_SECONDS
+                stays = path.is_file() and not remove_if_unlocked(path)
+                if stays and is_old and is_held(path) is None:
+                    path.unlink()
 
     def remove(self, path: Path) -> None:
         self.require_identity()

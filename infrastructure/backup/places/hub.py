@@ -114,6 +114,9 @@ class HubPlace(Place):
         with as_os_errors(self.url):
             self._make_ready()
 
+    def sweep(self, directory: Path) -> None:
+        """Nothing: a commit is there whole or not at all."""
+
     def read(self, path: Path) -> Iterator[bytes]:
         self.commit()
         from huggingface_hub import hf_hub_url
@@ -143,13 +146,13 @@ class HubPlace(Place):
         from huggingface_hub import CommitOperationAdd
 
         at = self.at(path)
-        with as_os_errors(self.shown(path)), tempfile.NamedTemporaryFile() as file:
+        with as_os_errors(self.shown(path)), tempfile.TemporaryFile() as file:
             for buffer in buffers:
                 file.write(buffer)
             file.flush()
-            copy = Path(file.name)
-            is_small = copy.stat().st_size <= SMALL_BYTES  # it may wait for its commit in memory
-            operation = CommitOperationAdd(at, copy.read_bytes() if is_small else copy)
+            is_small = file.tell() <= SMALL_BYTES  # it may wait for its commit in memory
+            file.seek(0)
+            operation = CommitOperationAdd(at, file.read() if is_small else file)
             self._make_ready()
             self.api.preupload_lfs_files(self.repo_id, [operation], repo_type=self.repo_type)
         self._add(at, operation)

@@ -1,8 +1,10 @@
 """A folder on another disk."""
 
 import errno
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -174,3 +176,50 @@ def test_what_is_read_back_comes_from_the_disk_and_not_from_memory(tmp_path: Pat
     asked.done.clear()
     assert place.confirm(FILE, CONTENT)
     assert asked.done == ["size", "forget_cached", "read"]
+
+
+def test_what_killed_writers_left_goes_and_what_a_living_one_writes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = FolderPlace(tmp_path / "backups")
+    place.identify()
+    place.write(FILE, [b"hello there"])
+    folder = place.at(FILE).parent
+    for name in ("dead.part", "living.part", "old.part"):
+        (folder / name).write_bytes(b"hel")
+    probe = place.root / ".temper-place/probe-0123abcd"
+    probe.write_bytes(b"may be removed")
+    with (folder / "living.part").open("rb") as written:
+        fcntl.flock(written, fcntl.LOCK_EX)
+        place.sweep(Path("run-1"))
+        left = {path.name for path in folder.iterdir()}
+        assert left == {"abcd", "living.part"}
+        assert not probe.exists()
+        place.sweep(Path("another-run"))
+    (folder / "old.part").write_bytes(b"hel")
+    os.utime(folder / "old.part", (0, 0))
+
+    def no_locks(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    place.sweep(Path("run-1"))
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"abcd", "living.part"}, "without locks a day's age has to do"
+    assert place.confirm(FILE, Content.of([b"hello there"]))
+
+
+def test_a_file_is_locked_while_it_is_written(tmp_path: Path) -> None:
+    seen = []
+
+    class Pieces(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"hello "
+            FolderPlace(tmp_path / "backups").sweep(Path("run-1"))
+            seen.append(place.at(FILE).with_name("abcd.part").exists())
+            yield b"there"
+
+    place = FolderPlace(tmp_path / "backups")
+    place.write(FILE, Pieces([b"", b""]))
+    assert seen == [True]
+    assert place.confirm(FILE, CONTENT)
