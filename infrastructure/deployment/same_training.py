@@ -52,9 +52,8 @@ class Beginning:
                 continue
             if not lock.take(wait=False, where_there_are_none=True):
                 raise ValueError(
-                    f"the same training is begun by {self._path.read_text() or 'another process'}"
-                    " just now: wait for its run, stop it, or train another beside it with"
-                    " --new-run"
+                    f"the same training is begun by {self._holder()} just now: wait for its run,"
+                    " stop it, or train another beside it with --new-run"
                 )
             with suppress(FileNotFoundError):  # who held it before has removed its name
                 if os.path.samestat(os.fstat(lock.descriptor), self._path.stat()):
@@ -62,6 +61,12 @@ class Beginning:
                     continue
             lock.release()
         self._path.write_text(this_process())
+
+    def _holder(self) -> str:
+        try:
+            return self._path.read_text() or "another process"
+        except OSError:  # it ends just now, and its name is gone
+            return "another process"
 
     def end(self) -> None:
         """There is a run now, or there will be none; a second call does nothing."""

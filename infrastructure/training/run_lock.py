@@ -9,7 +9,6 @@ from pathlib import Path
 from infrastructure.core.files import recover_directory, remove_parts
 from infrastructure.core.lock import Lock
 from infrastructure.monitoring.trainer_process import (
-    HOLDER_FILE,
     leave_trainer,
     read_trainer,
     write_trainer,
@@ -22,8 +21,8 @@ DIRECTORIES = ("final", "tokenizer", "resume")  # which are there whole or not a
 
 @contextmanager
 def waited_for(run_path: Path, seconds: float) -> Iterator[None]:
-    """Inside, no other process trains the run in `run_path`; one that is about to end it, and waits
-    for its copies, is waited for.
+    """Inside, no process trains the run in `run_path`; one that is about to end it, and waits for
+    its copies, is waited for.
 
     Raises:
         ValueError: it still does after `seconds`; says which.
@@ -31,7 +30,7 @@ def waited_for(run_path: Path, seconds: float) -> Iterator[None]:
     deadline = time.monotonic() + seconds
     while _is_trained_elsewhere(run_path) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
-    with only_trainer_of(run_path):
+    with _locked(run_path):
         yield
 
 
@@ -56,19 +55,29 @@ def only_trainer_of(run_path: Path) -> Iterator[None]:
     Raises:
         ValueError: another living process does; says which.
     """
-    lock, holder = Lock(run_path / LOCK_FILE), run_path / HOLDER_FILE
-    try:
-        if not lock.take(wait=False, where_there_are_none=True):
-            name = holder.read_text().strip() if holder.exists() else "another process"
-            raise ValueError(
-                f"run {run_path.name} is being trained by {name}; wait for its end, stop it, or"
-                " train another beside it with --new-run"
-            )
+    with _locked(run_path):
         write_trainer(run_path)
-        _remove_leftovers(run_path)
         try:
             yield
         finally:
             leave_trainer(run_path)
+
+
+@contextmanager
+def _locked(run_path: Path) -> Iterator[None]:
+    lock = Lock(run_path / LOCK_FILE)
+    try:
+        if not lock.take(wait=False, where_there_are_none=True):
+            raise ValueError(
+                f"run {run_path.name} is being trained by {_holder(run_path)}; wait for its end,"
+                " stop it, or train another beside it with --new-run"
+            )
+        _remove_leftovers(run_path)
+        yield
     finally:
         lock.release()
+
+
+def _holder(run_path: Path) -> str:
+    trainer = read_trainer(run_path)
+    return "another process" if trainer is None or trainer.is_alive is False else str(trainer)
