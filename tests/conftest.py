@@ -1,12 +1,16 @@
 """Fixtures for all tests."""
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# As `make test` does: a fork of a process whose OpenMP threads have worked would wait for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TEXTS = ["What is 12 + 5? 17", "Reverse abc: cba", "The sky is blue and the grass is green."]
 

@@ -57,7 +57,9 @@ class BackupStatus:
         done_bytes, total_bytes: of the version or the folder on its way.
         published_folders: where finished folders are confirmed, by the token of the question.
         newest_step: the newest version on this machine.
-        error: what went wrong last, until it works again.
+        refused_name: the newest version that is damaged here and not copied, until a newer one is
+            confirmed.
+    error: what went wrong last, until it works again.
         num_failures: how often in a row.
         advice: what a person can do about it.
         changed_at: when this was written.
@@ -75,6 +77,7 @@ class BackupStatus:
     total_bytes: int = 0
     newest_name: str | None = None
     newest_step: int | None = None
+    refused_name: str | None = None
     error: str | None = None
     num_failures: int = 0
     advice: str | None = None

@@ -158,6 +158,7 @@ class Copier:
             published_folders=dict(self._published),
             newest_name=newest,
             newest_step=self._local_manifests[newest].step if newest else None,
+            refused_name=self._refused_name(),
             error=error,
             num_failures=self._num_failures if self._error else 0,
             advice=advice,
@@ -290,13 +291,16 @@ class Copier:
 
     def _damage(self) -> str | None:
         """What is told of a damaged version, until a newer one is confirmed."""
-        confirmed = self._confirmed[0] if self._confirmed else ""
         if self._local_error is not None:
             return self._local_error
         if self._refused_folders:
             return next(iter(self._refused_folders.values()))
-        newer = max((name for name in self._refused if name > confirmed), default=None)
-        return newer and f"version {newer[:12]} is not copied: {self._refused[newer]}"
+        name = self._refused_name()
+        return name and f"version {name[:12]} is not copied: {self._refused[name]}"
+
+    def _refused_name(self) -> str | None:
+        confirmed = self._confirmed[0] if self._confirmed else ""
+        return max((name for name in self._refused if name > confirmed), default=None)
 
     def _look_there(self) -> list[str]:
         """The versions at the place.

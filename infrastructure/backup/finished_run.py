@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.backup_status import BackupStatus
+from infrastructure.backup.backup_status import DOWN, BackupStatus
 from infrastructure.backup.open_object import Progress
 from infrastructure.backup.places.base import Place
 from infrastructure.backup.published_folder import compare, fetch_folder, read_sums
@@ -70,7 +70,9 @@ def complete(
         files = [name for name in LAST_FILES if (run_path / name).is_file()]
         backup.publish(run_path, _left(deadline), name=REPORT, files=files, replaces=True)
     except (StorageError, OSError, ValueError) as error:
-        return Completion(published, redact(str(error)))
+        down = backup.status()
+        told = down.problem if down.state == DOWN else None  # the reason of all that is missing
+        return Completion(published, told or redact(str(error)))
     status = backup.status()
     if status.confirmed_name != backup.newest_name():
         problem = status.problem or "the place has not confirmed the last checkpoint"
@@ -82,8 +84,15 @@ def _left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
 
-def not_safe(run_path: Path, place: str, problem: str | None) -> str:
+def not_safe(run_path: Path, place: str, end: Completion) -> str:
     """The sentence for a run that is finished here, and not where it was asked for."""
+    problem = end.problem
+    if end.published is not None:
+        return (
+            f"NOT ALL IS SAFE: run {run_path.name} is finished and its model is confirmed at"
+            f" {redact_urls(end.published)}, but not all of it is there ({problem}). Give the same"
+            " command again to complete the copy: it trains nothing"
+        )
     return (
         f"NOT SAFE YET: run {run_path.name} is finished and its model lies in {run_path / FINAL},"
         f" on this machine only as far as is known: its copy at {redact_urls(place)} is not"

@@ -80,8 +80,10 @@ class LossyStream:
     def _keep(self) -> None:
         text, self._line = self._line, ""
         if LossyStream.kept_in is not None and text:
-            with suppress(OSError), LossyStream.kept_in.open("a", encoding="utf-8") as file:
-                file.write(text)
+            with suppress(OSError):
+                LossyStream.kept_in.parent.mkdir(parents=True, exist_ok=True)
+                with LossyStream.kept_in.open("a", encoding="utf-8") as file:
+                    file.write(text)
 
 
 @contextmanager
@@ -106,10 +108,8 @@ def lossy_output(*names: str) -> Iterator[None]:
 
 @contextmanager
 def lost_output_kept_in(path: Path) -> Iterator[None]:
-    """Inside, what cannot be written is added to the file `path`; its folder is made."""
+    """Inside, what cannot be written is added to the file `path`; its folder is made then."""
     before = LossyStream.kept_in
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
     LossyStream.kept_in = path
     try:
         yield

@@ -79,7 +79,7 @@ def create(told: Told) -> int:
         facts |= asdict(end)
         place = str(backup.options.place)
         safe = f"Run {run.run_id} is safe: its model lies in {end.published}"
-        lines.append(safe if is_safe else not_safe(run.path, place, end.problem))
+        lines.append(safe if is_safe else not_safe(run.path, place, end))
     told.show(facts, *lines)
     return DONE if is_safe else NOT_CONFIRMED if is_finished else FAILED
 

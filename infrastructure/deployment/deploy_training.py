@@ -30,6 +30,7 @@ from infrastructure.deployment.going_on import (
     what_differs,
 )
 from infrastructure.deployment.model_repair import repair_finished
+from infrastructure.deployment.output_dir import check_spelling
 from infrastructure.deployment.run_checks import checked_before, checking_hooks, keep_round
 from infrastructure.deployment.run_copies import RunCopies, bytes_of_version
 from infrastructure.deployment.run_directory import RunDirectory, plan_run
@@ -120,6 +121,7 @@ class TrainingDeployment:
             Exception: the training failed; the finished steps are in a checkpoint.
         """
         make_ready(self.config)
+        check_spelling(Path(self.config.output_dir))
         with lossy_output():
             return self._run()
 

@@ -6,17 +6,24 @@ from pathlib import Path
 from infrastructure.core.files import is_utf8, make_directory, readable_path
 
 
-def writable(output_dir: Path) -> Path:
-    """`output_dir`, made if it is not there.
-
-    Raises:
-        ValueError: it cannot be written to, or not by all that writes there.
+def check_spelling(output_dir: Path) -> None:
+    """Raises:
+    ValueError: its path is no text, which not all that writes there can do with.
     """
     if not is_utf8(output_dir.absolute()):
         raise ValueError(
             f"output_dir {readable_path(output_dir.absolute())} is no path of UTF-8 text, and"
             " tokenizers are not saved there: choose another with --output"
         )
+
+
+def writable(output_dir: Path) -> Path:
+    """`output_dir`, made if it is not there.
+
+    Raises:
+        ValueError: it cannot be written to, or not by all that writes there.
+    """
+    check_spelling(output_dir)
     try:
         make_directory(output_dir)
         with tempfile.TemporaryFile(dir=output_dir):

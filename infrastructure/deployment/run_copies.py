@@ -150,11 +150,13 @@ class RunCopies:
         with byte_bar("backup") as tell:
             deadline = told_at = time.monotonic()
             deadline += seconds
-            while status.confirmed_name != newest and status.state not in NO_MORE:
+            names = (status.confirmed_name, status.refused_name)
+            while newest not in names and status.state not in NO_MORE:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 status = self.backup.finish(min(LOOK_SECONDS, left))
+                names = (status.confirmed_name, status.refused_name)
                 tell(status.done_bytes, status.total_bytes)
                 is_news = status.error is not None and status.error != told
                 if is_news or time.monotonic() - told_at >= TELL_SECONDS:
@@ -187,7 +189,7 @@ class RunCopies:
         """Say loudly what is not safe."""
         if self.has_place and not self.completion.is_complete:
             place = str(self.backup.options.place)
-            self.say(not_safe(self.run.path, place, self.completion.problem))
+            self.say(not_safe(self.run.path, place, self.completion))
 
     def close(self) -> None:
         """The training has ended; what is on its way is copied still."""

@@ -14,6 +14,7 @@ COPIED = [
     "infrastructure/__init__.py",
     "infrastructure/core/__init__.py",
     "infrastructure/core/files.py",
+    "infrastructure/core/json_text.py",
     "infrastructure/core/nvidia_driver.py",
     "infrastructure/deployment/__init__.py",
     "infrastructure/deployment/environment.py",

@@ -90,7 +90,7 @@ def test_a_copier_that_cannot_run_is_told_everywhere_and_not_waited_for(
     begin = time.monotonic()
     run, said = deploy(config)
     assert time.monotonic() - begin < 300
-    why = "cannot run: it ended with exit code 1"
+    why = "it ended with exit code 1"  # once, or several times in a row
     assert any(line.startswith("backup: nothing is confirmed yet") for line in said)
     assert any("No module named infrastructure.backup.no_such_process" in line for line in said)
     summary = json.loads((run / "summary.json").read_text())

@@ -8,6 +8,7 @@ import pytest
 
 from infrastructure.cli import main
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.checksums import read_record
 from infrastructure.deployment import quantum_compare
 from infrastructure.deployment.quantum_compare import answered_by, compare_quantum_steps, table_of
 from tests.deployment.runs import runs_of, small_settings
@@ -40,7 +41,7 @@ def test_a_comparison_trains_each_once_and_shows_them_side_by_side(
     assert [run.name for run in runs_of(tmp_path)] == sorted(Path(r["run"]).name for r in rows)
     for row in rows:
         run = Path(row["run"])
-        assert json.loads((run / "comparison.json").read_text()) == {"rows": rows}
+        assert read_record(run / "comparison.json") == {"rows": rows}
     report = (Path(by_answer["quantum"]["run"]) / "report.html").read_text()
     assert "The same training with other answers, at equal steps" in report
     assert "a choice by chance" in report
@@ -74,7 +75,7 @@ class Stopped:
         pass
 
     def run(self) -> dict[str, Any]:
-        return {"status": "stopped", "reason": "SIGTERM", "steps": 1}
+        return {"status": "stopped", "reason": "SIGTERM", "signal": "SIGTERM", "steps": 1}
 
 
 def test_a_comparison_that_is_stopped_says_how_it_goes_on(

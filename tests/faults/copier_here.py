@@ -1,15 +1,20 @@
 """The copier of a run in a thread of the training's own process, so that one recorder sees both."""
 
+import queue
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from infrastructure.backup import run_backup
+from infrastructure.backup.backup_status import LOCK_SUFFIX
 from infrastructure.backup.copier import Copier
 from infrastructure.backup.copier_client import CopierClient
 from infrastructure.backup.copier_process import StatusFile
+from infrastructure.backup.published_folder import Publication
 from infrastructure.backup.store import Store
+from infrastructure.core.lock import Lock
 
 LONGEST_WAIT_SECONDS = 0.02
 
@@ -19,6 +24,10 @@ class CopierHere(CopierClient):
 
     _thread: threading.Thread | None = None
     _is_over = False
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._asked_for: queue.SimpleQueue[Publication] = queue.SimpleQueue()
 
     @property
     def is_started(self) -> bool:
@@ -37,6 +46,10 @@ class CopierHere(CopierClient):
     def nudge(self) -> None:
         self.start()
 
+    def publish(self, what: Publication) -> None:
+        self._asked_for.put(what)
+        self.start()
+
     def close(self, seconds: float = 0.0) -> None:
         thread, self._thread, self._is_over = self._thread, None, True
         if thread is not None:
@@ -47,15 +60,25 @@ class CopierHere(CopierClient):
 
     def _serve(self) -> None:
         settings, file = self.settings, StatusFile(Path(self.settings.status))
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = Lock(file.path.with_suffix(LOCK_SUFFIX))
+        lock.take()
         copier = Copier(
-            Store(Path(settings.store)), settings.link(), settings.retention, on_piece=lambda: None
+            Store(Path(settings.store)),
+            settings.link(),
+            settings.retention,
+            record=settings.record,
+            on_piece=lambda: None,
         )
-        while not (self._is_over and copier.is_done):
+        while not (self._is_over and self._asked_for.empty() and copier.is_done):
             time.sleep(min(LONGEST_WAIT_SECONDS, copier.tick()))
+            while not self._asked_for.empty():
+                copier.publish(self._asked_for.get())
             copier.nudge()
             file.show(copier.status())
         file.write(replace(copier.status(), state="finished"))
         copier.close()
+        lock.release()
 
 
 def use_it() -> None:

@@ -64,13 +64,13 @@ NAMED = {
     ),
     "a file has its name before its bytes are on the disk": (
         "infrastructure/core/files.py",
-        "            os.fsync(file.fileno())\n        Path(name)",
-        "\n        Path(name)",
+        "            os.fsync(file.fileno())\n        part.replace",
+        "\n        part.replace",
     ),
     "a file's name is not on the disk": (
         "infrastructure/core/files.py",
-        "        raise\n    sync_directory(path.parent)\n",
-        "        raise\n\n",
+        "        os.close(lock)\n    sync_directory(path.parent)\n",
+        "        os.close(lock)\n\n",
     ),
     "a sampler is not told what time is left": (
         "infrastructure/quantum/quantum_step.py",

@@ -264,7 +264,7 @@ class TrainerRun:
 
     def not_safe(self, end: Completion) -> str:
         """The sentence for a run whose copy is not confirmed."""
-        return not_safe(self.directory, str(self.backup.options.place), end.problem)
+        return not_safe(self.directory, str(self.backup.options.place), end)
 
     def _is_saved(self) -> bool:
         """Whether `final/` is there and what was written."""
