@@ -25,6 +25,7 @@ import torch
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.stop_signals import stop_signals
 from infrastructure.deployment import signals
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.monitoring.metrics_file import read_metrics
@@ -90,7 +91,7 @@ def train(directory: Path) -> int:
     training.loop.evaluate = lambda: evaluate(training)
     training.loop.save = slowly(training.loop.save)
     signals.PATIENCE_SECONDS = PATIENCE_SECONDS
-    for number in signals.SIGNALS:
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)  # one that comes after the end has nothing to stop
     try:
         with stop_on_signals(training.state, lambda: training.loop.may_break_off):
@@ -164,6 +165,8 @@ def stop_until_finished(
         (directory / "ready").unlink(missing_ok=True)
         child = start(directory)
         while not (directory / "ready").exists():
+            if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                raise RuntimeError("a training died before it began")
             time.sleep(0.002)
         time.sleep(draw.uniform(0.005, duration_seconds / 2))
         told = time.monotonic()
