@@ -30,6 +30,7 @@ class ScheduledCollection:
         self.seconds = 0.0
         self._next_time = 0.0
         self._was_enabled: bool | None = None
+        self._has_frozen = False
 
     def start(self) -> None:
         """Take over; a second call does nothing."""
@@ -38,7 +39,9 @@ class ScheduledCollection:
         self._was_enabled = gc.isenabled()
         gc.disable()
         self._collect()
-        gc.freeze()
+        self._has_frozen = gc.get_freeze_count() == 0  # else who calls has set things aside himself
+        if self._has_frozen:
+            gc.freeze()
 
     def collect_if_due(self) -> None:
         """Collect if the last time was `interval_seconds` ago."""
@@ -49,7 +52,8 @@ class ScheduledCollection:
         """Hand back to Python as it was."""
         if self._was_enabled is None:
             return
-        gc.unfreeze()
+        if self._has_frozen:
+            gc.unfreeze()
         if self._was_enabled:
             gc.enable()
         self._was_enabled = None

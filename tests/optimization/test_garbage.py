@@ -16,6 +16,7 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def automatic_collection() -> Iterator[None]:
+    gc.unfreeze()
     yield
     gc.unfreeze()
     gc.enable()
@@ -46,6 +47,17 @@ def test_what_was_off_before_stays_off() -> None:
     collection.start()
     collection.stop()
     assert not gc.isenabled()
+
+
+def test_what_was_set_aside_before_stays_so() -> None:
+    gc.freeze()
+    collection = ScheduledCollection()
+    collection.start()
+    made_later = weakref.ref(Node())
+    collection.stop()
+    assert gc.get_freeze_count() > 0
+    gc.collect()
+    assert made_later() is None
 
 
 def test_nothing_is_collected_outside_of_start_and_stop() -> None:
