@@ -7,8 +7,9 @@ import pytest
 
 from infrastructure.backup.file_operations import Buffer, FileOperations
 from infrastructure.backup.objects import ObjectFiles
+from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.store import Store
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import CheckpointError, StorageError
 
 
 class Recorded(FileOperations):
@@ -77,3 +78,19 @@ def test_a_disk_that_keeps_other_bytes_is_found_out(tmp_path: Path, recorded: Re
     with pytest.raises(StorageError, match="does not hold what was just written"):
         files.write_pack([b"some bytes"], "blake3")
     assert not [path for path in (tmp_path / "store" / "objects").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_compressed_object_of_no_possible_size_is_not_there(
+    is_empty: bool, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "store")
+    name = store.commit({"model/w": TensorBytes("U8", (10_000,), bytes(10_000))}, {}, step=1)
+    (pack,) = store.read(name).packs
+    store.objects.path_of(pack.hash).unlink()
+    compressed = store.objects.compressed_path_of(pack.hash)
+    compressed.write_bytes(bytes(1))
+    store.objects.require_there(pack)
+    compressed.write_bytes(bytes(0 if is_empty else pack.size_bytes + 1))
+    with pytest.raises(CheckpointError, match="is missing or cut"):
+        store.objects.require_there(pack)

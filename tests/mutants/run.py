@@ -68,8 +68,9 @@ TESTS = {
     "backup": "store objects manifest packs codec replication copier fetching place_pruning"
     " open_object retention file_operations repair run_file_repair",
     "backup/places": "folder drive",
+    "training/model_adapters": "standard_adapter",
     "training/models": "token_loss chunked_loss packed_attention trainable_state packing_check"
-    " saving",
+    " rounded_rows saving",
     "evaluation": "held_out evaluate",
     "training/recovery": "*",
     "training/extensions": "extension_hooks",

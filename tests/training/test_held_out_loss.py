@@ -82,3 +82,35 @@ def test_a_device_that_failed_is_not_touched_any_more() -> None:
         state = torch.get_rng_state()
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class OfLittleMemory(Measuring):
+    """Has memory for two examples."""
+
+    def compute_loss(self, model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+        if batch["num_examples"] > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return super().compute_loss(model, batch)
+
+
+def test_too_little_memory_is_answered_with_halves_and_nothing_else_is() -> None:
+    model, told = ToyModel(), list[int]()
+    little = OfLittleMemory(None, model)
+    batches = [[0, 1, 2, 3, 4], [5, 6, 7]]
+    measured = HeldOutLoss(
+        model, little, Precision("fp32", "cpu"), on_smaller=lambda size, why: told.append(size)
+    ).measure(batches)
+    assert told == [2]
+    assert measured["eval_loss"] == pytest.approx(expected(batches), rel=1e-5)
+    with pytest.raises(torch.OutOfMemoryError):
+        HeldOutLoss(model, little, Precision("fp32", "cpu"), may_halve=False).measure(batches)
+
+
+def test_an_error_in_the_measurement_is_raised() -> None:
+    class Broken(Measuring):
+        def compute_loss(self, model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+            raise KeyError("no such column")
+
+    model = ToyModel()
+    with pytest.raises(KeyError):
+        HeldOutLoss(model, Broken(None, model), Precision("fp32", "cpu")).measure([[0, 1, 2]])

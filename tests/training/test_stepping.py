@@ -12,11 +12,11 @@ from infrastructure.training import stepping
 from infrastructure.training.checkpoints import checkpoint_manager, snapshot
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
-from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.held_out_loss import HeldOutLoss
 from infrastructure.training.precision import Precision
 from infrastructure.training.recovery import boundary
-from infrastructure.training.state import TrainingState
+from infrastructure.training.state import SkippedBatch, TrainingState
 from tests.slow import slow_but
 from tests.training.toy_training import Training
 
@@ -195,3 +195,26 @@ def test_the_notes_are_json(tmp_path: Path) -> None:
     assert json.loads(json.dumps(training.state.recoveries)) == training.state.recoveries
     saved = load_checkpoint(training.checkpoints.newest())
     assert saved.values["recoveries"] == training.state.recoveries
+
+
+class Metrics(Observer):
+    """What each step's end tells."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+
+    def step_end(self, state: TrainingState) -> None:
+        self.seen.append(dict(state.metrics))
+
+
+def test_of_a_step_that_was_passed_over_nothing_is_told() -> None:
+    metrics = Metrics()
+    training = Training(hooks=[metrics], max_steps=3)
+    size = training.loop.batch_size
+    training.state.skipped = [SkippedBatch(2, 0, size, size, "not_finite", ("a:1",), True)]
+    training.run()
+    assert [sorted(one)[:2] for one in metrics.seen] == [
+        ["grad_norm", "learning_rate"],
+        [],
+        ["grad_norm", "learning_rate"],
+    ]

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dimod
+import numpy as np
 import psutil
 import pytest
 
 from infrastructure.core.errors import SamplerError
-from infrastructure.quantum.samplers.process_sampler import ProcessSampler
+from infrastructure.quantum.samplers.process_sampler import ProcessSampler, _checked
 from tests.quantum.samplers.questions import least_energy, random_model
 
 MODULE = "tests.quantum.samplers.misbehaving"
@@ -136,7 +137,7 @@ def test_labels_may_be_anything_hashable(answering: ProcessSampler) -> None:
 
 PARENT = f"""
 import sys, threading, time
-from infrastructure.quantum.samplers.process_sampler import ProcessSampler
+from infrastructure.quantum.samplers.process_sampler import ProcessSampler, _checked
 from tests.quantum.samplers.questions import random_model
 sampler = ProcessSampler("{MODULE}:Misbehaving", {{"how": "busy"}})
 sampler.start()
@@ -160,3 +161,21 @@ def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
     gone, alive = psutil.wait_procs([child], timeout=5)
     assert gone
     assert not alive
+
+
+@pytest.mark.parametrize(("asked", "answered"), [("SPIN", "BINARY"), ("BINARY", "SPIN")])
+def test_an_answer_in_the_other_kind_of_variable_is_that_of_the_question(
+    asked: str, answered: str
+) -> None:
+    bqm = random_model(3, 0, asked)
+    other = bqm.change_vartype(answered, inplace=False)
+    low, high = sorted(dimod.as_vartype(answered).value)
+    samples = np.array([[low, high, low], [high, high, low]], dtype=np.int8)
+    energies = other.energies((samples, list(other.variables)))
+    arrays = {"samples": samples, "energies": energies, "occurrences": np.array([1, 0])}
+    found = _checked("it", bqm, {"vartype": answered, "info": {}}, arrays)
+    below, above = sorted(dimod.as_vartype(asked).value)
+    expected = [[below, above, below], [above, above, below]]
+    assert found.vartype is bqm.vartype
+    assert found.record.sample.tolist() == expected
+    assert found.record.num_occurrences.tolist() == [1, 1]

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from infrastructure.training.data.order import balanced_order, epoch_order, random_state
+from infrastructure.training.data.order import (
+    balanced_order,
+    epoch_order,
+    random_state,
+    selection_hash,
+)
 
 
 def test_each_example_comes_once_in_an_epoch() -> None:
@@ -61,3 +66,10 @@ def test_large_groups_are_seen_whole_over_the_epochs() -> None:
 def test_uses_do_not_share_a_stream() -> None:
     streams = {tuple(random_state(use, 0, 0).permutation(50)) for use in range(4)}
     assert len(streams) == 4
+
+
+def test_the_name_of_a_selection_is_that_of_its_numbers() -> None:
+    ids = [5, 1, 70_000]
+    names = {selection_hash(np.array(ids, dtype=kind)) for kind in (np.int32, np.int64, ">i8")}
+    assert names == {selection_hash(sorted(ids))}
+    assert selection_hash([1, 5]) not in names

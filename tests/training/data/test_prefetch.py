@@ -80,3 +80,25 @@ def test_a_thread_that_died_without_a_word_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(threading.Thread, "run", lambda self: None)
     with pytest.raises(DataError, match="died without a word"):
         list(prefetch(range(3), 2))
+
+
+class Counted:
+    """Gives two items, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def __iter__(self) -> "Counted":
+        return self
+
+    def __next__(self) -> int:
+        self.num_asked += 1
+        if self.num_asked > 2:
+            raise StopIteration
+        return self.num_asked
+
+
+def test_what_has_ended_is_not_asked_again() -> None:
+    items = Counted()
+    assert list(prefetch(items, 8)) == [1, 2]
+    assert items.num_asked == 3

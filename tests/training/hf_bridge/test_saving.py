@@ -1,0 +1,83 @@
+"""Versions of a Trainer's training: begun, committed, told, and tried again."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.core.errors import StorageError
+from infrastructure.training.checkpoints.save_schedule import SaveSchedule
+from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.hf_bridge.saving import Saving
+from infrastructure.training.recovery.save_failures import SaveFailures
+from infrastructure.training.state import TrainingState
+
+
+class Versions:
+    """A store that may refuse; what was begun is committed when it is collected."""
+
+    def __init__(self) -> None:
+        self.refuses = False
+        self.begun: list[str] = []
+
+    def begin(self, snapshot: Snapshot, *, kind: str, score: float | None) -> None:
+        if self.refuses:
+            raise StorageError("the disk is full")
+        self.begun.append(kind)
+
+    def collect(self, wait: bool) -> list[Path]:
+        committed, self.begun = [Path(kind) for kind in self.begun], []
+        return committed
+
+
+@pytest.fixture
+def told() -> list[Path]:
+    return []
+
+
+@pytest.fixture
+def saver(told: list[Path]) -> Any:
+    def take() -> Snapshot:
+        return Snapshot({"model": {}}, {})
+
+    failures = SaveFailures(3, clock=lambda: 0.0)
+    make: Callable[..., Saving] = Saving  # of stand-ins
+    return make(Versions(), SaveSchedule(None, None), failures, take, told.append)
+
+
+def state() -> TrainingState:
+    return TrainingState(torch.nn.Linear(1, 1), step=4)
+
+
+def test_a_save_that_was_refused_is_made_good_by_the_next(saver: Any, told: list[Path]) -> None:
+    saver.versions.refuses = True
+    saver.ask("scheduled")
+    saver.save(state())
+    assert (saver.failures.count, told) == (1, [])
+    saver.versions.refuses = False
+    saver.ask("emergency")
+    saver.save(state())
+    assert saver.failures.count == 1  # it is not committed yet
+    saver.collect(state())
+    assert (saver.failures.count, told) == (0, [Path("emergency")])
+
+
+def test_at_the_end_a_refused_version_is_tried_once_more(saver: Any, told: list[Path]) -> None:
+    saver.versions.refuses = True
+    saver.ask("scheduled")
+    saver.save(state())
+    saver.versions.refuses = False
+    saver.finish(state())
+    assert (saver.failures.count, told) == (0, [Path("scheduled")])
+
+
+def test_what_is_due_first_gives_the_kind_and_nothing_due_writes_nothing(saver: Any) -> None:
+    saver.save(state())
+    assert saver.versions.begun == []
+    saver.ask("stopped")
+    saver.ask("scheduled")
+    saver.save(state())
+    saver.save(state())
+    assert saver.versions.begun == ["stopped"]
