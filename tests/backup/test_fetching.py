@@ -7,6 +7,7 @@ import pytest
 
 from infrastructure.backup.fetching import FIRST_WAIT_SECONDS, NUM_ATTEMPTS, fetch_newest
 from infrastructure.backup.link import Link
+from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.store import Store
 from infrastructure.core.errors import CheckpointError, StorageError
 from tests.backup.memory_place import RUN, MemoryPlace, disconnected, save
@@ -84,3 +85,18 @@ def test_the_waits_double_until_it_is_given_up(rig: Rig) -> None:
         fetch_newest(rig.link, rig.local, None, lambda done, total: None, waits.append)
     assert waits == [FIRST_WAIT_SECONDS * 2**n for n in range(NUM_ATTEMPTS)]
     assert 5 < sum(waits) < 600
+
+
+def test_damaged_copies_of_run_files_are_left_out_and_told(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = {
+        "model/w": TensorBytes("U8", (3,), b"123"),
+        "files/log": TensorBytes("U8", (1,), b"x"),
+    }
+    name = rig.link.store.commit(tensors, {}, step=3)
+    manifest = rig.link.store.read(name)
+    log = rig.link.store.objects.path_of(manifest.packs[manifest.tensors["files/log"].pack].hash)
+    rig.place.files.files[log] = bytes(len(rig.place.files.files[log]))
+    assert rig.fetch() == name
+    assert "some of the run's small files are damaged at" in caplog.text
