@@ -4,37 +4,59 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infrastructure.backup.backup_status import ENDED, live_status
+from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.backup.store import Store
 from infrastructure.cli import DONE, FAILED, WRONG_INPUT, main
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import NOT_CONFIRMED
 from infrastructure.deployment.commands import resume
-from tests.deployment.runs import deploy, newest_step, small_config
+from tests.deployment.runs import deploy, newest_step, runs_of, small_config
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
 ROOT = Path(__file__).resolve().parents[2]
 Temper = Callable[..., tuple[int, Any]]
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run of 3 steps and its place; a copy of it lies beside it."""
+    folder = tmp_path_factory.mktemp("trained") / "work"
+    (folder / "disk").mkdir(parents=True)
+    config = small_config(folder, max_steps=3)
+    config.backup.place = str(folder / "disk/temper")
+    run, _ = deploy(config)
+    while (
+        live_status(run / "checkpoints" / STATUS_FILE).state not in ENDED
+    ):  # the copier outlives the training
+        time.sleep(0.02)
+    shutil.copytree(folder, folder.with_name("kept"))
+    return folder
+
+
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Where copies go: those of `run`, or else there are none yet."""
+    if "run" in request.fixturenames:
+        return request.getfixturevalue("run").parents[1] / "disk/temper"
     (tmp_path / "disk").mkdir()
     return tmp_path / "disk/temper"
 
 
 @pytest.fixture
-def run(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A finished run of 3 steps whose versions 3 (the best) is at the place."""
-    monkeypatch.chdir(tmp_path)
-    config = small_config(tmp_path, max_steps=3)
-    config.backup.place = str(place)
-    return deploy(config)[0]
+def run(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run of 3 steps whose version 3 (the best) is at the place."""
+    shutil.rmtree(trained)
+    shutil.copytree(trained.with_name("kept"), trained)
+    monkeypatch.chdir(trained)
+    return runs_of(trained)[0]
 
 
 @pytest.fixture
