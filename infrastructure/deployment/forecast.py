@@ -18,7 +18,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import write_record
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.json_text import parse_json
-from infrastructure.deployment.run_copies import bytes_of_version, versions_kept
+from infrastructure.deployment.run_copies import bytes_of_version, newest_kept, versions_kept
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.monitoring.formatting import format_bytes, format_duration
 from infrastructure.optimization.batch_size import DoesNotFitError
@@ -51,7 +51,9 @@ class Forecast:
         num_steps: optimizer steps that are left.
         seconds: until everything is done, the measurement of the trained model included.
         peak_memory_bytes, memory_bytes: of the process (on a GPU: there); what it may take.
-        disk_bytes, disk_free_bytes: the run directory at its end; what is free for it now.
+        disk_bytes: the run directory at its end, where the best checkpoint is among the newest.
+        most_disk_bytes: at any time: the best one is old, and one more is being written.
+        disk_free_bytes: what is free for it now.
         backup_bytes: what lies at the place at the end; None: no place.
         session_seconds: after so long the session ends; None: nobody knows of an end.
         measure_seconds: of the measurement before the training; the one after takes about as long.
@@ -69,17 +71,19 @@ class Forecast:
     session_seconds: float | None
     measure_seconds: float
     num_processes: int = 1
+    most_disk_bytes: int = 0
 
     def lines(self) -> list[str]:
         """For people: what it takes, and whether that fits."""
         memory, disk = format_bytes(self.peak_memory_bytes), format_bytes(self.disk_bytes)
+        most_disk = format_bytes(max(self.most_disk_bytes, self.disk_bytes))
         backup = f", {format_bytes(self.backup_bytes)} of backup" if self.backup_bytes else ""
         shared = f" on {self.num_processes} processes, without their exchange"
         shared = shared if self.num_processes > 1 else ""
         told = (
             f"Forecast: about {format_duration(self.seconds)} for {self.num_steps:,} steps"
             f" ({self.step_seconds:.2g} s each{shared}), peak memory {memory} of"
-            f" {format_bytes(self.memory_bytes)}, {disk} on disk{backup}"
+            f" {format_bytes(self.memory_bytes)}, {disk} on disk (at most {most_disk}){backup}"
         )
         problems = self.problems()
         if problems:
@@ -100,7 +104,8 @@ class Forecast:
             problems.append(
                 "the memory is too small for a whole micro-batch, which is done in smaller pieces"
             )
-        if self.disk_free_bytes is not None and self.disk_bytes > self.disk_free_bytes:
+        needed = max(self.disk_bytes, self.most_disk_bytes)
+        if self.disk_free_bytes is not None and needed > self.disk_free_bytes:
             problems.append(
                 f"{format_bytes(self.disk_free_bytes)} are free on the disk; make room, or set"
                 " training.keep_checkpoints and training.keep_best lower"
@@ -237,7 +242,9 @@ def made_of(
     version = bytes_of_version(state.model, trainer.create_optimizer)
     options = place_options(config)
     final = sum(p.numel() * p.element_size() for p in _saved_parameters(trainer, state.model))
-    kept = min(versions_kept(config.training, loop.total_steps), saves_left(loop, seconds))
+    saves = saves_left(loop, seconds)
+    most = min(versions_kept(config.training, loop.total_steps), saves)
+    kept = min(newest_kept(config.training, loop.total_steps), saves)
     return Forecast(
         num_steps=left,
         step_seconds=costs.step_seconds,
@@ -245,6 +252,7 @@ def made_of(
         peak_memory_bytes=costs.peak_bytes,
         memory_bytes=costs.limit_bytes,
         disk_bytes=kept * version + final + SMALL_FILES_BYTES,
+        most_disk_bytes=(most + 1) * version + final + SMALL_FILES_BYTES,
         disk_free_bytes=disk_free_bytes(folder),
         backup_bytes=None if options.place is None else options.keep * version + final,
         session_seconds=config.training.deadline,

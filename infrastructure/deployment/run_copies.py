@@ -229,5 +229,16 @@ def bytes_of_version(model: torch.nn.Module, create_optimizer: CreateOptimizer) 
 
 def versions_kept(training: TrainingConfig, total_steps: int) -> int:
     """How many versions rotation leaves on this machine at most."""
-    every = total_steps // training.keep_every if training.keep_every else 0
-    return min(training.keep_checkpoints + training.keep_best + every, total_steps)
+    return min(
+        training.keep_checkpoints + training.keep_best + _every(training, total_steps), total_steps
+    )
+
+
+def newest_kept(training: TrainingConfig, total_steps: int) -> int:
+    """How many it leaves where the loss has fallen to the end, and the best are the newest."""
+    newest = max(training.keep_checkpoints, training.keep_best)
+    return min(newest + _every(training, total_steps), total_steps)
+
+
+def _every(training: TrainingConfig, total_steps: int) -> int:
+    return total_steps // training.keep_every if training.keep_every else 0

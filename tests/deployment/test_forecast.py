@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from infrastructure.backup.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.forecast import Forecast, RunForecast, costs_of
@@ -171,3 +172,25 @@ def test_a_session_with_an_end_is_named() -> None:
     assert FITS.lines()[-1] == "It fits into this session (it has no known end)"
     line = replace(FITS, session_seconds=12 * 3600.0).lines()[-1]
     assert line == "It fits into this session, which ends in 12 h 00 min"
+
+
+def test_the_disk_has_to_hold_what_lies_there_at_any_time() -> None:
+    more = replace(FITS, most_disk_bytes=(1 << 30) + 1)
+    assert any("make room" in line for line in more.problems())
+    assert "1.0 MiB on disk (at most 1.0 GiB)" in more.lines()[0]
+    assert "1.0 MiB on disk (at most 1.0 MiB)" in FITS.lines()[0]  # of an older version
+
+
+def test_the_disk_of_a_run_is_foretold(tmp_path: Path) -> None:
+    """Within 15 % where the best checkpoint is among the newest; else there is one more."""
+    settings = small_settings(tmp_path, max_steps=4, keep_checkpoints=2, keep_best=1)
+    settings["model"]["embedded"] |= {"hidden_size": 256, "intermediate_size": 512, "num_layers": 2}
+    summary = TrainingDeployment(DeploymentConfig(**settings), lambda line: None).run()
+    run = Path(summary["paths"]["run"])
+    (row,) = (row for row in summary["forecast"] if row["what"] == "disk_bytes")
+    forecast = json.loads((run / "forecast.json").read_text())
+    version = (forecast["most_disk_bytes"] - forecast["disk_bytes"]) // 2
+    more = len(Store(run / "checkpoints").versions()) - 2
+    assert more in (0, 1)
+    assert row["was"] == pytest.approx(row["foretold"] + more * version, rel=0.15)
+    assert row["was"] < forecast["most_disk_bytes"]
