@@ -28,7 +28,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """What was imported is set aside: each training collects garbage several times, and would look
     at all of it, for half a second each time."""
     global _num_modules_frozen
-    if len(sys.modules) > _num_modules_frozen + 200 or gc.get_freeze_count() == 0:
+    if len(sys.modules) > _num_modules_frozen + 200:
         _num_modules_frozen = len(sys.modules)
         gc.collect()
         gc.freeze()

@@ -87,6 +87,7 @@ def value_at(config: Section, key: str) -> Any:
     return value
 
 
+@cache
 def _switches(root: type[Section]) -> set[str]:
     return {key for key, spec in schema_of(root).fields.items() if spec.is_switch}
 

@@ -18,8 +18,8 @@ class Node:
 def automatic_collection() -> Iterator[None]:
     gc.unfreeze()
     yield
-    gc.unfreeze()
     gc.enable()
+    gc.freeze()  # as conftest.py has it
 
 
 def test_cycles_are_freed_when_it_is_time_and_not_before() -> None:
