@@ -76,7 +76,7 @@ QUANTUM = {
     "training.enabled_extensions": ["quantum"],
     "training.optimization_frequency": 2,
     "quantum.max_overhead_percent": 1e6,
-    "quantum.time_limit": 0.5,
+    "resources.quantum.timeout": 5,
     "resources.quantum.max_qubits": 8,
 }
 # What is trained, and where it is copied to.
@@ -165,8 +165,8 @@ class Run:
 
     def _train(self, seconds: float) -> int:
         with self.log.open("a") as log, contextlib.redirect_stderr(log):
-            config = DeploymentConfig(**self.settings(seconds))
             try:
+                config = DeploymentConfig(**self.settings(seconds))
                 return ended(TrainingDeployment(config, say=lambda line: _note(log, line)).run())
             except (ValueError, TemperError) as error:  # as the command says it
                 _note(log, f"temper: {error}")
