@@ -6,6 +6,7 @@ from tests.faults.judge import run_module
 from tests.slow import slow_but
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "mutant", slow_but([[]], [[], ["--mutant", "no_lock"]]), ids=["locked", "without lock"]
 )
