@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import psutil
 import torch
 
@@ -616,6 +617,7 @@ def prepare(directory: Path, with_unsloth: bool) -> None:
     for package in (*IMPORTED, "bitsandbytes"):
         importlib.import_module(package)
     sys.path.insert(0, str(PLUGIN))  # the helpers look there, too
+    fsspec.register_implementation("temperstore", "temperstore.TemperStore")
     directory.mkdir(parents=True, exist_ok=True)
     if not (directory / "data.jsonl").exists():
         write_data(directory / "data.jsonl")
