@@ -9,6 +9,7 @@ both ids from then on: nothing is ever written over, and no store needs an exclu
 """
 
 import json
+import logging
 import re
 import secrets
 from collections.abc import Iterator
@@ -16,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.file_operations import FileOperations
-from infrastructure.core.files import write_json
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import DamagedFileError
 
 FOLDER = Path(".temper-place")
 ID = re.compile(r"[0-9a-f]{32}")
 FORMAT = 1
+
+log = logging.getLogger(__name__)
 
 
 def ids_at(place: FileOperations) -> list[str]:
@@ -85,7 +89,7 @@ class PlaceRecord:
             OSError: the disk refuses.
         """
         if self.id_of(url) != place_id:
-            write_json(self.path, {**dict(self._read()), url: place_id})
+            write_record(self.path, {**dict(self._read()), url: place_id})
 
     def forget(self, url: str) -> None:
         """Whatever lies at `url` is the place from its next contact on.
@@ -94,12 +98,12 @@ class PlaceRecord:
             OSError: the disk refuses.
         """
         if self.id_of(url) is not None:
-            write_json(self.path, {other: i for other, i in self._read() if other != url})
+            write_record(self.path, {other: i for other, i in self._read() if other != url})
 
     def _read(self) -> Iterator[tuple[str, Any]]:
         try:
-            told = json.loads(self.path.read_bytes())
-        except (OSError, ValueError):
+            yield from read_record(self.path).items()
+        except DamagedFileError as error:  # as if it were the first contact
+            log.warning("%s; the place is taken for what it is now", error)
+        except OSError:
             return
-        if isinstance(told, dict):
-            yield from told.items()

@@ -18,6 +18,7 @@ from infrastructure.backup.places.base import Content
 from infrastructure.backup.places.folder import FolderPlace
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
+from infrastructure.core.checksums import read_record
 from tests.backup.memory_place import RUN, run_until, save
 from tests.faults.drive_model import Clock
 from tests.faults.lost_mount import can_mount
@@ -117,7 +118,7 @@ def test_an_older_place_gets_a_marker_at_first_contact(tmp_path: Path) -> None:
     copier = Copier(local, Link(place, RUN, clock=clock), Retention(), record=record, now=clock)
     save(local, 1)
     run_until(copier.tick, lambda: copier.is_done, clock)
-    assert json.loads(record.path.read_text()) == {place.url: place.identity}
+    assert read_record(record.path) == {place.url: place.identity}
     assert ids_at(place) == [place.identity]
 
 
@@ -159,3 +160,28 @@ def test_a_mount_that_goes_away_and_comes_back_with_another_device_number(tmp_pa
     assert told["devices"][0] != told["devices"][1]
     assert told["confirmed"] == told["newest"]
     assert told["safe"] is True
+
+
+@pytest.mark.parametrize("position", range(0, 400, 7))
+def test_a_record_with_a_flipped_bit_is_none(
+    position: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the right place would be taken for another one, and refused for ever."""
+    record = PlaceRecord(tmp_path / "place.json")
+    record.write("/mnt/a", "0" * 32)
+    data = bytearray(record.path.read_bytes())
+    data[position % len(data)] ^= 1
+    record.path.write_bytes(data)
+    assert record.id_of("/mnt/a") in (None, "0" * 32)
+    if record.id_of("/mnt/a") is None:
+        assert "place.json" in caplog.text
+    record.write("/mnt/a", "1" * 32)
+    assert record.id_of("/mnt/a") == "1" * 32
+
+
+def test_a_record_of_an_older_version_holds(tmp_path: Path) -> None:
+    (tmp_path / "place.json").write_text(json.dumps({"/mnt/a": "0" * 32}))
+    record = PlaceRecord(tmp_path / "place.json")
+    assert record.id_of("/mnt/a") == "0" * 32
+    record.forget("/mnt/a")
+    assert record.id_of("/mnt/a") is None
