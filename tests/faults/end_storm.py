@@ -33,6 +33,7 @@ import fsspec
 import psutil
 import torch
 
+from infrastructure.backup.copier_process import RECORD_FILE
 from infrastructure.backup.places.drive import ID_ATTRIBUTE
 from infrastructure.backup.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -214,6 +215,11 @@ class Run:
         """The directory of the run; None: there is none yet."""
         found = sorted(self.runs.glob("*/run.json"))
         return found[-1].parent if found else None
+
+    def knows_its_place(self) -> bool:
+        """Whether it has been at its place: from then on it takes no other for it."""
+        path = self.run_path()
+        return path is not None and (path / "checkpoints" / RECORD_FILE).is_file()
 
     def is_finished(self) -> bool:
         """Whether the run has written that it is."""
@@ -451,12 +457,11 @@ class Storm:
 
     def _away(self, run: Run) -> None:
         """The place is away as long as this attempt takes: nothing may be written below it."""
-        is_finished = run.is_finished()
+        is_finished, was_known = run.is_finished(), run.knows_its_place()
         away = run.place.rename(run.directory / "away")
         run.place.mkdir()
         _, status = os.waitpid(run.start(AWAY_SECONDS), 0)
         end_all(run)
-        was_known = any(away.iterdir()) and run.run_path() is not None
         left = [path.name for path in run.place.iterdir()]
         if was_known:
             self.outcome.below += bool(left)
