@@ -50,13 +50,12 @@ class Recovering(Stepping):
         self.boundary = None  # whatever happens from here on, this state is not saved as a good one
         reason = why_not_back(state, bad, self.config.recovery)
         was_searched = bad.step <= self.watch.until_step
-        began = 0
         try:
-            began = self._go_back(state) if reason is None else 0
+            if reason is not None:
+                raise CheckpointError(reason)
+            began = self._go_back(state)
         except CheckpointError as error:
-            reason = str(error)
-        if reason is not None:
-            raise TrainingDivergedError(self._evidence(state, bad, reason)) from None
+            raise TrainingDivergedError(self._evidence(state, bad, str(error))) from None
         self.watch.until_step = 0 if bad.is_exact else bad.step
         take_out(state, bad, began, was_searched)
         self._save_choice(state)

@@ -1,12 +1,14 @@
 """The held-out loss is that of the model as it will be used, and measuring it changes nothing."""
 
 import contextlib
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from infrastructure.training import held_out_loss
 from infrastructure.training.held_out_loss import HeldOutLoss, leaving_no_trace
 from infrastructure.training.precision import Precision
 from tests.training.toy import ToyAdapter, ToyModel
@@ -104,6 +106,31 @@ def test_too_little_memory_is_answered_with_halves_and_nothing_else_is() -> None
     assert measured["eval_loss"] == pytest.approx(expected(batches), rel=1e-5)
     with pytest.raises(torch.OutOfMemoryError):
         HeldOutLoss(model, little, Precision("fp32", "cpu"), may_halve=False).measure(batches)
+
+
+def test_what_a_batch_held_is_given_back_before_a_smaller_one_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the error and the call that it came from hold each other."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    left: list[Any] = []
+
+    class Holding(OfLittleMemory):
+        def compute_loss(self, model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+            graph = torch.zeros(1)
+            held.append(weakref.ref(graph))
+            try:
+                return super().compute_loss(model, batch)
+            except torch.OutOfMemoryError as error:
+                failure = error
+                raise failure from None
+
+    monkeypatch.setattr(
+        held_out_loss, "free_memory", lambda device: left.append([one() for one in held])
+    )
+    model = ToyModel()
+    HeldOutLoss(model, Holding(None, model), Precision("fp32", "cpu")).measure([[0, 1, 2]])
+    assert left == [[None]]
 
 
 def test_an_error_in_the_measurement_is_raised() -> None:

@@ -303,3 +303,57 @@ def test_a_scaler_goes_on_after_a_way_back(tmp_path: Path) -> None:
     training.run()
     assert training.state.micro_batch_size == 1
     assert torch.allclose(training.weights, whole.weights, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_refused", [0, 1])
+def test_at_the_end_what_is_still_being_written_is_waited_for(
+    num_refused: int, tmp_path: Path
+) -> None:
+    """Also a version that was refused, and is tried once more."""
+    training = Training()
+    loop, state = training.loop, training.state
+    begun: list[Path] = []
+    loop.save = lambda state, kind: begun.append(tmp_path / kind)
+    loop.collect = lambda wait: [begun.pop()] if wait and begun else []
+    loop.failures.count = num_refused
+    if not num_refused:
+        loop.save(state, "scheduled")
+    loop._finish_saving(state)
+    assert (state.checkpoint, loop.failures.count) == (tmp_path / "scheduled", 0)
+
+
+def test_between_a_bad_loss_and_the_way_back_nothing_is_saved() -> None:
+    training = Training()
+    saved: list[str] = []
+    training.loop.save = lambda state, kind: saved.append(kind)
+    training.loop.schedule.kind_due = lambda step: "scheduled"  # type: ignore[method-assign]
+    training.loop.boundary = None
+    training.loop.poll(training.state)
+    assert saved == []
+    training.loop._mark(training.state)
+    training.loop.poll(training.state)
+    assert saved == ["scheduled"]
+
+
+@pytest.mark.parametrize(("saved_size", "size_after"), [(4, 2), (1, 1)])
+def test_what_was_learnt_of_the_memory_since_is_kept_on_a_way_back(
+    saved_size: int, size_after: int, tmp_path: Path
+) -> None:
+    training = Training()
+
+    def go_back(state: TrainingState) -> Path:
+        state.micro_batch_size = saved_size
+        return tmp_path
+
+    training.loop.go_back = go_back
+    training.state.micro_batch_size = 2
+    training.loop._go_back(training.state)
+    assert training.state.micro_batch_size == size_after
+
+
+def test_what_was_chosen_on_a_way_back_is_saved_at_once() -> None:
+    training = Training()
+    saved: list[str] = []
+    training.loop.save = lambda state, kind: saved.append(kind)
+    training.loop._save_choice(training.state)
+    assert saved == ["scheduled"]

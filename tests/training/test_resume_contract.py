@@ -214,3 +214,9 @@ def test_on_a_gpu_a_patch_of_what_does_not_compute_there_changes_nothing() -> No
     found = {**with_versions(numpy="2.0.2"), "device": "NVIDIA L4"}
     (difference,) = agree(was, found)
     assert difference.verdict is Verdict.HARMLESS
+
+
+def test_another_name_with_another_base_changes_the_result_twice() -> None:
+    found = {**with_settings(**{"model.name": "elsewhere"}), "base_model": "ef" * 32}
+    verdicts = {each.name: each.verdict for each in differences(FACTS, found)}
+    assert verdicts == dict.fromkeys(["model.name", "base_model"], Verdict.CHANGES_THE_RESULT)

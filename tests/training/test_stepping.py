@@ -218,3 +218,20 @@ def test_of_a_step_that_was_passed_over_nothing_is_told() -> None:
         [],
         ["grad_norm", "learning_rate"],
     ]
+
+
+def test_what_is_known_of_the_losses_comes_back_with_a_checkpoint() -> None:
+    before, after = Training().loop, Training().loop
+    for loss in (1.0, 2.0, 3.0):
+        before.watch.take(loss)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert after.watch == before.watch
+    assert after.watch.recent == [1.0, 2.0, 3.0]
+
+
+def test_on_a_gpu_its_memory_is_told_and_else_that_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
+    assert stepping.memory_in_use_bytes(torch.device("cuda")) == 7
+    assert stepping.memory_in_use_bytes(torch.device("cpu")) > 10**6

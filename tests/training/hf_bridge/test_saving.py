@@ -19,7 +19,7 @@ class Versions:
     """A store that may refuse; what was begun is committed when it is collected."""
 
     def __init__(self) -> None:
-        self.refuses = False
+        self.refuses = self.is_slow = False
         self.begun: list[str] = []
 
     def begin(self, snapshot: Snapshot, *, kind: str, score: float | None) -> None:
@@ -28,6 +28,10 @@ class Versions:
         self.begun.append(kind)
 
     def collect(self, wait: bool) -> list[Path]:
+        if self.refuses:
+            raise StorageError("the disk is full")
+        if self.is_slow and not wait:
+            return []
         committed, self.begun = [Path(kind) for kind in self.begun], []
         return committed
 
@@ -81,3 +85,25 @@ def test_what_is_due_first_gives_the_kind_and_nothing_due_writes_nothing(saver: 
     saver.save(state())
     saver.save(state())
     assert saver.versions.begun == ["stopped"]
+
+
+def test_a_version_that_the_disk_refuses_while_it_is_written_stops_nobody(
+    saver: Any, told: list[Path]
+) -> None:
+    saver.ask("scheduled")
+    saver.save(state())
+    saver.versions.refuses = True
+    saver.collect(state())
+    assert (saver.failures.count, told) == (1, [])
+
+
+@pytest.mark.parametrize("was_refused", [False, True])
+def test_at_the_end_what_is_still_being_written_is_waited_for(
+    was_refused: bool, saver: Any, told: list[Path]
+) -> None:
+    saver.versions.is_slow, saver.versions.refuses = True, was_refused
+    saver.ask("scheduled")
+    saver.save(state())
+    saver.versions.refuses = False
+    saver.finish(state())
+    assert (saver.failures.count, told) == (0, [Path("scheduled")])

@@ -1,6 +1,7 @@
 """Packed attention is causal attention of each example alone, and sdpa for everything else."""
 
 import gc
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -252,6 +253,32 @@ def test_a_model_without_position_ids_is_refused() -> None:
 
     with pytest.raises(ValueError, match="takes no position_ids"):
         model_arguments(NoPositions(), pack_rows([torch.arange(3)]))
+
+
+def test_a_kernel_for_each_length_is_made_of_half_precision_on_a_cpu() -> None:
+    cases = [("cpu", torch.bfloat16), ("cpu", torch.float32), ("meta", torch.bfloat16)]
+    made = [module.compiles_kernels(torch.empty(1, device=d, dtype=t)) for d, t in cases]
+    assert made == [True, False, False]
+
+
+def test_where_no_kernels_are_made_for_lengths_they_are_not_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "rounded_layout", lambda mask: pytest.fail("it was rounded"))
+    mask = segment_mask(boundaries(LENGTHS), max(LENGTHS), length_step=16)
+    packed_attention(CAUSAL, *(random_heads(2) for _ in range(3)), mask)  # type: ignore[arg-type]
+
+
+def test_a_torch_without_the_kernel_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    assert module.varlen_kernel.__wrapped__() is None
+
+
+def test_each_example_is_followed_by_its_first_token_up_to_a_length_that_repeats() -> None:
+    layout = module._make_layout([3, 4, 5], 4)
+    assert layout.lengths == [4, 4, 8]
+    assert layout.source.tolist() == [0, 1, 2, 0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 7, 7, 7]
+    assert layout.places.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 
 
 def test_no_kernel_for_fp32_on_a_cpu() -> None:

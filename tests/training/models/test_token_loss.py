@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from infrastructure.training.models import token_loss
 from infrastructure.training.models.token_loss import TokenLoss, backbone, supervised_targets
 from tests.training.models.architectures import ARCHITECTURES, VOCAB_SIZE, gradients, tiny_model
 
@@ -100,6 +101,18 @@ def test_a_cap_is_found_before_it_does_anything() -> None:
     token_loss(model, batch)
     assert token_loss.method == "kept logits"
     assert "changes what its head gives" in token_loss.reason
+
+
+def test_a_method_whose_loss_is_another_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where nothing in the structure of the model forbids it."""
+
+    def doubled(*given: Any) -> torch.Tensor:
+        return 2 * token_loss.loss_from_all_logits(*given)
+
+    monkeypatch.setitem(token_loss.METHODS, "hidden states", doubled)
+    method, reason = token_loss.choose_method(tiny_model("llama"))
+    assert method == "kept logits"
+    assert reason.startswith("not from hidden states (loss ")
 
 
 def test_the_probe_leaves_no_trace() -> None:

@@ -1,5 +1,6 @@
 """Schedules, parameter groups and the update, on numbers worked out by hand."""
 
+import logging
 import math
 
 import pytest
@@ -39,6 +40,10 @@ def test_linear_and_constant_schedules() -> None:
 
 def test_warm_up_never_takes_more_than_half() -> None:
     assert max(learning_rates(4, warmup_steps=1000, scheduler_type="constant")) == 1.0
+
+
+def test_a_training_of_no_steps_has_a_schedule() -> None:
+    assert learning_rates(0) == []
 
 
 def test_only_matrices_decay() -> None:
@@ -137,3 +142,9 @@ def test_a_strategy_of_ones_own_needs_one_method(monkeypatch: pytest.MonkeyPatch
     strategy = get_training_strategy("curriculum", TrainingConfig())
     assert isinstance(strategy, Curriculum)
     assert [phase.num_epochs for phase in strategy.phases(ToyModel(), 4)] == [4]
+
+
+def test_a_strategy_has_a_log_of_its_own_or_the_one_that_it_is_given() -> None:
+    given = logging.getLogger("given")
+    assert STRATEGIES["standard"](TrainingConfig(), given).logger is given
+    assert STRATEGIES["standard"](TrainingConfig()).logger.name == TrainingStrategy.__module__
