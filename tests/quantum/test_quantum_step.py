@@ -142,6 +142,7 @@ def test_the_deadline_begins_with_formulating(bqm: dimod.BinaryQuadraticModel) -
     solution = quantum_solve(problem, resources(timeout=0.2))
     assert solution.is_fallback
     assert "formulating took all of the 0.2 s" in solution.failures[0]
+    assert solution.info["bound_hit"]
     assert solution.seconds > 0.3
 
 

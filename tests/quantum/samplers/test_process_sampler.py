@@ -1,6 +1,7 @@
 """Whatever a sampler does in its process, here is an answer or a sentence, in time."""
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import dimod
 import numpy as np
@@ -15,7 +18,9 @@ import psutil
 import pytest
 
 from infrastructure.core.errors import SamplerError
-from infrastructure.quantum.samplers.process_sampler import ProcessSampler, _checked
+from infrastructure.quantum.samplers import process_sampler
+from infrastructure.quantum.samplers.deadline import Deadline
+from infrastructure.quantum.samplers.process_sampler import Child, ProcessSampler, Talk, _checked
 from tests.quantum.samplers.questions import least_energy, random_model
 
 MODULE = "tests.quantum.samplers.misbehaving"
@@ -161,6 +166,61 @@ def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
     gone, alive = psutil.wait_procs([child], timeout=5)
     assert gone
     assert not alive
+
+
+def test_of_the_time_that_there_is_the_sampler_is_told_a_little_less(
+    monkeypatch: pytest.MonkeyPatch, bqm: dimod.BinaryQuadraticModel
+) -> None:
+    """So that its answer has time to come; without a limit it is told none."""
+    asked: list[Any] = []
+
+    def exchange(question: Any, arrays: Any, deadline: Deadline) -> Any:
+        asked.append(question["parameters"])
+        return {}, {}
+
+    sampler = ProcessSampler(f"{MODULE}:Answering", {})
+    monkeypatch.setattr(sampler, "start", lambda: None)
+    monkeypatch.setattr(sampler, "_child", SimpleNamespace(exchange=exchange))
+    sampler._ask(bqm, Deadline(10), {"seed": 3})
+    sampler._ask(bqm, Deadline(None), {"seed": 3})
+    sampler._child = None
+    timed, endless = asked
+    assert 5 < timed["time_limit"] < 10
+    assert endless == {"seed": 3}
+
+
+def test_a_process_that_cannot_be_started_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    pipe = os.pipe
+
+    def noted_pipe() -> tuple[int, int]:
+        made.extend(pipe())
+        return made[0], made[1]
+
+    def refused(*arguments: Any, **options: Any) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(process_sampler, "HelperProcess", refused)
+    monkeypatch.setattr(os, "pipe", noted_pipe)
+    with pytest.raises(OSError, match="no more processes"):
+        Child()
+    assert len(made) == 2
+    for descriptor in made:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_a_process_that_never_answers_keeps_no_program_from_ending() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as answers:
+        talk = Talk(io.BytesIO(), answers, {}, {})
+        held = (talk._thread.daemon, talk.is_over)
+        os.close(writing)
+        with pytest.raises(EOFError):
+            talk.result(Deadline(60))
+    assert held == (True, False)
 
 
 @pytest.mark.parametrize(("asked", "answered"), [("SPIN", "BINARY"), ("BINARY", "SPIN")])
