@@ -106,7 +106,7 @@ def decode(pack: Buffer) -> dict[str, TensorBytes]:
     view = memoryview(pack)
     try:
         start = 8 + int.from_bytes(view[:8], "little")
-        if len(view) < 8 or start > len(view):
+        if start > len(view):
             raise ValueError("the header is longer than the file")
         header = parse_json(bytes(view[8:start]).decode())
         return {

@@ -321,26 +321,27 @@ class Store:
         self, hashes: Mapping[str, str], tensors: Mapping[str, TensorBytes]
     ) -> dict[str, Pack]:
         """Tensors that the newest readable version holds in objects that are whole and worth it."""
-        for name in self.versions()[:1]:
-            try:
-                newest = self.read(name)
-            except CheckpointError:
-                break
-            if newest.hash_name != self.hash_name:
-                break
-            held = {
-                tensor: newest.packs[place.pack]
-                for tensor, place in newest.tensors.items()
-                if hashes.get(tensor) == place.hash and not tensor.startswith(HELD_ANEW)
-            }
-            kept = {
-                pack
-                for pack, living_bytes in _living_bytes(held, tensors).items()
-                if not is_mostly_dead(pack, living_bytes)
-                and self.objects.is_whole(pack, self.hash_name)
-            }
-            return {tensor: pack for tensor, pack in held.items() if pack in kept}
-        return {}
+        names = self.versions()
+        if not names:
+            return {}
+        try:
+            newest = self.read(names[0])
+        except CheckpointError:
+            return {}
+        if newest.hash_name != self.hash_name:
+            return {}
+        held = {
+            tensor: newest.packs[place.pack]
+            for tensor, place in newest.tensors.items()
+            if hashes.get(tensor) == place.hash and not tensor.startswith(HELD_ANEW)
+        }
+        kept = {
+            pack
+            for pack, living_bytes in _living_bytes(held, tensors).items()
+            if not is_mostly_dead(pack, living_bytes)
+            and self.objects.is_whole(pack, self.hash_name)
+        }
+        return {tensor: pack for tensor, pack in held.items() if pack in kept}
 
 
 def _each(work: Callable[[Pack], Result], packs: Sequence[Pack]) -> Iterator[Result]:

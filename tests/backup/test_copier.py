@@ -2,11 +2,13 @@
 
 import errno
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from infrastructure.backup.copier import LONGEST_RETRY_SECONDS, Copier
+from infrastructure.backup.copier import LONGEST_RETRY_SECONDS, Copier, _saved_at
 from infrastructure.backup.link import Link
 from infrastructure.backup.retention import Retention
 from infrastructure.backup.store import Store
@@ -379,3 +381,35 @@ def test_who_comes_too_early_is_told_to_wait_and_nothing_is_done(rig: Rig) -> No
     rig.clock.now += wait / 2
     rig.copier.tick()
     assert asked
+
+
+def test_after_a_version_the_evidence_that_is_left_to_copy_is_begun_without_a_pause(
+    rig: Rig,
+) -> None:
+    good, _ = save(rig.local, 1), save(rig.local, 2, healthy=False)
+    rig.run_until(lambda: bool(rig.place.written))
+    began = rig.clock.now
+    manifest = rig.remote.manifest_path(good)
+    rig.run_until(lambda: manifest in rig.place.written[:-1])
+    assert rig.clock.now == began
+
+
+def test_an_object_that_was_removed_is_written_again_at_once_when_it_is_named_again(
+    rig: Rig,
+) -> None:
+    for step in (1, 2, 4, 6):  # the part for an odd step comes back with step 7
+        rig.copy(step)
+    rig.clock.now += HOUR + 1
+    rig.settle()
+    assert any("objects" in path.parts for path in rig.place.removed)
+    name = save(rig.local, 7)
+    began = rig.clock.now
+    rig.run_until(lambda: name in rig.copier.pruning.confirmed)
+    assert rig.clock.now - began < 60
+    rig.remote.verify(rig.remote.read(name))
+
+
+def test_a_version_whose_time_is_unreadable_was_saved_when_it_was_confirmed(rig: Rig) -> None:
+    manifest = rig.local.read(save(rig.local, 1))
+    assert _saved_at(manifest, 5.0) == datetime.fromisoformat(manifest.created).timestamp()
+    assert _saved_at(replace(manifest, created="yesterday"), 5.0) == 5.0

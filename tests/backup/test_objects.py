@@ -94,3 +94,21 @@ def test_a_compressed_object_of_no_possible_size_is_not_there(
     compressed.write_bytes(bytes(0 if is_empty else pack.size_bytes + 1))
     with pytest.raises(CheckpointError, match="is missing or cut"):
         store.objects.require_there(pack)
+
+
+class Refusing(FileOperations):
+    """A disk that has become full, and on which nothing can be removed."""
+
+    def sync_file(self, path: Path) -> None:
+        raise OSError("the disk is full")
+
+    def remove(self, path: Path) -> None:
+        raise OSError("it cannot be removed")
+
+
+def test_what_went_wrong_first_is_told_where_the_rest_cannot_be_removed_either(
+    tmp_path: Path,
+) -> None:
+    Store(tmp_path / "store").prepare()
+    with pytest.raises(OSError, match="the disk is full"):
+        ObjectFiles(tmp_path / "store", Refusing()).write_pack([b"some bytes"], "blake3")

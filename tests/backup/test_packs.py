@@ -87,6 +87,6 @@ def test_what_is_no_tensor(dtype: str, size: int) -> None:
 def test_they_are_cut_between_tensors() -> None:
     half = TensorBytes("U8", (PACK_BYTES // 2,), bytes(PACK_BYTES // 2))
     huge = TensorBytes("U8", (PACK_BYTES + 1,), bytes(PACK_BYTES + 1))
-    groups = list(cut({"a": half, "b": half, "c": half, "d": huge, "e": half}))
-    assert [list(group) for group in groups] == [["a", "b"], ["c"], ["d"], ["e"]]
+    groups = list(cut({"a": half, "b": half, "c": half, "d": huge, "e": half, "f": half}))
+    assert [list(group) for group in groups] == [["a", "b"], ["c"], ["d"], ["e", "f"]]
     assert list(cut({})) == []

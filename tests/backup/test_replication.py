@@ -187,6 +187,7 @@ def test_a_place_that_confirms_nothing_gets_the_version_all_the_same(store: Stor
         run(one, limit=2000)
         assert not one.is_confirmed
         assert Store(Path(RUN), place).newest()[0] == name
+        assert not {pack.hash for pack in one.manifest.packs} & link.sent.keys()  # asked anew
     assert link.is_doubtful
     assert link.clock() - begin < 3 * DOUBTFUL_SECONDS
 
@@ -384,3 +385,26 @@ def test_a_damaged_copy_of_run_files_may_be_left_out_and_nothing_else(
     else:
         fetch_version(remote, name, here, lambda done, total: None, run_files=False)
     assert here.versions() == ([] if damaged == "model/w" else [name])
+
+
+def test_of_the_two_forms_of_an_object_the_one_that_would_be_written_is_asked_for_first(
+    store: Store,
+) -> None:
+    """Each question is a way to the place and back, and the other form is seldom there."""
+    place = MemoryPlace()
+    tensors = {"model/same": TensorBytes("U8", (10_000,), bytes(10_000))}
+    name = store.commit(tensors, {}, step=1)
+    run(upload(store, name, link_to(place, compresses=True)))
+    asked: list[Path] = []
+    place.fault = lambda operation, path: asked.append(path) if operation == "confirm" else None
+    run(upload(store, name, link_to(place, compresses=True)))  # another session
+    assert {path.suffix for path in asked if "objects" in path.parts} == {".zst"}
+
+
+def test_a_place_that_confirms_objects_and_no_manifest_is_doubtful(store: Store) -> None:
+    place = MemoryPlace()
+    place.is_safe = lambda path: "objects" in path.parts
+    link = link_to(place)
+    run(one := upload(store, save(store, 1), link), limit=2000)
+    assert not one.is_confirmed
+    assert link.is_doubtful

@@ -7,19 +7,20 @@ import pytest
 
 from infrastructure.backup.retention import Retention, versions_to_keep
 from infrastructure.backup.store import Store
+from tests.faults.memory_files import MemoryFiles
 from tests.faults.store_history import tensors_at
 
 
-def kept_steps(root: Path, retention: Retention, versions: list[dict[str, Any]]) -> list[int]:
-    store = Store(root)
+def kept_steps(retention: Retention, versions: list[dict[str, Any]]) -> list[int]:
+    store = Store(Path("store"), MemoryFiles())
     for step, facts in enumerate(versions, start=1):
         store.commit(tensors_at(step), {}, step=step, **facts)
     store.remove_all_but(versions_to_keep(store, retention))
     return sorted(store.read(name).step for name in store.versions())
 
 
-def test_the_newest_stay(tmp_path: Path) -> None:
-    assert kept_steps(tmp_path, Retention(2), [{}] * 5) == [4, 5]
+def test_the_newest_stay() -> None:
+    assert kept_steps(Retention(2), [{}] * 5) == [4, 5]
 
 
 def test_of_one_step_that_was_saved_twice_an_older_step_stays(tmp_path: Path) -> None:
@@ -30,10 +31,10 @@ def test_of_one_step_that_was_saved_twice_an_older_step_stays(tmp_path: Path) ->
     assert sorted(store.read(name).step for name in store.versions()) == [2, 3, 3, 3]
 
 
-def test_the_best_stays(tmp_path: Path) -> None:
+def test_the_best_stays() -> None:
     scores: list[dict[str, Any]] = [{"score": s} for s in (3.0, 1.0, 2.0, 2.5, 4.0)]
-    assert kept_steps(tmp_path / "a", Retention(2, keep_best=1), scores) == [2, 4, 5]
-    assert kept_steps(tmp_path / "b", Retention(2, keep_best=2), scores) == [2, 3, 4, 5]
+    assert kept_steps(Retention(2, keep_best=1), scores) == [2, 4, 5]
+    assert kept_steps(Retention(2, keep_best=2), scores) == [2, 3, 4, 5]
 
 
 def test_a_damaged_best_is_not_counted(tmp_path: Path) -> None:
@@ -47,18 +48,18 @@ def test_a_damaged_best_is_not_counted(tmp_path: Path) -> None:
     assert sorted(int(name[:12]) for name in kept) == [1, 3, 4]
 
 
-def test_every_nth_stays(tmp_path: Path) -> None:
-    assert kept_steps(tmp_path, Retention(2, keep_every=3), [{}] * 8) == [3, 6, 7, 8]
+def test_every_nth_stays() -> None:
+    assert kept_steps(Retention(2, keep_every=3), [{}] * 8) == [3, 6, 7, 8]
 
 
-def test_the_newest_emergency_stays(tmp_path: Path) -> None:
+def test_the_newest_emergency_stays() -> None:
     versions: list[dict[str, Any]] = [{}, {"kind": "emergency"}, {"kind": "emergency"}, {}, {}, {}]
-    assert kept_steps(tmp_path, Retention(2), versions) == [3, 5, 6]
+    assert kept_steps(Retention(2), versions) == [3, 5, 6]
 
 
-def test_what_is_not_healthy_is_not_counted(tmp_path: Path) -> None:
+def test_what_is_not_healthy_is_not_counted() -> None:
     versions: list[dict[str, Any]] = [{}, {}, {}, {"healthy": False, "score": 0.0}]
-    assert kept_steps(tmp_path, Retention(2, keep_best=1), versions) == [2, 3, 4]
+    assert kept_steps(Retention(2, keep_best=1), versions) == [2, 3, 4]
 
 
 def test_one_is_too_few() -> None:

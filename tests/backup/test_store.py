@@ -11,8 +11,9 @@ import pytest
 from infrastructure.backup import store as store_module
 from infrastructure.backup.file_operations import FileOperations
 from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.store import Store, groups_of
+from infrastructure.backup.store import Store, _living_bytes, groups_of
 from infrastructure.core.errors import CheckpointError
+from tests.faults.memory_files import MemoryFiles
 from tests.faults.store_history import next_save_works, step_that_loads, tensors_at
 
 FORMAT_PAGE = Path(store_module.__file__).with_name("FORMAT.md")
@@ -71,6 +72,17 @@ def test_removing_leaves_what_the_others_need(tmp_path: Path) -> None:
     assert object_files(tmp_path) == named
     assert step_that_loads(FileOperations(), tmp_path) == 3
     assert next_save_works(FileOperations(), tmp_path)
+
+
+def test_the_names_are_gone_from_the_disk_before_what_they_name() -> None:
+    memory = MemoryFiles()
+    store = Store(Path("store"), memory)
+    names = commit(store, 1, 2)
+    memory.log.clear()
+    store.remove_all_but(names[1:])
+    done = [(what, path.parts[1]) for what, path, *_ in memory.log]
+    assert done[:2] == [("remove", "versions"), ("sync_directory", "versions")]
+    assert ("remove", "objects") in done
 
 
 def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
@@ -176,3 +188,12 @@ def test_what_somebody_else_put_into_a_store_stays_and_stops_nothing(tmp_path: P
     assert store.remove_all_but(names[1:]) == names[:1]
     assert all(path.exists() for path in strangers)
     assert step_that_loads(FileOperations(), tmp_path) == 2
+
+
+def test_the_living_bytes_of_a_pack_are_those_of_its_tensors_that_are_still_the_same(
+    tmp_path: Path,
+) -> None:
+    tensors = {f"model/{i}": TensorBytes("U8", (7 + i,), bytes(7 + i)) for i in range(3)}
+    store = Store(tmp_path)
+    (pack,) = store.read(store.commit(tensors, {}, step=1)).packs
+    assert _living_bytes({"model/0": pack, "model/2": pack}, tensors) == {pack: 7 + 9}
