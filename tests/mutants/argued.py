@@ -5,4 +5,10 @@ One that a test could find has no place here, however hard that test would be to
 
 ARGUED: dict[str, str] = {
     "8c8f2494c48dba2e": "which one position is kept does not matter to whether one is",
+    "3ca1f0bd5af29454": "a state of just this size is as well written now as in the background",
+    "97a57841def74fdb": "packs of just this size are as well read by one thread as by two",
+    "94c097dbda0817ce": "any large numbers show what a model does to its logits",
+    "38b03aea328a70f3": "all entries are zero, and one more of them is never read",
+    "ea0ba6b8bef1eb62": "it is what torch does without being told",
+    "cfebc5acabdf214b": "it is what torch does without being told",
 }
