@@ -130,7 +130,7 @@ class PlacePruning:
             self._swept_at = now
         for digest in living & self.unnamed_since.keys():
             del self.unnamed_since[digest]
-        for digest, since in sorted(self.unnamed_since.items()):
+        for digest, since in list(self.unnamed_since.items()):
             if now - since < self.grace_seconds:
                 continue
             path = self.link.store.objects.path_of(digest)

@@ -75,7 +75,6 @@ class Upload:
         """Let go of the files."""
         for file in self._files.values():
             file.close()
-        self._files = {}
 
     def steps(self) -> Iterator[float]:
         """Copy, one small unit of work after the other; yields the seconds to wait before the next.

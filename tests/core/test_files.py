@@ -397,14 +397,25 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
     assert [path.name for path in tmp_path.iterdir()] == [".notes.part"]
 
 
+def test_a_folder_that_is_named_like_a_part_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".folder.01234567.part").mkdir()
+    (tmp_path / ".file.01234567.part").write_text("half")
+    removed: list[Path] = []
+    monkeypatch.setattr(files, "remove_if_unlocked", removed.append)
+    remove_parts(tmp_path)
+    assert [path.name for path in removed] == [".file.01234567.part"]
+
+
 def test_a_part_that_is_removed_before_it_is_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flock, asked = fcntl.flock, []
 
     def late(descriptor: int, kind: int) -> None:
-        if not asked:
-            asked.append(kind)
+        asked.append(descriptor)
+        if len(asked) == 1:
             remove_parts(tmp_path)  # whoever sweeps comes just before
         flock(descriptor, kind)
 
@@ -412,3 +423,6 @@ def test_a_part_that_is_removed_before_it_is_locked_is_made_anew(
     write_text(tmp_path / "file", "whole")
     assert (tmp_path / "file").read_text() == "whole"
     assert len(list(tmp_path.iterdir())) == 1
+    for descriptor in asked:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.core.errors import StorageError, TrainingDivergedError
+from infrastructure.core.errors import DeviceFailedError, StorageError, TrainingDivergedError
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
@@ -357,3 +357,24 @@ def test_what_was_chosen_on_a_way_back_is_saved_at_once() -> None:
     training.loop.save = lambda state, kind: saved.append(kind)
     training.loop._save_choice(training.state)
     assert saved == ["scheduled"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kinds"),
+    [
+        (RuntimeError("a bug"), ["emergency"]),
+        (KeyboardInterrupt(), ["stopped"]),
+        (TrainingDivergedError("its loss is no number"), []),
+        (DeviceFailedError("it fell off the bus"), []),
+    ],
+)
+def test_what_ends_a_training_decides_whether_it_is_saved(
+    error: BaseException, kinds: list[str]
+) -> None:
+    training = Training()
+    saved: list[str] = []
+    training.loop.save = lambda state, kind: saved.append(kind)
+    training.state.step = 3
+    training.loop._mark(training.state)
+    training.loop._rescue(training.state, error)
+    assert saved == kinds

@@ -189,6 +189,16 @@ def test_of_the_time_that_there_is_the_sampler_is_told_a_little_less(
     assert endless == {"seed": 3}
 
 
+def test_closing_ends_the_process_whoever_else_knows_it() -> None:
+    ended: list[bool] = []
+    sampler = ProcessSampler(f"{MODULE}:Answering", {})
+    known: Any = SimpleNamespace(end=lambda: ended.append(True))
+    sampler._child = known
+    sampler.close()
+    sampler.close()
+    assert (sampler._child, ended) == (None, [True])
+
+
 def test_a_process_that_cannot_be_started_leaves_nothing_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
