@@ -290,3 +290,8 @@ def test_steps_of_ones_own_loop_tell_of_themselves() -> None:
     assert training.recorder.events[-1] == "step_end"
     assert (training.state.step, training.state.position.example) == (1, 3)
     assert not training.state.step_is_ending
+
+
+def test_a_phase_is_one_pass_over_the_data_unless_told_otherwise() -> None:
+    training = Training(phases=[Phase()]).run()  # 20 examples in batches of 6
+    assert training.state.step == 4
