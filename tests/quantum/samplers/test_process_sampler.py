@@ -199,6 +199,21 @@ def test_closing_ends_the_process_whoever_else_knows_it() -> None:
     assert (sampler._child, ended) == (None, [True])
 
 
+def test_what_a_sampler_writes_to_standard_error_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, Any] = {}
+
+    def started(*arguments: Any, **options: Any) -> Any:
+        given.update(options)
+        return SimpleNamespace()
+
+    monkeypatch.setattr(process_sampler, "HelperProcess", started)
+    monkeypatch.setattr(process_sampler, "_end", lambda process, held: os.close(held))
+    Child().end()
+    assert given["shows_words"]
+
+
 def test_a_process_that_cannot_be_started_leaves_nothing_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

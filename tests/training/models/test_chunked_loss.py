@@ -183,3 +183,9 @@ def test_all_logits_never_exist(kind: str) -> None:
     with LargestTensor() as largest:
         head_loss(create_head(kind), hidden, targets).backward()
     assert largest.num_elements <= hidden.numel() < 200 * VOCAB
+
+
+@pytest.mark.parametrize("vocabulary", [32_000, 131_072, 256_000])
+def test_on_a_gpu_no_more_than_128_mib_of_logits_are_held_at_a_time(vocabulary: int) -> None:
+    held_bytes = chunked_loss.chunk_rows(vocabulary, torch.device("cuda")) * vocabulary * 4
+    assert 120 * 1024**2 < held_bytes <= 128 * 1024**2
