@@ -11,4 +11,5 @@ ARGUED: dict[str, str] = {
     "38b03aea328a70f3": "all entries are zero, and one more of them is never read",
     "ea0ba6b8bef1eb62": "it is what torch does without being told",
     "cfebc5acabdf214b": "it is what torch does without being told",
+    "0016027543a6c1c6": "an hour is meant, not an hour to the last fraction of a second",
 }

@@ -107,3 +107,11 @@ def test_at_the_end_what_is_still_being_written_is_waited_for(
     saver.versions.refuses = False
     saver.finish(state())
     assert (saver.failures.count, told) == (0, [Path("scheduled")])
+
+
+def test_by_the_clock_a_version_is_asked_for_only_where_one_is_due(saver: Any) -> None:
+    saver.ask_by_clock(4)
+    assert saver.due is None
+    saver.schedule.kind_due = lambda step: "manual"
+    saver.ask_by_clock(4)
+    assert saver.due == "manual"
