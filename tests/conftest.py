@@ -93,12 +93,13 @@ def restore_log_level() -> Iterator[None]:
     ours.setLevel(level)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def restore_logging() -> Iterator[None]:
     """Put the root logger back: a command sets it up as it would in its own process."""
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    root.manager.disable = disabled
     logging.captureWarnings(False)
