@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
@@ -110,3 +112,18 @@ def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, st
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
+
+
+def end_copiers(folder: Path) -> None:
+    """Kill the copiers of runs in `folder`, wherever they were started."""
+    for process in psutil.process_iter(["cmdline"]):
+        is_copier = any("copier_process" in part for part in process.info["cmdline"] or [])
+        if not is_copier:
+            continue
+        try:
+            files = [file.path for file in process.open_files()]
+        except psutil.Error:
+            continue
+        if any(Path(path).is_relative_to(folder) for path in files):
+            process.kill()
+            psutil.wait_procs([process], timeout=10)

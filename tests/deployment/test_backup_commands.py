@@ -18,7 +18,7 @@ from infrastructure.cli import DONE, FAILED, WRONG_INPUT, main
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import NOT_CONFIRMED
 from infrastructure.deployment.commands import resume
-from tests.deployment.runs import deploy, newest_step, runs_of, small_config
+from tests.deployment.runs import deploy, end_copiers, newest_step, runs_of, small_config
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +53,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture
 def run(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished run of 3 steps whose version 3 (the best) is at the place."""
+    end_copiers(trained)  # of the test before
     shutil.rmtree(trained)
     shutil.copytree(trained.with_name("kept"), trained)
     monkeypatch.chdir(trained)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from infrastructure.backup.backup_status import GONE, BackupStatus, live_status, write_status
@@ -22,6 +21,7 @@ from infrastructure.deployment.commands import ended, resume
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.deployment.runs import (
     deploy,
+    end_copiers,
     runs_of,
     small_config,
     small_settings,
@@ -51,21 +51,6 @@ def config(tmp_path: Path, disk: Path) -> Config:
         return made
 
     return make
-
-
-def end_copiers(folder: Path) -> None:
-    """Kill the copiers of runs in `folder`, wherever they were started."""
-    for process in psutil.process_iter(["cmdline"]):
-        is_copier = any("copier_process" in part for part in process.info["cmdline"] or [])
-        if not is_copier:
-            continue
-        try:
-            files = [file.path for file in process.open_files()]
-        except psutil.Error:
-            continue
-        if any(Path(path).is_relative_to(folder) for path in files):
-            process.kill()
-            psutil.wait_procs([process], timeout=10)
 
 
 @pytest.fixture(autouse=True)

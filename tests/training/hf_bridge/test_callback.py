@@ -210,7 +210,7 @@ def test_what_is_not_confirmed_at_the_end_is_told_and_completed_by_the_same_line
 
     leave = At(Event.STEP_END, 2, go_away)
     with pytest.raises(CopyNotConfirmedError, match="NOT SAFE YET") as raised:
-        train(tmp_path, config=config(3.0), hooks=[leave], **options)
+        train(tmp_path, config=config(10.0), hooks=[leave], **options)
     assert raised.value.code == NOT_CONFIRMED
     assert summary_of(tmp_path)["status"] == "finished"
     assert list(place.iterdir()) == []
