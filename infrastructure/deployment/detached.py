@@ -38,7 +38,6 @@ from infrastructure.training.data.ready_config import make_ready
 FOLDER, RUN_NAME, PURPOSE_NAME, OUTPUT_NAME = ".detached", "run", "purpose.json", "output.txt"
 LOOK_SECONDS = 0.1
 STOP_SECONDS = 300.0  # saving, and copying to the place, may take long
-SIGNAL_SECONDS = 20.0  # between two of them
 MAX_LINES_OF_FAILURE = 3
 
 Say = Callable[[str], None]
@@ -231,24 +230,17 @@ def stop_preparing(
 
 
 def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool:
-    """Send SIGTERM, which saves and stops, and wait; whether the process trains no more.
-
-    It is sent again now and then: between two stages of a beginning one may be lost, and a second
-    one does nothing more.
-    """
+    """Send SIGTERM, which saves and stops, and wait; whether the process trains no more."""
     if trainer.is_alive is None:
         raise ValueError(f"{trainer} trains it: stop it there")
+    try:
+        os.kill(trainer.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return True
+    except PermissionError as error:
+        raise ValueError(f"{trainer} is another user's: stop it as that user") from error
     deadline = time.monotonic() + patience_seconds
-    next_signal = float("-inf")
     while time.monotonic() < deadline:
-        if time.monotonic() >= next_signal:
-            next_signal = time.monotonic() + SIGNAL_SECONDS
-            try:
-                os.kill(trainer.pid, signal.SIGTERM)
-            except ProcessLookupError:
-                return True
-            except PermissionError as error:
-                raise ValueError(f"{trainer} is another user's: stop it as that user") from error
         now = read_trainer(folder)
         if now is None or not now.is_alive or now.pid != trainer.pid:
             return True
