@@ -59,7 +59,7 @@ class BackupStatus:
         newest_step: the newest version on this machine.
         refused_name: the newest version that is damaged here and not copied, until a newer one is
             confirmed.
-    error: what went wrong last, until it works again.
+        error: what went wrong last, until it works again.
         num_failures: how often in a row.
         advice: what a person can do about it.
         changed_at: when this was written.
@@ -95,6 +95,10 @@ class BackupStatus:
         if self.error is None:
             return STATES[self.state] if self.state in ("doubtful", "fenced") else None
         return f"{self.error} ({self.advice})" if self.advice else self.error
+
+    def is_settled(self, name: str | None) -> bool:
+        """Whether nothing is to be waited for of a version: it is confirmed, or never copied."""
+        return name in (self.confirmed_name, self.refused_name)
 
     def possible_loss(self, now: float) -> PossibleLoss:
         """The age of the last confirmed version at the time `now`, as a number (0 when the training

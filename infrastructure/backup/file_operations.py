@@ -1,7 +1,6 @@
 """The few operations that a store makes on its file system; tests put their faults here."""
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections import deque
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from infrastructure.core.files import make_directory
+from infrastructure.core.lock import try_lock
 
 Buffer = bytes | bytearray | memoryview
 Item = TypeVar("Item")
@@ -58,8 +58,7 @@ class FileOperations:
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         """Write a new file; one that is there already is an error."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
-        with contextlib.suppress(OSError):  # tells that it is being written; no must
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try_lock(descriptor)  # tells that it is being written; no must
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             for chunk in _chunks(buffers):
                 while chunk:

@@ -71,8 +71,8 @@ def complete(
         backup.publish(run_path, _left(deadline), name=REPORT, files=files, replaces=True)
     except (StorageError, OSError, ValueError) as error:
         down = backup.status()
-        told = down.problem if down.state == DOWN else None  # the reason of all that is missing
-        return Completion(published, told or redact(str(error)))
+        cause = down.problem if down.state == DOWN else None  # of all that is missing
+        return Completion(published, cause or redact(str(error)))
     status = backup.status()
     if status.confirmed_name != backup.newest_name():
         problem = status.problem or "the place has not confirmed the last checkpoint"

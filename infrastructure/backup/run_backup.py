@@ -348,8 +348,7 @@ class RunBackup:
         newest = self.newest_name()
         while True:
             status = self.status()
-            is_over = newest in (status.confirmed_name, status.refused_name)
-            is_over |= status.state in (OFF, "fenced", DOWN)
+            is_over = status.is_settled(newest) or status.state in (OFF, "fenced", DOWN)
             if is_over or time.monotonic() >= deadline:
                 return status
             time.sleep(POLL_SECONDS)

@@ -320,7 +320,7 @@ class Store:
     def _held_already(
         self, hashes: Mapping[str, str], tensors: Mapping[str, TensorBytes]
     ) -> dict[str, Pack]:
-        """Tensors that the newest readable version holds in objects that are whole and worth it."""
+        """Tensors that the newest version holds in objects that are whole and worth it."""
         names = self.versions()
         if not names:
             return {}

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from infrastructure.core.lock import try_lock
+
 HASH_CHUNK_BYTES = 1 << 20
 _PART = re.compile(r"\..+\.[a-z0-9_]{8}\.part")  # as `_new_part_file` names them
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
@@ -72,16 +74,10 @@ def _new_part_file(path: Path) -> tuple[int, Path]:
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
             continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another took it for one left behind, and removes it
-            os.close(descriptor)
-            continue
-        except OSError:  # a file system without locks, where nobody removes parts
+        is_locked = try_lock(descriptor)
+        if is_locked is None or (is_locked and part.exists()):  # without locks, nobody removes it
             return descriptor, part
-        if part.exists():
-            return descriptor, part
-        os.close(descriptor)
+        os.close(descriptor)  # another took it for one left behind, and removes it
 
 
 def remove_parts(directory: Path) -> None:
@@ -103,9 +99,10 @@ def remove_if_unlocked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(descriptor):  # somebody writes it, or nobody can tell
+            return False
         path.unlink(missing_ok=True)
-    except OSError:  # somebody writes it, or nobody can tell
+    except OSError:
         return False
     finally:
         os.close(descriptor)

@@ -18,14 +18,21 @@ def is_held(path: Path) -> bool | None:
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
+        is_free = try_lock(descriptor, shared=True)
     finally:
         os.close(descriptor)
-    return False
+    return None if is_free is None else not is_free
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
+    """Lock an open file, if nobody has; None: the file system has no locks, and nobody can tell."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 class Lock:

@@ -150,13 +150,11 @@ class RunCopies:
         with byte_bar("backup") as tell:
             deadline = told_at = time.monotonic()
             deadline += seconds
-            names = (status.confirmed_name, status.refused_name)
-            while newest not in names and status.state not in NO_MORE:
+            while not status.is_settled(newest) and status.state not in NO_MORE:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 status = self.backup.finish(min(LOOK_SECONDS, left))
-                names = (status.confirmed_name, status.refused_name)
                 tell(status.done_bytes, status.total_bytes)
                 is_news = status.error is not None and status.error != told
                 if is_news or time.monotonic() - told_at >= TELL_SECONDS:

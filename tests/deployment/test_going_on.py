@@ -167,7 +167,7 @@ def test_a_run_that_is_trained_right_now_is_not_taken(stopped: Path, tmp_path: P
 def test_a_damaged_run_is_passed_over(
     stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shutil.copytree(stopped, broken := stopped.with_name("29990101-000000-broken"))
+    shutil.copytree(stopped, broken := stopped.with_name("20990101-000000-broken"))
     shutil.rmtree(broken / "checkpoints")  # nothing is left that it could be brought back from
     (broken / "run.json").write_text("{")
     assert deploy(small_config(tmp_path))[0] == stopped

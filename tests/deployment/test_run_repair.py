@@ -214,6 +214,7 @@ def test_the_model_comes_back_from_the_place(made: Path, finished: Path) -> None
     said = same_command(made, **place)
     assert f"final/model.safetensors was damaged: brought back from {made / 'place'}" in said
     assert record["run_id"] == finished.name
+    assert f"NOT ALL IS SAFE: run {finished.name} is finished and its model is confirmed" in said
     assert_end(made, finished)
 
 

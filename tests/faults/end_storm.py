@@ -46,7 +46,7 @@ from infrastructure.monitoring.metrics_file import read_metrics
 from tests.conftest import save_tiny_llama
 from tests.faults.judge import tell
 from tests.faults.kill_storm import in_child
-from tests.faults.run_storm import IMPORTED, write_data
+from tests.faults.run_storm import IMPORTED, SMALL_MODEL, write_data
 
 DEATHS = ("process", "helpers", "copier", "machine", "place")
 WEIGHTS = (3, 3, 2, 3, 2)
@@ -56,12 +56,7 @@ WAIT_SECONDS, AWAY_SECONDS = 120.0, 2.0  # for the copy; where the place is away
 MOST_ATTEMPTS = 4
 PLUGIN = Path(__file__).parent / "store_plugin"
 SMALL: dict[str, Any] = {
-    "model.embedded.hidden_size": 32,
-    "model.embedded.intermediate_size": 64,
-    "model.embedded.num_layers": 2,
-    "model.embedded.num_heads": 2,
-    "model.embedded.num_kv_heads": 2,
-    "model.embedded.vocab_size": 300,
+    **SMALL_MODEL,
     "training.batch_size": 2,
     "training.max_steps": 6,
     "training.checkpoint_frequency": 1,

@@ -45,13 +45,16 @@ IMPORTED = (
     "matplotlib",
 )
 DEATHS = ("process", "helpers", "machine")
-SETTINGS: dict[str, Any] = {
+SMALL_MODEL: dict[str, Any] = {
     "model.embedded.hidden_size": 32,
     "model.embedded.intermediate_size": 64,
     "model.embedded.num_layers": 2,
     "model.embedded.num_heads": 2,
     "model.embedded.num_kv_heads": 2,
     "model.embedded.vocab_size": 300,
+}
+SETTINGS: dict[str, Any] = {
+    **SMALL_MODEL,
     "training.batch_size": 2,
     "training.gradient_accumulation": 2,
     "training.max_steps": 40,

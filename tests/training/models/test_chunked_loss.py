@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.models import chunked_loss
 from infrastructure.training.models.chunked_loss import head_loss, linear_cross_entropy_sum
+from tests.training.models.operation_shapes import OperationShapes
 
 NUM_ROWS, WIDTH, VOCAB = 37, 16, 50
 
@@ -140,27 +141,11 @@ def test_a_head_computes_few_shapes(kind: str, monkeypatch: pytest.MonkeyPatch) 
     shapes = set()
     for num_rows in range(1, 129):
         hidden, _, targets = example(num_rows)
-        with Products() as products:
+        with OperationShapes("mm") as products:
             head_loss(head, hidden, targets, SizeGrid.SIXTEENTHS).backward()
         shapes |= products.shapes
         head.zero_grad()
     assert 16 <= len(shapes) <= 4 * 16
-
-
-class Products(TorchDispatchMode):
-    """Remembers the shapes of all matrix products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: set[Any] = set()
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if "mm" in str(function):
-            given = [tuple(one.shape) for one in args if isinstance(one, torch.Tensor)]
-            self.shapes.add((str(function), *given))
-        return function(*args, **(kwargs or {}))
 
 
 class LargestTensor(TorchDispatchMode):

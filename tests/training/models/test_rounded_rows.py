@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from infrastructure.optimization.size_grid import SEGMENT_STEP, SizeGrid
 from infrastructure.training.data.collate import Batch, pack, pad
@@ -19,6 +18,7 @@ from infrastructure.training.models.packed_attention import model_arguments, use
 from infrastructure.training.models.packing_check import prepare_packing
 from infrastructure.training.models.token_loss import TokenLoss
 from tests.training.models.architectures import VOCAB_SIZE, gradients, tiny_model
+from tests.training.models.operation_shapes import OperationShapes
 
 LAYOUTS = {
     "one piece of padding": [12, 4, 9],
@@ -118,25 +118,10 @@ def test_few_shapes_of_half_precision() -> None:
     shapes: set[Any] = set()
     for start in range(1, 200, 25):
         batch = pack(examples_of(list(range(start, start + 25))), SizeGrid.SIXTEENTHS)
-        with Attentions() as attentions:
+        with OperationShapes("attention") as attentions:
             model(**model_arguments(model, batch))
         shapes |= attentions.shapes
     assert 10 <= len(shapes) <= 14
-
-
-class Attentions(TorchDispatchMode):
-    """Remembers the shapes of all queries."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: set[Any] = set()
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if "attention" in str(function):
-            self.shapes.add(tuple(args[0].shape))
-        return function(*args, **(kwargs or {}))
 
 
 def test_rows_told_apart_by_their_positions_alone() -> None:
