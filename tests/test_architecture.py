@@ -35,6 +35,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"state", "precision", "log_window", "arithmetic", "other_names"},
     {"data"},
     {"models"},
+    {"stackwise"},
     {"model_adapters", "strategies", "extensions", "checkpoints", "metrics", "error_handlers"},
     {"held_out_loss", "micro_batches"},
     {"parallel"},

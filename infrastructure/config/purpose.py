@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.schema import schema_of
 from infrastructure.config.training_config import QUANTUM
 
 SECTIONS_THAT_COUNT = ("model.", "data.", "training.", "quantum.", "resources.quantum.")
@@ -40,6 +41,7 @@ DOES_NOT_COUNT = frozenset(
         "training.recovery.max_rollbacks",
         "training.recovery.max_failed_saves",
         "training.cache_dir",
+        "training.cache_size",
         "training.save_stacks",
         "training.save_rack",
         "quantum.max_overhead_percent",
@@ -72,8 +74,15 @@ def differing_keys(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Itera
     """
     for key in dict.fromkeys([*recorded, *now]):
         was, found = recorded.get(key), now.get(key)
+        if key not in recorded and found == _default(key):  # recorded before there was this setting
+            continue
         if was != found and not (key in PLACES and _has_moved(was, found)):
             yield key
+
+
+def _default(key: str) -> Any:
+    spec = schema_of(DeploymentConfig).fields.get(key)
+    return None if spec is None else spec.default
 
 
 def _has_moved(was: Any, found: Any) -> bool:

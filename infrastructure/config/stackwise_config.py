@@ -14,8 +14,10 @@ from infrastructure.config.section import Section
 from infrastructure.config.values import (
     Allowed,
     Count,
+    CountOrZero,
     FromJson,
     Later,
+    Megabytes,
     PathText,
     Positive,
     Share,
@@ -50,25 +52,58 @@ class ProgressiveConfig(Section):
 
     prefix: ClassVar[str] = "training.progressive"
 
-    target_stacks: Annotated[Count, _LATER] = Field(
-        default=4, description="Stacks of the finished model."
-    )
+    target_stacks: Count = Field(default=4, description="Stacks of the finished model.")
     trunk_strategy: Annotated[Literal["frozen", "qlora"], _LATER] = Field(
         default="frozen", description="What the finished stacks do while the next one trains."
     )
     new_stack_precision: Annotated[Literal["full", "bf16", "fp16", "nf_fp8"], _LATER] = Field(
         default="full", description="Precision in which a new stack trains."
     )
+    growth: Literal["stages", "once"] = Field(
+        default="stages",
+        description="A stack after the other, or from the first to all of them in one step.",
+    )
+    init: Literal["keep", "zero", "copy", "middle"] = Field(
+        default="keep",
+        description="Weights of a new stack: as they are, silent, of the stack below, of the"
+        " middle one.",
+    )
 
 
 class StackwiseFields(Section):
     """The fields of stack-wise training; `TrainingConfig` holds them flat."""
 
-    mode: Annotated[Literal["layerwise", "blockwise", "fused"] | None, _LATER] = Field(
+    mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
         default=None, description="What trains at a time: a layer, a block of layers, or all fused."
     )
-    block_size: Annotated[Count, _LATER] = Field(default=4, description="Layers of a block.")
-    end_to_end_scope: Annotated[Literal["stackwise", "rackwise"], _LATER] = Field(
+    block_size: Count = Field(default=4, description="Layers of a block.")
+    fusion_mode: Literal["frozen", "trainable"] = Field(
+        default="frozen", description="Fused training: whether the blocks below train, too."
+    )
+    train_head: Literal["first", "always"] = Field(
+        default="first",
+        description="Final norm and untied head train with the first unit, or with each.",
+    )
+    with_top: CountOrZero = Field(
+        default=0, description="Last units that train in every phase, through the whole model."
+    )
+    local_loss: Literal["head", "reconstruct"] = Field(
+        default="head",
+        description="What a unit below the top learns: the model's own loss, or to keep features.",
+    )
+    reconstruct_weight: Positive = Field(
+        default=10.0, description="Weight of the feature reconstruction beside the loss."
+    )
+    cache_activations: bool = Field(
+        default=False, description="Compute a frozen trunk once for each example, and keep it."
+    )
+    cache_dtype: Literal["fp32", "bf16"] = Field(
+        default="bf16", description="Number format of cached activations."
+    )
+    cache_size: Megabytes = Field(
+        default=10000, description="Disk that cached activations may take, in MB."
+    )
+    end_to_end_scope: Literal["stackwise", "rackwise"] = Field(
         default="rackwise",
         description="End-to-end training: each stack by itself, or the whole rack.",
     )
@@ -94,6 +129,10 @@ class StackwiseFields(Section):
         _LATER,
     ] = Field(
         default=None, description="Share of masked tokens at some time steps; linear between."
+    )
+    time_interpretation: Literal["depth", "input"] = Field(
+        default="depth",
+        description="Time steps are of the depth (each stack has one) or of the input (drawn).",
     )
     store_all_time_steps: Annotated[bool, _LATER] = Field(
         default=False, description="Keep the cached activations of every time step."

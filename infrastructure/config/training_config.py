@@ -39,9 +39,9 @@ class TrainingConfig(StackwiseFields):
 
     prefix: ClassVar[str] = "training"
 
-    strategy: Annotated[str, Later("stackwise", ("progressive", "end_to_end"))] = Field(
+    strategy: str = Field(
         default="auto",
-        description="Training algorithm: auto, standard, finetune or a registered name.",
+        description="auto, standard, finetune, progressive, end_to_end or a registered name.",
     )
     num_epochs: Count | Auto = Field(default="auto", description="Passes over the training data.")
     max_steps: Count | None = Field(
@@ -183,6 +183,8 @@ class TrainingConfig(StackwiseFields):
         """The strategy's name; "auto" is fine-tuning where something asks for what it adds."""
         if self.strategy != "auto":
             return self.strategy
+        if self.mode is not None:  # a unit after the other
+            return "progressive"
         finetunes = model.lora_config or self.layerwise_lr_decay < 1 or self.unfreeze_interval
         return "finetune" if finetunes else "standard"
 

@@ -118,6 +118,7 @@ class TrainingContext:
         state.model.train()
         if state.position.phase < len(loop.phases):
             state.phase = loop.phases[state.position.phase]
+            loop.strategy.enter_phase(state.model, loop.optimizer, state.position.phase)
             select_trainable(state.model, state.phase, loop.optimizer)
         quantum_step = quantum_extension_of(loop.hooks.hooks)
         if quantum_step is not None:

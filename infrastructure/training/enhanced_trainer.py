@@ -171,6 +171,7 @@ class EnhancedTrainer(LastGradients):
             seed_everything(self.training_config.seed)
             self.adapter.data_config = self.data_config
             self.model = self.adapter.initialize_model()
+            self.bind_strategy().prepare_model(self.model)
         return self.model
 
     def initialize_data(self) -> DataSource:
@@ -255,7 +256,10 @@ class EnhancedTrainer(LastGradients):
         batch_size = self.batch_plan().examples_per_step
         steps_per_epoch = -(-data.num_examples // batch_size)
         num_epochs = num_epochs_for(config, starts_from_scratch(self.model_config), steps_per_epoch)
-        total_steps = min(config.max_steps or sys.maxsize, num_epochs * steps_per_epoch)
+        self.strategy.steps_per_epoch = steps_per_epoch
+        phases = self.strategy.phases(model, num_epochs)
+        all_epochs = sum(phase.num_epochs for phase in phases)
+        total_steps = min(config.max_steps or sys.maxsize, all_epochs * steps_per_epoch)
         scheduler = self.strategy.create_scheduler(optimizer, total_steps)
         loop = TrainingLoop(
             config=config,
@@ -266,7 +270,7 @@ class EnhancedTrainer(LastGradients):
             optimizer=optimizer,
             scheduler=scheduler,
             scaler=self.precision.create_scaler(),
-            phases=self.strategy.phases(model, num_epochs),
+            phases=phases,
             batch_size=batch_size,
             total_steps=total_steps,
             evaluate=self._evaluate_in_loop if holds_out(data) else None,
@@ -321,7 +325,8 @@ class EnhancedTrainer(LastGradients):
             may_halve=self.training_config.recovery.out_of_memory == "smaller",
             on_smaller=self._note_smaller_evaluation,
         )
-        return measured.measure(polled(data.evaluation_batches(size), poll))
+        with self.strategy.evaluating():
+            return measured.measure(polled(data.evaluation_batches(size), poll))
 
     def _evaluate_in_loop(self) -> dict[str, float]:
         loop, state = self.prepare(), self.state

@@ -112,6 +112,10 @@ class TrainingLoop(Recovering):
         """One phase, from the middle of it when resumed; PHASE_START fires then too."""
         index = state.position.phase
         state.phase = self.phases[index]
+        if state.phase.begins_anew and self.strategy.entered < index:
+            self.watch.forget()
+            state.best_evaluation_loss = math.inf
+        self.strategy.enter_phase(state.model, self.optimizer, index)
         select_trainable(state.model, state.phase, self.optimizer)
         self.fire(Event.PHASE_START, state)
         while state.position.phase == index and not self._is_over(state):

@@ -29,11 +29,13 @@ class Phase:
         name: shown to people.
         num_epochs: passes over the data in this phase.
         parameters: names of the parameters that train; None: all that the optimizer knows.
+        begins_anew: its losses are of another model, and not compared with those before.
     """
 
     name: str = "train"
     num_epochs: int = 1
     parameters: frozenset[str] | None = None
+    begins_anew: bool = False
 
 
 @dataclass

@@ -40,7 +40,7 @@ from infrastructure.training.recovery.way_back import (
     skipped_here,
 )
 from infrastructure.training.state import Phase, Position, StepOutput, TrainingState
-from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from infrastructure.training.strategies.base_strategy import NOT_ENTERED, TrainingStrategy
 
 
 @dataclass
@@ -104,7 +104,12 @@ class Stepping:
             "hooks": self.boundary.hooks if self.boundary else self.hooks.state_dict(),
             "log": self.log.state_dict(),
             "watch": self.watch.state_dict(),
+            "entered": self.strategy.entered,
         }
+
+    def take_form(self, model: torch.nn.Module, saved: dict[str, Any]) -> None:
+        """Give the model the form that it had when `saved` was taken, before its values come."""
+        self.strategy.take_form(model, self.optimizer, saved.get("entered", NOT_ENTERED))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""

@@ -37,8 +37,6 @@ def test_its_default_given_by_hand_is_told(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("training.strategy", "progressive"),
-        ("training.strategy", "end_to_end"),
         ("model.adapter", "dialogue"),
         ("model.adapter", "multimodal"),
     ],
@@ -50,6 +48,6 @@ def test_single_values_of_later_parts(key: str, value: str) -> None:
 
 def test_an_assigned_value_is_checked_too() -> None:
     config = DeploymentConfig()
-    config.training.mode = "blockwise"
-    with pytest.raises(ValueError, match=r'mode = "blockwise" \(assigned in Python\)'):
+    config.training.qlora_rank = 4
+    with pytest.raises(ValueError, match=r"qlora_rank = 4 \(assigned in Python\)"):
         config.check_supported()

@@ -182,7 +182,7 @@ def test_every_unused_setting_is_tried() -> None:
 @pytest.mark.parametrize(
     "sections",
     [
-        {"training": {"mode": "blockwise"}},
+        {"training": {"qlora_enabled": True}},
         {"training": {"enabled_extensions": ["multimodal"]}},
         {"model": {"adapter": "dialogue"}},
     ],

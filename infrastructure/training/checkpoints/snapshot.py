@@ -25,6 +25,12 @@ class HasState(Protocol):
     def load_state_dict(self, saved: dict[str, Any]) -> None: ...
 
 
+class HasForm(HasState, Protocol):
+    """Something that gives a model the form (number formats, ...) that it had when it was saved."""
+
+    def take_form(self, model: torch.nn.Module, saved: dict[str, Any]) -> None: ...
+
+
 @dataclass
 class Snapshot:
     """`tensors` by group ("model", "optimizer", "random") and JSON `values`."""
@@ -41,7 +47,7 @@ class Participants:
     optimizer: torch.optim.Optimizer
     scheduler: LambdaLR | None
     scaler: torch.amp.GradScaler | None
-    loop: HasState
+    loop: HasForm
     device: torch.device
 
 
@@ -83,6 +89,7 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
         CheckpointError: the snapshot is of another model, optimizer or precision.
     """
     values = snapshot.values
+    parts.loop.take_form(parts.model, values["loop"])
     load_trainable_state(parts.model, snapshot.tensors["model"])
     merged = merge_optimizer(
         snapshot.tensors.get("optimizer", {}),

@@ -89,6 +89,8 @@ class Follower:
         values = message.values
         if values["is_compiled"] != is_compiled(self.model):
             self.adapter.set_compiled(values["is_compiled"])
+        if values["phase"] != self.strategy.entered:
+            self.strategy.take_form(self.model, self.optimizer, values["phase"])
         choose_trained(self.model, values["trained"])
         self.model.zero_grad(set_to_none=True)
         self.exchange.spread(sent_tensors(self.model))

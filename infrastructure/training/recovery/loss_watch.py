@@ -51,6 +51,10 @@ class LossWatch:
         self.highest = max(self.highest, self._median())
         return self.is_high and not was_high
 
+    def forget(self) -> None:
+        """What comes now has nothing to do with the losses before."""
+        self.recent, self.highest, self.is_high = [], 0.0, False
+
     def state_dict(self) -> dict[str, Any]:
         values = {"recent": list(self.recent), "highest": self.highest}
         return {**values, "is_high": self.is_high, "until_step": self.until_step}

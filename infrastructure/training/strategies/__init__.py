@@ -11,6 +11,9 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy as
 from infrastructure.training.strategies.finetune_strategy import (
     FinetuningStrategy as FinetuningStrategy,
 )
+from infrastructure.training.strategies.stackwise_strategy import (
+    StackwiseStrategy as StackwiseStrategy,
+)
 from infrastructure.training.strategies.standard_strategy import (
     StandardTrainingStrategy as StandardTrainingStrategy,
 )
@@ -18,6 +21,8 @@ from infrastructure.training.strategies.standard_strategy import (
 STRATEGIES: dict[str, type[TrainingStrategy]] = {
     "standard": StandardTrainingStrategy,
     "finetune": FinetuningStrategy,
+    "progressive": StackwiseStrategy,
+    "end_to_end": StackwiseStrategy,
 }
 
 

@@ -8,6 +8,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,7 @@ class HasLossSum(Protocol):
     num_items: int
 
 
+NOT_ENTERED = -1  # no phase yet
 LossFunction = Callable[[torch.nn.Module, dict[str, Any]], HasLossSum]
 ParameterGroups = list[dict[str, Any]]
 
@@ -37,6 +39,8 @@ class TrainingStrategy(ABC):
         config: the training section of the configuration.
         compute_loss: `(model, batch) -> (loss_sum, num_items)`, given by the trainer.
         precision: the number format of the forward pass, given by the trainer.
+        entered: the phase whose form the model has; -1: none, it is as it was loaded.
+        steps_per_epoch: optimizer steps, given by the trainer.
     """
 
     def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
@@ -44,6 +48,8 @@ class TrainingStrategy(ABC):
         self.logger = logger or logging.getLogger(__name__)
         self.compute_loss: LossFunction | None = None
         self.precision = Precision("fp32", "cpu")
+        self.entered = NOT_ENTERED
+        self.steps_per_epoch = 0
 
     @abstractmethod
     def train_step(
@@ -66,6 +72,31 @@ class TrainingStrategy(ABC):
     def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
         """The stretches of the training, in order; their epochs add up to `num_epochs`."""
         return [Phase(num_epochs=num_epochs)]
+
+    def prepare_model(self, model: torch.nn.Module) -> None:  # noqa: B027 (most need nothing)
+        """Look at the model that will be trained; once, before an optimizer is made for it.
+
+        Raises:
+            ValueError: it cannot be trained in this way.
+        """
+
+    def enter_phase(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
+    ) -> None:
+        """Begin phase `index`, or go on in it; called before its PHASE_START."""
+        self.take_form(model, optimizer, index)
+
+    def take_form(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
+    ) -> None:
+        """Give the model the form that it has in phase `index` (-1: before the first), whatever
+        form it has now: number formats, modes, what the optimizer holds. Values stay, or are loaded
+        from a checkpoint next."""
+        self.entered = index
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Inside, the model runs as it is measured on held-out data in this phase."""
+        return nullcontext()
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
         """Optimizer groups: matrices with weight decay; vectors (norms, biases) without."""
@@ -91,6 +122,10 @@ class TrainingStrategy(ABC):
 
     def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
         """Learning rate as a pure function of the step: linear warm-up, then the schedule."""
+        return LambdaLR(optimizer, self.rate_factor(total_steps))
+
+    def rate_factor(self, total_steps: int) -> Callable[[int], float]:
+        """What the learning rate is multiplied with at each of `total_steps` steps."""
         shape = look_up("scheduler", self.config.scheduler_type, SCHEDULES)
         warmup_steps = min(self.config.warmup_steps, total_steps // 2)
 
@@ -99,7 +134,7 @@ class TrainingStrategy(ABC):
                 return (step + 1) / (warmup_steps + 1)
             return shape(min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps)))
 
-        return LambdaLR(optimizer, factor)
+        return factor
 
     def unscale_gradients(
         self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None

@@ -84,13 +84,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny_model(
-    architecture: str, dtype: torch.dtype = torch.float32, attention: str | None = None
+    architecture: str,
+    dtype: torch.dtype = torch.float32,
+    attention: str | None = None,
+    **sizes: Any,
 ) -> Any:
     """The model in training mode, with weights large enough for every layer to matter."""
     import transformers
 
     config_class, arguments = ARCHITECTURES[architecture]
-    config = getattr(transformers, config_class)(**arguments)
+    config = getattr(transformers, config_class)(**{**arguments, **sizes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(

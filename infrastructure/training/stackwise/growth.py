@@ -1,0 +1,115 @@
+"""How a stack that begins to train comes to its weights.
+
+`zero` is function-preserving: what a layer adds to its input begins at nothing (MSG, 2305.02869).
+`copy` takes the stack below (G_stack, 2405.15319), `middle` the middle one of those that are there,
+and puts it between them (MIDAS, 2409.19044).
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from infrastructure.training.stackwise.rack import Rack
+from infrastructure.training.stackwise.stack_phases import Unit
+
+Run = Callable[[], Any]
+_NUMBER = re.compile(r"\d+")
+
+
+@torch.no_grad()
+def initialize_unit(rack: Rack, unit: Unit, init: str) -> None:
+    """Give the layers of a new unit the weights that it begins with; those below are trained.
+
+    Args:
+        init: keep, zero, copy or middle.
+
+    Raises:
+        ValueError: the layers differ in shape and cannot be copied, or cannot be silenced.
+    """
+    if unit.first == 0 or init == "keep":
+        return
+    if init == "zero":
+        for index in range(unit.first, unit.last):
+            silence(rack, index)
+    elif init == "copy":
+        for index, layer in enumerate(rack.layers[unit.first : unit.last]):
+            _load(layer, rack.layers[_below(unit, index)].state_dict())
+    else:
+        insert_in_the_middle(list(rack.layers), unit)
+
+
+def _below(unit: Unit, index: int) -> int:
+    """Which trained layer the `index`-th new one is a copy of: those below in their order, again
+    and again where there are fewer."""
+    first = max(0, 2 * unit.first - unit.last)
+    return first + index % (unit.first - first)
+
+
+def insert_in_the_middle(layers: Sequence[torch.nn.Module], unit: Unit) -> None:
+    """Move the upper half of the trained layers up, and fill the gap with copies of the middle."""
+    num_old, num_new = unit.first, unit.last - unit.first
+    states = [
+        {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+        for layer in layers[:num_old]
+    ]
+    half, width = (num_old + 1) // 2, min(num_new, num_old)
+    start = min(max(0, half - (width + 1) // 2), num_old - width)
+    middle = [states[start + index % width] for index in range(num_new)]
+    wanted = [*states[:half], *middle, *states[half:]]
+    for layer, state in zip(layers[: unit.last], wanted, strict=True):
+        _load(layer, state)
+
+
+def _load(layer: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
+    own = layer.state_dict()
+    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in state.items()}:
+        raise ValueError(
+            "training.progressive.init: the layers of this model differ in shape, so that none can"
+            " be a copy of another; use keep or zero"
+        )
+    for name, tensor in own.items():
+        tensor.copy_(state[name])
+
+
+def silence(rack: Rack, index: int) -> None:
+    """Let a layer give what it is given, with as few of its matrices at zero as that takes: the
+    last ones of its branches, so that gradients reach all others after a step.
+
+    They are found by trying: all matrices go to zero, and come back one after the other, in the
+    order of the layer, where the layer stays silent. Experts come and go together.
+
+    Raises:
+        ValueError: the layer changes its input even so.
+    """
+    layer = rack.layers[index]
+    groups: dict[str, list[torch.Tensor]] = {}
+    for name, module in layer.named_modules():
+        own = list(module.parameters(recurse=False))
+        if any(p.ndim >= 2 for p in own):
+            for key, parameter in module.named_parameters(recurse=False):
+                kind = _NUMBER.sub("*", name) + ("" if _is_linear(own) else f".{key}")
+                groups.setdefault(kind, []).append(parameter)
+    kept = {name: [p.clone() for p in group] for name, group in groups.items()}
+    for group in groups.values():
+        _zero(group)
+    if not rack.is_silent(index):
+        raise ValueError(
+            f"training.progressive.init = zero: layer {index + 1} of this model changes what it is"
+            " given whatever its matrices are; use copy or keep"
+        )
+    for name, group in groups.items():
+        for parameter, value in zip(group, kept[name], strict=True):
+            parameter.copy_(value)
+        if not rack.is_silent(index):
+            _zero(group)
+
+
+def _is_linear(own: Sequence[torch.Tensor]) -> bool:
+    return sum(p.ndim >= 2 for p in own) == 1
+
+
+def _zero(group: Sequence[torch.Tensor]) -> None:
+    for parameter in group:
+        parameter.zero_()

@@ -1,0 +1,335 @@
+"""The rack: a model as its embedding, its layers, and what comes on top; and running part of it.
+
+The layers are found by structure: the list of modules that hand hidden states (B, L, d) from one
+to the next. Which parameters lie below and above them is seen by running the model once. So no
+architecture is known by its name, and `check` proves by numbers that a model can be cut.
+
+A part is run by putting stand-ins in the place of the layers that are left out, for as long as the
+model runs: the names of all parameters stay what they are, and positions, masks and rotary
+embeddings are computed by the model itself.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from infrastructure.training.models.model_inputs import (
+    PROBE_ERRORS,
+    call_model,
+    compute_dtype,
+    inner_model,
+    logits_of,
+    probing,
+    relative_difference,
+    tolerance,
+)
+
+NUM_PROBE_TOKENS = 8
+
+
+class _StoppedError(Exception):
+    """Carries the hidden states out of a model that is not run any further."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__("the layers above are left out")
+        self.hidden = hidden
+
+
+class StandIn(torch.nn.Module):
+    """In the place of a layer that is left out: hands on what it is given, or something else.
+
+    Attributes:
+        start: handed on instead of the input.
+        stops: ends the model's run here.
+    """
+
+    def __init__(
+        self, layer: torch.nn.Module, gives_tuple: bool, start: torch.Tensor | None, stops: bool
+    ) -> None:
+        super().__init__()
+        self.__dict__["layer"] = layer  # no part of this module, and of no state
+        self.gives_tuple, self.start, self.stops = gives_tuple, start, stops
+
+    def __getattr__(self, name: str) -> Any:
+        """Some models ask a layer what kind of attention it has."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["layer"], name)
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        hidden = first_tensor(given, named) if self.start is None else self.start
+        if self.stops:
+            raise _StoppedError(hidden)
+        return (hidden,) if self.gives_tuple else hidden
+
+
+class Rack:
+    """The parts of a model.
+
+    Attributes:
+        layers: from the input up.
+        below, above: names of the parameters that run before the first layer and after the last
+            one; a tied head is below.
+        hidden_size: d.
+
+    Raises:
+        ValueError: the model has no list of layers that can be cut; says why.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        device = next(model.parameters()).device
+        self._probe = {"input_ids": torch.arange(NUM_PROBE_TOKENS, device=device).unsqueeze(0)}
+        self.layers, self.path = find_layers(model, self._try)
+        self._gives_tuple = False
+        self.hidden_size = 0
+        self.below, self.above = self._sort_parameters()
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def _try(self) -> None:
+        try:
+            call_model(self.model, self._probe)
+        except PROBE_ERRORS as error:
+            raise ValueError(
+                f"{type(inner_model(self.model)).__name__} cannot be trained a stack at a time: it"
+                f" reads no token ids ({type(error).__name__}: {error})"
+            ) from error
+
+    def _sort_parameters(self) -> tuple[list[str], list[str]]:
+        """Which parameters run before the layers, and which after them."""
+        in_layers = {id(p) for p in self.layers.parameters()}
+        has_run = {"layers": False}
+        used_before: set[int] = set()
+
+        def note(module: torch.nn.Module, *_: Any) -> None:
+            if not has_run["layers"]:
+                used_before.update(id(p) for p in module.parameters(recurse=False))
+
+        def first_layer(module: torch.nn.Module, given: Any, named: Any) -> None:
+            has_run["layers"] = True
+
+        def first_output(module: torch.nn.Module, given: Any, output: Any) -> None:
+            self._gives_tuple = isinstance(output, tuple)
+            hidden = output[0] if isinstance(output, tuple) else output
+            self.hidden_size = hidden.shape[-1]
+
+        handles = [m.register_forward_pre_hook(note) for m in self.model.modules()]
+        first: torch.nn.Module = self.layers[0]
+        handles.append(first.register_forward_pre_hook(first_layer, with_kwargs=True))
+        handles.append(first.register_forward_hook(first_output))
+        try:
+            with probing(self.model), torch.no_grad():
+                call_model(self.model, self._probe)
+        finally:
+            for handle in handles:
+                handle.remove()
+        outside = [(n, p) for n, p in self.model.named_parameters() if id(p) not in in_layers]
+        below = [name for name, p in outside if id(p) in used_before]
+        above = [name for name, p in outside if id(p) not in used_before]
+        return below, above
+
+    def parameters_of(self, first: int, last: int) -> list[tuple[str, torch.nn.Parameter]]:
+        """The named parameters of layers [first, last), by their names in the model."""
+        wanted = {id(p) for layer in self.layers[first:last] for p in layer.parameters()}
+        return [(name, p) for name, p in self.model.named_parameters() if id(p) in wanted]
+
+    @contextmanager
+    def span(
+        self, first: int, last: int, start: torch.Tensor | None = None, *, stops: bool = False
+    ) -> Iterator[None]:
+        """Inside, the model runs layers [first, last) alone.
+
+        Args:
+            start: hidden states (B, L, d) that layer `first` is given; None: the embedding's.
+            stops: whether the run ends where layer `last` would begin: see `hidden_at`.
+        """
+        modules = self.layers._modules
+        real = dict(modules)
+        assert 0 <= first <= last <= len(real)
+        try:
+            for index, (key, layer) in enumerate(real.items()):
+                if first <= index < last:
+                    continue
+                assert layer is not None
+                is_start = start is not None and index == first - 1
+                modules[key] = StandIn(
+                    layer,
+                    self._gives_tuple,
+                    start if is_start else None,
+                    stops and index == last,
+                )
+            with self._given(first, start if first == 0 else None):
+                yield
+        finally:
+            modules.update(real)
+
+    @contextmanager
+    def _given(self, first: int, start: torch.Tensor | None) -> Iterator[None]:
+        """Inside, the first layer is given `start`, where no stand-in is below it."""
+        if start is None or first >= len(self):
+            yield
+            return
+        handle = self.layers[first].register_forward_pre_hook(
+            lambda module, given, named: _with_first(given, named, start), with_kwargs=True
+        )
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def hidden_at(
+        self,
+        layer: int,
+        run: Callable[[], Any],
+        first: int = 0,
+        start: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The hidden states (B, L, d) that layer `layer` would be given; no layer above is run.
+
+        Args:
+            run: runs the model once, in any way.
+            first, start: as in `span`.
+
+        Raises:
+            ValueError: the model was not run.
+        """
+        if layer == len(self):
+            with self.output_of(layer - 1) as outputs, self.span(first, layer, start):
+                run()
+            if outputs:
+                return outputs[-1]
+            raise ValueError("the model was not run through its layers")
+        try:
+            with self.span(first, layer, start, stops=True):
+                run()
+        except _StoppedError as stopped:
+            return stopped.hidden
+        raise ValueError("the model was not run through its layers")
+
+    @contextmanager
+    def output_of(self, layer: int) -> Iterator[list[torch.Tensor]]:
+        """Inside, what layer `layer` gives (B, L, d) is appended to the list."""
+        outputs: list[torch.Tensor] = []
+        handle = self.layers[layer].register_forward_hook(
+            lambda module, given, output: outputs.append(
+                output[0] if isinstance(output, tuple) else output
+            )
+        )
+        try:
+            yield outputs
+        finally:
+            handle.remove()
+
+    def is_silent(self, index: int) -> bool:
+        """Whether a layer gives exactly what it is given."""
+        with probing(self.model), torch.no_grad():
+            given = self.hidden_at(index, self._run)
+            return torch.equal(self.hidden_at(index + 1, self._run), given)
+
+    def _run(self) -> torch.Tensor:
+        return logits_of(call_model(self.model, self._probe))
+
+    def check(self) -> None:
+        """Prove that this model can be cut: going on from the hidden states at each layer gives the
+        logits of the whole.
+
+        Raises:
+            ValueError: it gives others, or cannot be run in parts.
+        """
+        name = type(inner_model(self.model)).__name__
+
+        with probing(self.model), torch.no_grad():
+            whole = self._run()
+            for layer in sorted({0, 1, len(self) // 2, len(self) - 1}):
+                try:
+                    hidden = self.hidden_at(layer, self._run)
+                    with self.span(layer, len(self), hidden):
+                        difference = relative_difference(self._run(), whole)
+                except PROBE_ERRORS as error:
+                    raise ValueError(
+                        f"{name} cannot be trained a stack at a time: it does not run from layer"
+                        f" {layer} on ({type(error).__name__}: {error})"
+                    ) from error
+                if difference > tolerance(compute_dtype(self.model)):
+                    raise ValueError(
+                        f"{name} cannot be trained a stack at a time: run from layer {layer} on,"
+                        f" it gives other logits (relative difference {difference:.1g})"
+                    )
+
+
+def find_layers(model: torch.nn.Module, run: Callable[[], Any]) -> tuple[torch.nn.ModuleList, str]:
+    """The outermost module list whose elements hand hidden states on to each other, and its name.
+
+    Raises:
+        ValueError: there is none, or there are several (an encoder and a decoder).
+    """
+    lists = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module)
+    }
+    calls: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+
+    def note(module: torch.nn.Module, given: Any, named: Any, output: Any) -> None:
+        hidden = first_tensor(given, named)
+        result = output[0] if isinstance(output, tuple) and output else output
+        if isinstance(hidden, torch.Tensor) and isinstance(result, torch.Tensor):
+            calls.setdefault(id(module), []).append((tuple(hidden.shape), tuple(result.shape)))
+
+    members = {id(m): m for one in lists.values() for m in one}
+    handles = [m.register_forward_hook(note, with_kwargs=True) for m in members.values()]
+    try:
+        with probing(model), torch.no_grad():
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+    def hands_on(one: torch.nn.ModuleList) -> bool:
+        each = [calls.get(id(layer), []) for layer in one]
+        shapes = {shape for call in each for pair in call for shape in pair}
+        return all(len(call) == 1 for call in each) and len(shapes) == 1 and _is_hidden(shapes)
+
+    fitting = {name: one for name, one in lists.items() if hands_on(one)}
+    outermost = {
+        name: one
+        for name, one in fitting.items()
+        if not any(name.startswith(f"{other}.") for other in fitting if other != name)
+    }
+    if len(outermost) != 1:
+        kind = type(inner_model(model)).__name__
+        raise ValueError(
+            f"{kind} cannot be trained a stack at a time: "
+            + (
+                f"it has several lists of layers ({', '.join(outermost)})"
+                if outermost
+                else "no list of its modules hands hidden states (batch, length, width) on"
+            )
+        )
+    [(path, layers)] = outermost.items()
+    return layers, path
+
+
+def _is_hidden(shapes: Iterable[Sequence[int]]) -> bool:
+    return all(len(shape) == 3 for shape in shapes)
+
+
+def first_tensor(given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """The hidden states that a layer is called with, by position or by name."""
+    if given:
+        return given[0]
+    return named.get("hidden_states", next(iter(named.values()), None))
+
+
+def _with_first(
+    given: tuple[Any, ...], named: dict[str, Any], start: torch.Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if given:
+        return (start, *given[1:]), named
+    key = "hidden_states" if "hidden_states" in named else next(iter(named))
+    return (), {**named, key: start}

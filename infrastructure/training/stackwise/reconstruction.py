@@ -1,0 +1,50 @@
+"""Feature reconstruction: what the units below the top learn, where the loss does not reach them.
+
+A small decoder has to give back, from what a unit makes of its input, that input: so the unit keeps
+what it was given, and stays fit for the unit above. Method: LoPT (2605.04913); the decoder is a
+normalisation and two matrices through a quarter of the width. It is thrown away after training.
+"""
+
+import torch
+import torch.nn.functional as F
+
+TRAINING_ONLY = "training_only"  # the attribute of a model that holds what is never saved with it
+
+
+class FeatureDecoders(torch.nn.ModuleList):
+    """One decoder for each unit but the top one."""
+
+    def __init__(self, hidden_size: int, count: int) -> None:
+        super().__init__(_decoder(hidden_size) for _ in range(count))
+
+    def attach_to(self, model: torch.nn.Module) -> None:
+        """Make them part of the model, for optimizer and checkpoints."""
+        parameter = next(p for p in model.parameters() if p.is_floating_point())
+        self.to(parameter.device)
+        setattr(model, TRAINING_ONLY, self)
+
+
+def _decoder(hidden_size: int) -> torch.nn.Sequential:
+    width = max(1, hidden_size // 4)
+    decoder = torch.nn.Sequential(
+        torch.nn.LayerNorm(hidden_size),
+        torch.nn.Linear(hidden_size, width),
+        torch.nn.GELU(),
+        torch.nn.Linear(width, hidden_size),
+    )
+    for layer in decoder:
+        if isinstance(layer, torch.nn.Linear):
+            torch.nn.init.xavier_uniform_(layer.weight, gain=0.1)
+            torch.nn.init.zeros_(layer.bias)
+    return decoder
+
+
+def reconstruction_loss(
+    decoder: torch.nn.Module, output: torch.Tensor, given: torch.Tensor
+) -> torch.Tensor:
+    """Mean squared error between what a unit was given and what the decoder makes of its output.
+
+    Args:
+        output, given: hidden states (B, L, d); no gradient flows into `given`.
+    """
+    return F.mse_loss(decoder(output.float()).float(), given.detach().float())

@@ -1,0 +1,175 @@
+"""The phases of a stack-wise training: which layers train when, from where, up to where.
+
+A pure function of the configuration and the shape of the model, so that a resumed run has the same.
+The words: a unit is what trains at a time, `block_size` layers or a stack; the trunk is all below.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.stackwise.rack import Rack
+from infrastructure.training.state import Phase
+
+SEQUENTIAL, STACKWISE, RACKWISE = "sequential", "stackwise", "rackwise"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Layers [first, last) of a model."""
+
+    index: int
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        if self.last - self.first == 1:
+            return f"layer {self.last}"
+        return f"layers {self.first + 1} to {self.last}"
+
+
+@dataclass
+class StackPhase(Phase):
+    """A phase of stack-wise training.
+
+    Attributes:
+        unit: what trains; None: all units.
+        start: the first layer with gradients; what lies below only hands hidden states up.
+        depth: layers that are run, from the input up.
+        time_step: of all masks of this phase; None: there are none, or each example has its own.
+    """
+
+    unit: Unit | None = None
+    start: int = 0
+    depth: int = 0
+    time_step: int | None = None
+
+
+@dataclass
+class StackPlan:
+    """All phases.
+
+    Attributes:
+        kind: SEQUENTIAL (a unit after the other), STACKWISE (all at once, each by itself) or
+            RACKWISE (all at once, one loss).
+    """
+
+    kind: str
+    units: list[Unit]
+    phases: list[StackPhase] = field(default_factory=list)
+
+    @property
+    def is_sequential(self) -> bool:
+        return self.kind == SEQUENTIAL
+
+
+def kind_of(config: TrainingConfig) -> str:
+    """What `strategy`, `mode` and `end_to_end_scope` come to."""
+    return config.end_to_end_scope if config.strategy == "end_to_end" else SEQUENTIAL
+
+
+def divide(num_layers: int, config: TrainingConfig) -> list[Unit]:
+    """The units of a model.
+
+    Raises:
+        ValueError: it has fewer layers than stacks; says both numbers.
+    """
+    if config.mode == "layerwise":
+        sizes = [1] * num_layers
+    elif config.mode is not None:
+        size = config.block_size
+        sizes = [min(size, num_layers - first) for first in range(0, num_layers, size)]
+    else:
+        wanted = config.progressive.target_stacks
+        if kind_of(config) == RACKWISE:  # only what is saved singly
+            wanted = min(wanted, num_layers)
+        if wanted > num_layers:
+            raise ValueError(
+                f"training.progressive.target_stacks = {wanted}: the model has {num_layers} layers;"
+                f" give at most {num_layers}"
+            )
+        sizes = [(s + 1) * num_layers // wanted - s * num_layers // wanted for s in range(wanted)]
+        if config.strategy == "progressive" and config.progressive.growth == "once":
+            sizes = [sizes[0], num_layers - sizes[0]] if wanted > 1 else sizes
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return [
+        Unit(index, end - size, end)
+        for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    ]
+
+
+def plan_stacks(config: TrainingConfig, rack: Rack, num_epochs: int) -> StackPlan:
+    """All phases of a training of `num_epochs` passes over the data in each.
+
+    Raises:
+        ValueError: the model cannot be divided as the configuration says.
+    """
+    units = divide(len(rack), config)
+    plan = StackPlan(kind_of(config), units)
+    if not plan.is_sequential:
+        phase = StackPhase("all stacks", num_epochs, start=0, depth=len(rack))
+        plan.phases = [phase]
+        return plan
+    for unit in units:
+        for time_step in time_steps_of(config, unit.index, len(units)):
+            plan.phases.append(_phase(config, rack, unit, units, num_epochs, time_step))
+    return plan
+
+
+def _phase(
+    config: TrainingConfig,
+    rack: Rack,
+    unit: Unit,
+    units: Sequence[Unit],
+    num_epochs: int,
+    time_step: int | None,
+) -> StackPhase:
+    own = rack.parameters_of(unit.first, unit.last)
+    names = [name for name, _ in own]
+    trains_trunk = trunk_trains(config)
+    if trains_trunk:
+        names += [name for name, _ in rack.parameters_of(0, unit.first)]
+    if unit.index == 0 or trains_trunk:
+        names += rack.below
+    if trains_head(config, unit, units):
+        names += rack.above
+    depth = unit.last
+    if config.with_top:
+        depth = len(rack)
+        top = units[max(0, len(units) - config.with_top)].first
+        names += [name for name, _ in rack.parameters_of(top, depth)]
+    what = f"{unit.name} of {len(rack)}"
+    if time_step is not None:
+        what += f", time step {time_step}"
+    keeps_prefix = config.mode == "fused" or trains_trunk or unit.index == 0
+    start = 0 if keeps_prefix else unit.first
+    return StackPhase(what, num_epochs, frozenset(names), True, unit, start, depth, time_step)
+
+
+def trains_head(config: TrainingConfig, unit: Unit, units: Sequence[Unit]) -> bool:
+    """Whether final norm and untied head train with a unit."""
+    if trunk_trains(config) or config.train_head == "always" or config.with_top:
+        return True
+    first = units[-1] if config.local_loss == "reconstruct" else units[0]
+    return unit == first  # with feature reconstruction, the loss reaches the top unit alone
+
+
+def trunk_trains(config: TrainingConfig) -> bool:
+    """Whether what lies below a unit trains in full with it."""
+    grows_once = config.strategy == "progressive" and config.progressive.growth == "once"
+    return grows_once or (config.mode == "fused" and config.fusion_mode == "trainable")
+
+
+def time_steps_of(config: TrainingConfig, index: int, num_units: int) -> list[int | None]:
+    """The time steps of one unit's phases, one after the other; [None] where masks have none.
+
+    "depth": each unit has its own, from the first bin to the last. "input": with a cache, each unit
+    goes through all of them; without one, each example draws its own.
+    """
+    if not config.time_step_masking:
+        return [None]
+    bins = sorted(config.time_step_bins or range(config.num_time_steps))
+    if config.time_interpretation == "depth":
+        return [bins[round(index * (len(bins) - 1) / max(1, num_units - 1))]]
+    return list(bins) if config.cache_activations else [None]

@@ -1,0 +1,282 @@
+"""Stack-wise training: a deep model a unit of layers at a time, or all units at once by themselves.
+
+Which phases there are is in `stackwise.stack_phases`; this strategy does their steps, and puts the
+model into the form that each phase needs. That form is a function of the phase alone: a resumed
+run, and one that goes back, comes to it without doing again what was done.
+
+- SEQUENTIAL: a unit learns from the loss of the model that ends with it; the trunk below only hands
+  hidden states up, without gradients.
+- STACKWISE: each step trains all units, each from the detached hidden states of the one below, so
+  that activations of one unit at a time are kept.
+- RACKWISE: one loss on top, ordinary backpropagation.
+
+Feature reconstruction: LoPT, 2605.04913. Training with the last layers: SegProp (openreview
+Wqbi2pUcvb).
+"""
+
+import bisect
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.models.model_inputs import probing
+from infrastructure.training.stackwise.growth import initialize_unit
+from infrastructure.training.stackwise.rack import Rack
+from infrastructure.training.stackwise.reconstruction import FeatureDecoders, reconstruction_loss
+from infrastructure.training.stackwise.stack_phases import (
+    STACKWISE,
+    StackPhase,
+    StackPlan,
+    plan_stacks,
+)
+from infrastructure.training.state import Phase, StepOutput
+from infrastructure.training.strategies.base_strategy import NOT_ENTERED, TrainingStrategy
+
+
+class StackwiseStrategy(TrainingStrategy):
+    """`strategy: progressive` and `end_to_end`, and every `mode`.
+
+    Attributes:
+        plan: the phases of this training; None before `phases`.
+    """
+
+    def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
+        super().__init__(config, logger)
+        self.rack: Rack | None = None
+        self.plan: StackPlan | None = None
+        self.decoders: FeatureDecoders | None = None
+
+    def prepare_model(self, model: torch.nn.Module) -> None:
+        """Find the parts of the model, prove that it can be cut, and add what training needs.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        if self.rack is not None and self.rack.model is model:
+            return
+        self.rack = Rack(model)
+        self.rack.check()
+        self.plan = plan_stacks(self.config, self.rack, 1)
+        if self.config.local_loss == "reconstruct":
+            self.decoders = FeatureDecoders(self.rack.hidden_size, len(self.plan.units) - 1)
+            self.decoders.attach_to(model)
+
+    def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
+        """One for each unit (and time step), of `num_epochs` epochs each."""
+        self.prepare_model(model)
+        assert self.rack is not None
+        self.plan = plan_stacks(self.config, self.rack, num_epochs)
+        return list(self.plan.phases)
+
+    # The form of the model
+
+    def enter_phase(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
+    ) -> None:
+        """Begin phase `index`, or go on in it: the new unit's first weights, the trunk's form."""
+        self.prepare_model(model)
+        assert self.plan is not None
+        assert self.rack is not None
+        phase = self.plan.phases[index]
+        is_new_unit = phase.unit is not None and phase.unit.index > self._unit_index(self.entered)
+        if self.entered < index and phase.unit is not None and is_new_unit:
+            initialize_unit(self.rack, phase.unit, self.config.progressive.init)
+        self.take_form(model, optimizer, index)
+
+    def _unit_index(self, phase_index: int) -> int:
+        assert self.plan is not None
+        if phase_index < 0:
+            return -1
+        unit = self.plan.phases[phase_index].unit
+        return unit.index if unit is not None else len(self.plan.units)
+
+    def take_form(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
+    ) -> None:
+        """Give the model the form that it has in phase `index`, whatever form it has now; its
+        values are those of a checkpoint, which is loaded next, or stay."""
+        self.prepare_model(model)
+        assert self.plan is not None
+        assert self.rack is not None
+        self.entered = index
+        if index == NOT_ENTERED or index >= len(self.plan.phases):
+            return
+        phase = self.plan.phases[index]
+        model.train()
+        for layer in self.rack.layers[: phase.start]:
+            layer.eval()
+        wanted = phase.parameters
+        if wanted is not None:
+            for name, parameter in model.named_parameters():
+                if name not in wanted:
+                    optimizer.state.pop(parameter, None)
+                    parameter.grad = None
+
+    def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
+        """Each phase has a warm-up and a schedule of its own: what trains in it is new."""
+        assert self.plan is not None
+        ends: list[int] = []
+        for phase in self.plan.phases:
+            begin = ends[-1] if ends else 0
+            ends.append(min(total_steps, begin + phase.num_epochs * self.steps_per_epoch))
+        ends[-1] = max(ends[-1], total_steps)
+        factors = [
+            self.rate_factor(end - begin) for begin, end in zip([0, *ends], ends, strict=False)
+        ]
+
+        def factor(step: int) -> float:
+            index = min(bisect.bisect_right(ends, step), len(ends) - 1)
+            return factors[index](step - (ends[index - 1] if index else 0))
+
+        return LambdaLR(optimizer, factor)
+
+    # The step
+
+    @property
+    def phase(self) -> StackPhase:
+        """The phase whose form the model has; before the first, the one that takes most memory."""
+        assert self.plan is not None
+        return self.plan.phases[self.entered]
+
+    def train_step(
+        self,
+        model: torch.nn.Module,
+        batch: dict[str, Any],
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        scheduler: LambdaLR | None,
+        update_gradients: bool = True,
+    ) -> StepOutput:
+        if self.compute_loss is None:
+            raise ValueError("the strategy has no loss: set strategy.compute_loss first")
+        self.prepare_model(model)
+        assert self.plan is not None
+        inputs = {key: value for key, value in batch.items() if key != "total_items"}
+        total_items = batch.get("total_items")
+        step = self._step_of_all if self.plan.kind == STACKWISE else self._step_of_unit
+        with self.precision.autocast():
+            output = step(model, inputs, total_items, scaler)
+        if update_gradients:
+            self.unscale_gradients(optimizer, scaler)
+            self.update_parameters(model, optimizer, scaler, scheduler)
+        return output
+
+    def _step_of_unit(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        total_items: int | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> StepOutput:
+        """The loss of the model up to the phase's depth, with gradients from its start on."""
+        assert self.rack is not None
+        assert self.compute_loss is not None
+        phase = self.phase
+        start = self._trunk_output(model, inputs) if phase.start else None
+        if self._reconstructs(phase):
+            return self._reconstruct(model, inputs, phase, start, total_items, scaler)
+        with self.rack.span(phase.start, phase.depth, start):
+            output = self.compute_loss(model, inputs)
+        items = total_items or max(1, output.num_items)
+        _backward(output.loss_sum / items, scaler)
+        return StepOutput(output.loss_sum.detach(), output.num_items)
+
+    def _trunk_output(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """What the trunk hands to the first layer with gradients, without dropout."""
+        assert self.rack is not None
+        with probing(model), torch.no_grad():
+            return self.rack.hidden_at(self.phase.start, lambda: self._forward(model, inputs))
+
+    def _forward(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Any:
+        assert self.compute_loss is not None
+        return self.compute_loss(model, inputs)
+
+    def _reconstructs(self, phase: StackPhase) -> bool:
+        assert self.plan is not None
+        is_top = phase.unit is None or phase.unit.index == len(self.plan.units) - 1
+        return self.decoders is not None and not is_top
+
+    def _reconstruct(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        phase: StackPhase,
+        start: torch.Tensor | None,
+        total_items: int | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> StepOutput:
+        """A unit below the top alone: it learns to keep features; the loss that is told is what
+        the reconstruction errs, for each supervised item."""
+        assert self.rack is not None
+        assert phase.unit is not None
+        num_items = _num_items(inputs)
+        loss, _ = self._feature_loss(model, inputs, phase.unit.index, start)
+        _backward(loss * (num_items / (total_items or max(1, num_items))), scaler)
+        return StepOutput(loss.detach() * num_items, num_items)
+
+    def _feature_loss(
+        self, model: torch.nn.Module, inputs: dict[str, Any], index: int, start: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weighted reconstruction loss of a unit, and its output, detached."""
+        assert self.rack is not None
+        assert self.plan is not None
+        assert self.decoders is not None
+        unit = self.plan.units[index]
+
+        def run() -> Any:
+            return self._forward(model, inputs)
+
+        given = start
+        if given is None:  # the embedding's output
+            with torch.no_grad():
+                given = self.rack.hidden_at(unit.first, run)
+        output = self.rack.hidden_at(unit.last, run, unit.first, start)
+        loss = reconstruction_loss(self.decoders[index], output, given)
+        return loss * self.config.reconstruct_weight, output.detach()
+
+    def _step_of_all(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        total_items: int | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> StepOutput:
+        """All units, from the input up, each with its own loss and its own backward pass; the loss
+        that is told is the top one's, which is the model's."""
+        assert self.rack is not None
+        assert self.plan is not None
+        assert self.compute_loss is not None
+        start: torch.Tensor | None = None
+        for unit in self.plan.units:
+            is_top = unit is self.plan.units[-1]
+            if self.decoders is not None and not is_top:
+                num_items = _num_items(inputs)
+                loss, start = self._feature_loss(model, inputs, unit.index, start)
+                _backward(loss * (num_items / (total_items or max(1, num_items))), scaler)
+                continue
+            last = unit.last - 1
+            with self.rack.output_of(last) as outputs, self.rack.span(unit.first, unit.last, start):
+                output = self.compute_loss(model, inputs)
+            start = outputs[-1].detach()
+            items = total_items or max(1, output.num_items)
+            _backward(output.loss_sum / items, scaler)
+        return StepOutput(output.loss_sum.detach(), output.num_items)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Inside, the model is as deep as what has been trained."""
+        if self.rack is None or self.entered == NOT_ENTERED:
+            return nullcontext()
+        return self.rack.span(0, self.phase.depth)
+
+
+def _num_items(inputs: dict[str, Any]) -> int:
+    """Supervised items of a batch of a language model."""
+    return int(inputs["targets"].numel())
+
+
+def _backward(loss: torch.Tensor, scaler: torch.amp.GradScaler | None) -> None:
+    (loss if scaler is None else scaler.scale(loss)).backward()
