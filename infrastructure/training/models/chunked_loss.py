@@ -20,10 +20,18 @@ GPU_CHUNK_LOGITS = 1 << 25
 MIN_CHUNK_ROWS = 256
 
 
-def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Sum over (N, V) logits and (N,) targets, in fp32 whatever autocast says."""
+def cross_entropy_sum(
+    logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Sum over (N, V) logits and (N,) targets, in fp32 whatever autocast says.
+
+    Args:
+        weights: (N,) fp32, of each target; None: all are 1.
+    """
     with torch.autocast(logits.device.type, enabled=False):
-        return F.cross_entropy(logits.float(), targets, reduction="sum")
+        if weights is None:
+            return F.cross_entropy(logits.float(), targets, reduction="sum")
+        return (weights * F.cross_entropy(logits.float(), targets, reduction="none")).sum()
 
 
 def head_loss(
@@ -31,27 +39,36 @@ def head_loss(
     hidden: torch.Tensor,
     targets: torch.Tensor,
     grid: SizeGrid = SizeGrid.EXACT,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Cross-entropy sum of `head(hidden)`, a chunk of logits at a time.
 
     A chunk has as many rows as `grid` says; those without a target are zeros, and count nowhere.
     Heads that are more than a weight (LoRA, quantised, offloaded) are called, and called again in
     the backward pass; for a plain one `LinearCrossEntropy` saves the second time.
+
+    Args:
+        weights: (N,) fp32, of each target, which get no gradient; None: all are 1.
     """
     if is_plain_linear(head):
         weight: torch.Tensor = head.weight  # type: ignore[assignment]
-        return linear_cross_entropy_sum(hidden, weight, targets, grid)
+        return linear_cross_entropy_sum(hidden, weight, targets, grid, weights)
     given: Any = head
     size = getattr(given, "out_features", given.weight.shape[0])
     num_rows = chunk_rows(size, hidden.device)
 
-    def loss_of(part: torch.Tensor, part_targets: torch.Tensor) -> torch.Tensor:
+    def loss_of(
+        part: torch.Tensor, part_targets: torch.Tensor, part_weights: torch.Tensor | None
+    ) -> torch.Tensor:
         rows = with_rows(part, min(num_rows, grid.up(len(part))))
-        return cross_entropy_sum(head(rows)[: len(part)], part_targets)
+        return cross_entropy_sum(head(rows)[: len(part)], part_targets, part_weights)
 
     losses = [hidden.new_zeros((), dtype=torch.float32)]
-    for part, part_targets in zip(hidden.split(num_rows), targets.split(num_rows), strict=True):
-        losses.append(checkpoint(loss_of, part, part_targets, use_reentrant=False))
+    for start in range(0, len(hidden), num_rows):
+        rows = slice(start, start + num_rows)
+        part_weights = None if weights is None else weights[rows]
+        part = hidden[rows], targets[rows], part_weights
+        losses.append(checkpoint(loss_of, *part, use_reentrant=False))
     return torch.stack(losses).sum()
 
 
@@ -85,6 +102,7 @@ def linear_cross_entropy_sum(
     weight: torch.Tensor,
     targets: torch.Tensor,
     grid: SizeGrid = SizeGrid.EXACT,
+    target_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Cross-entropy sum of `hidden @ weight.T`, without ever holding all logits.
 
@@ -95,6 +113,7 @@ def linear_cross_entropy_sum(
         weight: (V, H).
         targets: (N,) int64.
         grid: rounds the rows of a chunk.
+        target_weights: (N,) fp32, of each target, which get no gradient; None: all are 1.
     """
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
@@ -103,7 +122,7 @@ def linear_cross_entropy_sum(
         compute_dtype = torch.promote_types(hidden.dtype, weight.dtype)
     with torch.autocast(kind, enabled=False):
         return LinearCrossEntropy.apply(
-            hidden, weight, targets, compute_dtype, torch.is_grad_enabled(), grid
+            hidden, weight, targets, compute_dtype, torch.is_grad_enabled(), grid, target_weights
         )
 
 
@@ -124,6 +143,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         compute_dtype: torch.dtype,
         with_gradients: bool,
         grid: SizeGrid,
+        target_weights: torch.Tensor | None,
     ) -> torch.Tensor:
         wants_hidden, wants_weight = (with_gradients and n for n in ctx.needs_input_grad[:2])
         compute_weight = weight.to(compute_dtype)
@@ -139,11 +159,19 @@ class LinearCrossEntropy(torch.autograd.Function):
             size = len(part_targets)
             part = with_rows(hidden[rows].to(compute_dtype), min(num_rows, grid.up(size)))
             log_probs = chunk_log_probs(part, compute_weight, buffer[: len(part)])
-            loss -= log_probs[:size].gather(1, part_targets).sum()
+            chosen = log_probs[:size].gather(1, part_targets)
+            part_weights = None
+            if target_weights is not None:
+                part_weights = target_weights[rows].unsqueeze(1)
+                chosen = part_weights * chosen
+            loss -= chosen.sum()
             if not (wants_hidden or wants_weight):
                 continue
             log_probs[size:] = -torch.inf  # whose gradient is zero
-            error = logit_gradient(log_probs, part_targets).to(compute_dtype)
+            error = logit_gradient(log_probs, part_targets)
+            if part_weights is not None:
+                error[:size] *= part_weights
+            error = error.to(compute_dtype)
             if hidden_gradient is not None:
                 hidden_gradient[rows] = (error @ compute_weight)[:size]
             if weight_gradient is not None:
@@ -160,7 +188,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             raise RuntimeError("the loss was already taken backwards, and its gradients are gone")
         gradients, ctx.gradients = ctx.gradients, None
         scaled = [None if g is None else g.mul_(grad_output) for g in gradients]
-        return (*scaled, None, None, None, None)
+        return (*scaled, None, None, None, None, None)
 
 
 def chunk_log_probs(

@@ -1,5 +1,7 @@
 """The sum of the cross-entropies of a language model's supervised tokens, at the lowest cost.
 
+Each target may have a weight, as diffusion objectives give them.
+
 Most of a batch's logits are never needed, and all of them together are often the largest tensor
 of a training step. So the decoder runs to its last hidden states, those that predict a supervised
 token are picked, and the output head works through them in chunks (`chunked_loss.py`).
@@ -9,8 +11,8 @@ things there (Gemma 2 caps logits, Cohere and Granite scale them), so `TokenLoss
 it is given and takes the model's own logits where the probe fails.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -31,9 +33,19 @@ from infrastructure.training.models.packed_attention import model_arguments
 
 NUM_PROBE_TOKENS = 8
 
-Loss = Callable[
-    [torch.nn.Module, Mapping[str, Any], torch.Tensor, torch.Tensor, SizeGrid], torch.Tensor
-]
+
+class Loss(Protocol):
+    """A way to the loss of (N,) targets at (N,) positions, each with its weight (None: 1)."""
+
+    def __call__(
+        self,
+        model: torch.nn.Module,
+        arguments: Mapping[str, Any],
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+        grid: SizeGrid,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
 
 
 def supervised_targets(
@@ -93,8 +105,9 @@ class TokenLoss:
 
         Args:
             batch: `input_ids` and `labels` (B, L), or instead of labels what `supervised_targets`
-                gave, as `target_positions` and `targets`; `attention_mask` for padded rows;
-                `position_ids`, `cu_seq_lens` and `max_length` for a packed one.
+                gave, as `target_positions` and `targets`, maybe with `target_weights`, (N,) fp32;
+                `attention_mask` for padded rows; `position_ids`, `cu_seq_lens` and `max_length`
+                for a packed one.
             grid: how the number of rows that the head computes is rounded; the sum is the same.
 
         Raises:
@@ -107,7 +120,8 @@ class TokenLoss:
         self.prepare(model)
         assert self.method is not None
         arguments = model_arguments(model, batch)
-        loss = METHODS[self.method](model, arguments, positions, targets, grid)
+        weights = batch.get("target_weights")
+        loss = METHODS[self.method](model, arguments, positions, targets, grid, weights)
         return loss, targets.numel()
 
 
@@ -117,10 +131,11 @@ def loss_from_hidden_states(
     positions: torch.Tensor,
     targets: torch.Tensor,
     grid: SizeGrid,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Decoder, then the head in chunks at `positions` only."""
     hidden = last_hidden_state(model, arguments).flatten(0, 1)[positions]
-    return head_loss(output_head(model), hidden, targets, grid)
+    return head_loss(output_head(model), hidden, targets, grid, weights)
 
 
 def loss_from_kept_logits(
@@ -129,6 +144,7 @@ def loss_from_kept_logits(
     positions: torch.Tensor,
     targets: torch.Tensor,
     grid: SizeGrid,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The model's own logits, at the columns where any row has a supervised target."""
     length = arguments["input_ids"].shape[1]
@@ -136,7 +152,7 @@ def loss_from_kept_logits(
     missing = grid.up(len(columns)) - len(columns)
     columns = torch.cat([columns, columns[-1:].expand(missing)])  # computed, and not looked at
     logits = logits_of(call_model(model, {**arguments, "logits_to_keep": columns}))
-    return cross_entropy_sum(logits[positions // length, column_of_target], targets)
+    return cross_entropy_sum(logits[positions // length, column_of_target], targets, weights)
 
 
 def loss_from_all_logits(
@@ -145,6 +161,7 @@ def loss_from_all_logits(
     positions: torch.Tensor,
     targets: torch.Tensor,
     grid: SizeGrid,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """All of the model's own logits; a mixture of experts' balancing loss is added per token."""
     output = call_model(model, arguments)
@@ -154,12 +171,13 @@ def loss_from_all_logits(
             f"the model gives logits of shape {tuple(logits.shape)} for input ids of shape"
             f" {tuple(arguments['input_ids'].shape)}: they cannot be matched with the labels"
         )
-    loss = cross_entropy_sum(logits.flatten(0, 1)[positions], targets)
+    loss = cross_entropy_sum(logits.flatten(0, 1)[positions], targets, weights)
     balancing_loss = getattr(output, "aux_loss", None)
     if balancing_loss is None:
         return loss
     config: Any = inner_model(model).config
-    return loss + config.router_aux_loss_coef * balancing_loss * targets.numel()
+    num_items = targets.numel() if weights is None else weights.sum()
+    return loss + config.router_aux_loss_coef * balancing_loss * num_items
 
 
 METHODS: dict[str, Loss] = {
@@ -200,7 +218,7 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
     positions, targets = supervised_targets(arguments["input_ids"])
     reasons: list[str] = []
     with probing(model), torch.no_grad():
-        given = (model, arguments, positions, targets, SizeGrid.EXACT)
+        given: tuple[Any, ...] = (model, arguments, positions, targets, SizeGrid.EXACT)
         expected = loss_from_all_logits(*given)
         for method, compute in list(METHODS.items())[:-1]:
             try:

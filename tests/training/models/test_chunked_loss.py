@@ -174,3 +174,52 @@ def test_all_logits_never_exist(kind: str) -> None:
 def test_on_a_gpu_no_more_than_128_mib_of_logits_are_held_at_a_time(vocabulary: int) -> None:
     held_bytes = chunked_loss.chunk_rows(vocabulary, torch.device("cuda")) * vocabulary * 4
     assert 120 * 1024**2 < held_bytes <= 128 * 1024**2
+
+
+def weights_of(num_rows: int) -> torch.Tensor:
+    """Some of them 0, as 1 / share is up to 6 or more."""
+    weights = 7 * torch.rand(num_rows, generator=torch.Generator().manual_seed(1))
+    weights[::5] = 0.0
+    return weights
+
+
+@pytest.mark.parametrize("kind", ["plain", "bias", "hook"])
+def test_weighted_targets(kind: str) -> None:
+    """Value and gradients of every kind of head are autograd's, whatever rows are added."""
+    hidden, _, targets = example()
+    head, weights = create_head(kind), weights_of(NUM_ROWS)
+    losses = F.cross_entropy(head(hidden), targets, reduction="none")
+    inputs = (hidden, *head.parameters())
+    expected_gradients = torch.autograd.grad((weights * losses).sum(), inputs)
+    for grid in SizeGrid:
+        actual = head_loss(head, hidden, targets, grid, weights)
+        torch.testing.assert_close(actual, (weights * losses).sum(), rtol=1e-6, atol=0)
+        actual_gradients = torch.autograd.grad(actual, inputs)
+        torch.testing.assert_close(actual_gradients, expected_gradients, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_of_one_change_no_bit() -> None:
+    found = []
+    for weights in (None, torch.ones(NUM_ROWS)):
+        hidden, weight, targets = example()
+        loss = linear_cross_entropy_sum(hidden, weight, targets, target_weights=weights)
+        loss.backward()
+        found.append((loss.detach(), hidden.grad, weight.grad))
+    for plain, weighted in zip(*found, strict=True):
+        assert plain is not None
+        assert weighted is not None
+        assert torch.equal(plain, weighted)
+
+
+def test_weights_keep_fp32_under_autocast() -> None:
+    hidden, weight, targets = example()
+    weights = weights_of(NUM_ROWS)
+    losses = F.cross_entropy(F.linear(hidden, weight), targets, reduction="none")
+    expected = torch.autograd.grad((weights * losses).sum(), (hidden, weight))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = linear_cross_entropy_sum(hidden, weight, targets, target_weights=weights)
+    actual.backward()
+    assert actual.dtype == torch.float32
+    assert_near(actual, (weights * losses).sum().double(), 2e-2)
+    assert_near(hidden.grad, expected[0].double(), 2e-2)  # type: ignore[arg-type]
+    assert_near(weight.grad, expected[1].double(), 2e-2)  # type: ignore[arg-type]

@@ -60,6 +60,31 @@ def test_loss_and_gradients_are_those_of_transformers(architecture: str) -> None
         assert (actual[name] - gradient).abs().max() <= 2e-6 * scale, name
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen3_moe_balanced"])
+def test_targets_may_have_weights(architecture: str) -> None:
+    """By each of the three methods, value and gradients are those of the model's own logits."""
+    model, batch, token_loss = tiny_model(architecture), padded_batch(), TokenLoss()
+    labels = batch.pop("labels")
+    positions, targets = supervised_targets(labels)
+    weights = torch.linspace(0.0, 6.0, len(targets))
+    given = {"target_positions": positions, "targets": targets, "target_weights": weights}
+    loss_sum, num_items = token_loss(model, batch | given)
+    loss_sum.backward()
+    actual = gradients(model)
+    output = model(**batch, use_cache=False)
+    losses = F.cross_entropy(output.logits.flatten(0, 1)[positions], targets, reduction="none")
+    expected = (weights * losses).sum()
+    if getattr(output, "aux_loss", None) is not None:
+        expected = expected + model.config.router_aux_loss_coef * output.aux_loss * weights.sum()
+    expected.backward()
+    assert token_loss.method == METHODS.get(architecture, "hidden states")
+    assert num_items == 12
+    torch.testing.assert_close(loss_sum, expected, rtol=1e-6, atol=0)
+    for name, gradient in gradients(model).items():
+        scale = gradient.abs().max().clamp_min(1e-3)
+        assert (actual[name] - gradient).abs().max() <= 2e-6 * scale, name
+
+
 def test_a_batch_may_be_split_and_carry_its_targets() -> None:
     model, batch, token_loss = tiny_model("llama"), padded_batch(), TokenLoss()
     whole, num_items = token_loss(model, batch)
