@@ -91,6 +91,33 @@ def logits_of(output: Any) -> torch.Tensor:
     return found
 
 
+def attention_implementation(model: torch.nn.Module) -> str | None:
+    """transformers' name for the attention that the model runs, or None for other models."""
+    config = getattr(inner_model(model), "config", None)
+    return getattr(config, "_attn_implementation", None)
+
+
+def bidirectional_mask(model: torch.nn.Module, is_real: torch.Tensor) -> torch.Tensor:
+    """A mask that lets every token of a padded row see every real one of it.
+
+    transformers takes a mask of four dimensions as it is, in place of its own causal one. Whether a
+    model really attends as it says is measured in `bidirectional.py`.
+
+    Args:
+        is_real: 1 for tokens and 0 for padding, (B, L); each row has a token.
+
+    Returns:
+        (B, 1, L, L) without memory of its own: boolean, or for eager attention numbers that it adds
+        to its scores.
+    """
+    rows, length = is_real.shape
+    mask = is_real.bool()
+    if attention_implementation(model) == "eager":
+        dtype = compute_dtype(model)
+        mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+    return mask[:, None, None, :].expand(rows, 1, length, length)
+
+
 @contextmanager
 def probing(model: torch.nn.Module) -> Generator[None, None, None]:
     """A state to try something in: no dropout draws random numbers, nothing is compiled.

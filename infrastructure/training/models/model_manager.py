@@ -23,6 +23,11 @@ from infrastructure.training.models.fitting import (
     describe,
 )
 from infrastructure.training.models.lora import apply_lora
+from infrastructure.training.models.mask_token import (
+    ensure_mask_row,
+    ensure_mask_token,
+    mask_token_note,
+)
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.saving import load_registered
 from infrastructure.training.models.source import (
@@ -63,11 +68,12 @@ WITHOUT_TEXT = (SourceKind.REGISTERED, SourceKind.REGISTERED_FOLDER)
 @dataclass
 class LoadedModel:
     """A model in training mode on its device, its tokenizer (None: it reads no text), and what it
-    is: a description for run.json."""
+    is: a description for run.json. `notes` are for a user to read before the training."""
 
     model: torch.nn.Module
     tokenizer: Any
     description: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def check_saved(source: ModelSource) -> None:
@@ -98,6 +104,8 @@ class ModelManager:
         tokenizer_texts: gives the texts that the embedded model's tokenizer is trained on.
         tokenizer_directory: a tokenizer saved earlier, used for the embedded model instead of
             training one; a resumed run goes on with its own.
+        needs_mask_token: the training hides tokens, so tokenizer and model get a mask token where
+            they have none.
     """
 
     def __init__(
@@ -112,6 +120,7 @@ class ModelManager:
         memory_efficient_attention: bool | None = None,
         tokenizer_texts: TokenizerTexts | None = None,
         tokenizer_directory: Path | None = None,
+        needs_mask_token: bool = False,
     ) -> None:
         self.config = model_config
         self.device = torch.device(device)
@@ -124,6 +133,8 @@ class ModelManager:
         )
         self.tokenizer_texts = tokenizer_texts
         self.tokenizer_directory = tokenizer_directory
+        self.needs_mask_token = needs_mask_token
+        self._notes: list[str] = []
 
     def load(self) -> LoadedModel:
         """Build or load the model.
@@ -146,7 +157,8 @@ class ModelManager:
         if tokenizer is not None:
             check_vocabulary(model, tokenizer, self.config.name)
         description = {"kind": str(source.kind), **self._identity(source, model)}
-        return LoadedModel(model.train(), tokenizer, describe(model, self.config) | description)
+        description = describe(model, self.config) | description
+        return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
 
     def load_tokenizer(self) -> Any:
         """The tokenizer alone, as `load` gives it with the model; None: the model reads no text.
@@ -178,6 +190,11 @@ class ModelManager:
             "dtype": (config.dtype != "auto", is_text, "is no language model"),
             "attention": (self.attention, is_text, "is no language model"),
         }
+        if self.needs_mask_token and not is_text:
+            raise ValueError(
+                f"training.time_step_masking: model {config.name!r} is no language model; leave it"
+                " out"
+            )
         for key, (is_set, has_effect, reason) in refusals.items():
             if is_set and not has_effect:
                 raise ValueError(f"model.{key}: model {config.name!r} {reason}; leave it out")
@@ -190,6 +207,8 @@ class ModelManager:
 
     def _build_embedded(self, source: ModelSource) -> ModelAndTokenizer:
         tokenizer = self._embedded_tokenizer()
+        if self.needs_mask_token:
+            ensure_mask_token(tokenizer)  # the model is made for it
         model: Any = build_embedded_model(self.config.embedded, tokenizer, self.seed)
         check_length(model.config, self.max_length, self.config.name)
         if self.attention is not None:
@@ -234,6 +253,7 @@ class ModelManager:
             return self._load_by_unsloth(source, options)
         tokenizer = self._tokenizer_of(source, base, options)
         model = load_causal_lm(base, options)
+        self._ensure_mask(model, tokenizer, may_grow=self._is_full and source == base)
         if source.kind is not SourceKind.LORA_FOLDER:
             return self._with_lora(model), tokenizer
         if self.gradient_checkpointing:
@@ -256,6 +276,7 @@ class ModelManager:
             gradient_checkpointing=self.gradient_checkpointing,
         )
         ensure_special_tokens(tokenizer, self.config.name)
+        self._ensure_mask(model, tokenizer, may_grow=self._is_full and not is_lora)
         if is_lora:
             check_same_lora(model, self.config.lora_config, source.location)
         elif self.config.lora_config is not None:
@@ -266,6 +287,14 @@ class ModelManager:
                 gradient_checkpointing=self.gradient_checkpointing,
             )
         return model, tokenizer
+
+    def _ensure_mask(self, model: Any, tokenizer: Any, *, may_grow: bool) -> None:
+        if not self.needs_mask_token:
+            return
+        was_added = ensure_mask_token(tokenizer)
+        grew = ensure_mask_row(model, tokenizer, self.config.name, may_grow=may_grow)
+        if was_added:
+            self._notes.append(mask_token_note(tokenizer, grew))
 
     def _with_lora(self, model: torch.nn.Module) -> torch.nn.Module:
         if self.gradient_checkpointing:

@@ -25,7 +25,12 @@ import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from infrastructure.core.errors import TemperError
-from infrastructure.training.models.model_inputs import forward_parameters, inner_model
+from infrastructure.training.models.model_inputs import (
+    attention_implementation,
+    bidirectional_mask,
+    forward_parameters,
+    inner_model,
+)
 
 ATTENTION_NAME = "temper_packed"
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "head_mask")
@@ -334,12 +339,6 @@ def use_plain_attention(model: torch.nn.Module) -> None:
         inner.set_attn_implementation("sdpa")
 
 
-def attention_implementation(model: torch.nn.Module) -> str | None:
-    """transformers' name for the attention that the model runs, or None for other models."""
-    config = getattr(inner_model(model), "config", None)
-    return getattr(config, "_attn_implementation", None)
-
-
 def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     """How this model has to be told where the examples of a packed row end.
 
@@ -370,9 +369,16 @@ def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[s
 
 
 def model_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What `model(...)` is called with for a padded or a packed batch; never the labels."""
+    """What `model(...)` is called with for a padded or a packed batch; never the labels.
+
+    Args:
+        batch: with `is_bidirectional`, each token of a padded row sees all of its row.
+    """
     arguments = {"input_ids": batch["input_ids"]}
     if "cu_seq_lens" in batch:
         return arguments | packed_arguments(model, batch)
     passed_on = ("attention_mask", "position_ids", "token_type_ids")
-    return arguments | {name: batch[name] for name in passed_on if name in batch}
+    arguments |= {name: batch[name] for name in passed_on if name in batch}
+    if batch.get("is_bidirectional"):
+        arguments["attention_mask"] = bidirectional_mask(model, batch["attention_mask"])
+    return arguments

@@ -13,6 +13,7 @@ import torch
 
 from infrastructure.training.models.model_inputs import (
     PROBE_ERRORS,
+    attention_implementation,
     call_model,
     compute_dtype,
     inner_model,
@@ -22,7 +23,6 @@ from infrastructure.training.models.model_inputs import (
     tolerance,
 )
 from infrastructure.training.models.packed_attention import (
-    attention_implementation,
     model_arguments,
     use_packed_attention,
     use_plain_attention,

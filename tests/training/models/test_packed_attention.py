@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from infrastructure.training.models import packed_attention as module
+from infrastructure.training.models.model_inputs import attention_implementation
 from infrastructure.training.models.packed_attention import (
     ATTENTION_NAME,
     PackingUnsupportedError,
-    attention_implementation,
     by_segment,
     has_varlen_kernel,
     is_segment_mask,

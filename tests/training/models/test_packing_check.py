@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.training.models.model_inputs import attention_implementation
 from infrastructure.training.models.packed_attention import (
     ATTENTION_NAME,
-    attention_implementation,
     model_arguments,
     use_packed_attention,
     use_plain_attention,

@@ -1,0 +1,89 @@
+"""Does a decoder attend in both directions when it is given `bidirectional_mask`? Measured.
+
+Objectives that hide tokens predict them from both sides. A model that passes the mask by would
+train without complaint, and see half of what it should.
+
+Limits: `sdpa` and `eager` attention. Layers with a sliding window or chunks see the whole row, and
+what a model has besides attention (convolutions, states) stays as it is.
+"""
+
+from typing import Any
+
+import torch
+
+from infrastructure.training.models.model_inputs import (
+    PROBE_ERRORS,
+    attention_implementation,
+    bidirectional_mask,
+    call_model,
+    compute_dtype,
+    inner_model,
+    logits_of,
+    probing,
+    relative_difference,
+)
+from infrastructure.training.models.packing_check import leak_tolerance
+
+NUM_PROBE_TOKENS, NUM_PROBE_PADDING = 6, 2
+
+
+def check_bidirectional(model: torch.nn.Module) -> None:
+    """Prove that every token of a row can see every other one, and none sees padding.
+
+    Raises:
+        ValueError: the first token does not see the last one, or sees what fills the row up, or the
+            model cannot be given such a mask; says what to do.
+    """
+    inner: Any = inner_model(model)
+    attention = attention_implementation(model)
+    who = f"training.time_step_masking: {type(inner).__name__} with attention {attention!r}"
+    limit = leak_tolerance(compute_dtype(model))
+    try:
+        late, padding = late_influence(model)
+    except PROBE_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{who} cannot attend in both directions ({type(error).__name__}: {reason});"
+            f" {_remedy(model)}"
+        ) from error
+    if padding > limit:
+        raise ValueError(f"{who} lets tokens see padding; {_remedy(model)}")
+    if not late > limit:
+        raise ValueError(
+            f"{who} attends to earlier tokens only, whatever mask it is given; {_remedy(model)}"
+        )
+
+
+def _remedy(model: torch.nn.Module) -> str:
+    config: Any = getattr(inner_model(model), "config", None)
+    if getattr(config, "output_router_logits", False):
+        return (
+            "its balancing loss reads the mask: set output_router_logits to false in the model's"
+            " config.json"
+        )
+    if attention_implementation(model) not in ("sdpa", "eager", "temper_packed", None):
+        return "set model.attention=sdpa"
+    return "choose another model, or leave time_step_masking out"
+
+
+@torch.no_grad()
+def late_influence(model: torch.nn.Module) -> tuple[float, float]:
+    """How much the first position's logits change with the last token of a row, and with what
+    fills the row up: relative to the largest logit there."""
+    device = next(model.parameters()).device
+    length = NUM_PROBE_TOKENS + NUM_PROBE_PADDING
+    ids = torch.arange(1, length + 1, device=device).unsqueeze(0)
+    is_real = (torch.arange(length, device=device) < NUM_PROBE_TOKENS).long().unsqueeze(0)
+    mask = bidirectional_mask(model, is_real)
+
+    def first_logits(changed: int | None) -> torch.Tensor:
+        given = ids.clone()
+        if changed is not None:
+            given[0, changed] = 0
+        return logits_of(call_model(model, {"input_ids": given, "attention_mask": mask}))[0, 0]
+
+    with probing(model):
+        plain = first_logits(None)
+        late = relative_difference(first_logits(NUM_PROBE_TOKENS - 1), plain)
+        padding = relative_difference(first_logits(NUM_PROBE_TOKENS), plain)
+    return late, padding

@@ -1,0 +1,63 @@
+"""A token that stands for a hidden one: the tokenizer's own mask token, or one that is added.
+
+The model's vocabulary grows only where it has no spare row (many models round theirs up). A row
+that is added is the mean of the others, as in Hewitt 2021, so the same model gives the same one.
+"""
+
+from typing import Any
+
+import torch
+
+MASK_TOKEN = "<|mask|>"
+
+
+def ensure_mask_token(tokenizer: Any) -> bool:
+    """Give the tokenizer a mask token if it has none; whether one was added."""
+    if tokenizer.mask_token_id is not None:
+        return False
+    tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
+    return True
+
+
+def ensure_mask_row(model: Any, tokenizer: Any, name: str, *, may_grow: bool) -> bool:
+    """Give the model an embedding of the mask token; whether its vocabulary grew.
+
+    Args:
+        may_grow: False for a model whose embeddings do not train and are not saved.
+
+    Raises:
+        ValueError: it would have to grow and may not; says what to do.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.mask_token_id < rows:
+        return False
+    if not may_grow:
+        raise ValueError(
+            f"model {name!r}: its tokenizer has no mask token, and its embedding has no spare row"
+            " for one, which LoRA could neither train nor save; name one of its unused tokens as"
+            ' "mask_token" in tokenizer_config.json, or train without model.lora_config'
+        )
+    model.resize_token_embeddings(tokenizer.mask_token_id + 1, mean_resizing=False)
+    tables = {id(t): t for t in _tables(model)}.values()
+    with torch.no_grad():
+        for table in tables:
+            table[rows:] = table[:rows].float().mean(dim=0).to(table.dtype)
+    return True
+
+
+def mask_token_note(tokenizer: Any, grew: bool) -> str:
+    """What a user should know of a mask token that was added."""
+    where = "and the model's vocabulary grew by it" if grew else "in a spare row of the embedding"
+    return (
+        f"the tokenizer had no mask token: {tokenizer.mask_token} was added as token"
+        f" {tokenizer.mask_token_id}, {where}"
+    )
+
+
+def _tables(model: Any) -> list[torch.Tensor]:
+    """What has a row, or a number, for each token."""
+    head = model.get_output_embeddings()
+    found = [model.get_input_embeddings().weight]
+    if head is not None:
+        found += [head.weight, *([head.bias] if getattr(head, "bias", None) is not None else [])]
+    return found
