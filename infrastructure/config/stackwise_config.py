@@ -134,6 +134,15 @@ class StackwiseFields(Section):
         default="depth",
         description="Time steps are of the depth (each stack has one) or of the input (drawn).",
     )
+    corruption: str = Field(
+        default="mask",
+        description="What replaces hidden tokens: mask, uniform (any other token) or a registered"
+        " name.",
+    )
+    mask_weighting: Literal["inverse", "none"] = Field(
+        default="inverse",
+        description="Weight of a hidden token: 1 / the masked share, as in MDLM, or 1.",
+    )
     store_all_time_steps: Annotated[bool, _LATER] = Field(
         default=False, description="Keep the cached activations of every time step."
     )

@@ -1,9 +1,14 @@
-"""Causal language models: token batches, packed where that is right, loss per supervised token."""
+"""Causal language models: token batches, packed where that is right, loss per supervised token.
+
+With a `MaskedObjective` the same models are trained on hidden tokens, in both directions.
+"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from infrastructure.config.model_config import ModelConfig
@@ -21,11 +26,18 @@ from infrastructure.training.model_adapters.base_adapter import (
     LossOutput,
     ModelAdapter,
 )
+from infrastructure.training.models.bidirectional import check_bidirectional
+from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.models.model_manager import ModelManager
-from infrastructure.training.models.packing_check import prepare_packing
+from infrastructure.training.models.packing_check import (
+    chunk_size,
+    prepare_packing,
+    token_embeddings,
+)
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.token_loss import TokenLoss, backbone, supervised_targets
 from infrastructure.training.precision import choose_precision
+from infrastructure.training.stackwise.masking import MaskedObjective, masked_objective
 
 
 class StandardModelAdapter(ModelAdapter):
@@ -34,6 +46,8 @@ class StandardModelAdapter(ModelAdapter):
     Attributes:
         packs: whether batches are packed rows; False when padding was asked for, or when the
             model was measured to let packed examples see each other.
+        objective: hides tokens that the model is to predict; None: it predicts the next token.
+            Set it by `set_objective`.
     """
 
     def __init__(
@@ -42,6 +56,7 @@ class StandardModelAdapter(ModelAdapter):
         super().__init__(model_config, training_config, device)
         self.token_loss = TokenLoss()
         self.packs = False
+        self.objective: MaskedObjective | None = None
         self.description: dict[str, Any] = {"name": model_config.name}
         self._notes: list[str] = []
 
@@ -56,9 +71,11 @@ class StandardModelAdapter(ModelAdapter):
             max_length=self.data_config.max_length,
             tokenizer_texts=lambda: training_texts(self.data_config),
             tokenizer_directory=self.saved_tokenizer,
+            needs_mask_token=self.training_config.time_step_masking,
         ).load()
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.description = loaded.description
+        self._notes += loaded.notes
         precision = choose_precision(self.training_config.mixed_precision, self.device)
         if precision.name == "fp8":
             train_in_fp8(loaded.model)
@@ -79,19 +96,42 @@ class StandardModelAdapter(ModelAdapter):
         self.token_loss.prepare(model)
         if not self.token_loss.balances:
             self.size_grid = SizeGrid.SIXTEENTHS
-        if self.data_config.packing:
+        known = 1 + max(self.tokenizer.get_vocab().values())
+        vocab_size = min(known, token_embeddings(model).num_embeddings)
+        objective = masked_objective(self.training_config, self.tokenizer, vocab_size)
+        if objective is not None:
+            self.set_objective(objective)
+        elif self.data_config.packing:
             check = prepare_packing(model, self.data_config.max_length)
             self.packs = check.isolated
             if not check.isolated:
                 self._notes.append(check.reason)
 
+    def set_objective(self, objective: MaskedObjective) -> None:
+        """Train on hidden tokens from now on, in padded rows.
+
+        Raises:
+            ValueError: the model cannot attend in both directions.
+        """
+        assert self.model is not None
+        check_bidirectional(self.model)
+        self.objective, self.packs = objective, False
+        config: Any = getattr(inner_model(self.model), "config", None)
+        window = getattr(config, "sliding_window", None) or chunk_size(self.model)
+        if window is not None and window < self.data_config.max_length:
+            self._notes.append(
+                f"time_step_masking: layers with a window of {window} tokens see the whole row"
+            )
+
     def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
         """One packed row or padded rows on the device; the targets are found before that."""
-        rows = self._rows(examples)
-        batch: Batch = dict(rows)
-        labels = batch.pop("labels")
-        positions, targets = supervised_targets(labels, batch.get("cu_seq_lens"))
-        batch |= {"target_positions": positions, "targets": targets}
+        if self.objective is not None:
+            batch = self._masked_rows(examples, self.objective)
+        else:
+            batch = self._rows(examples)
+            labels = batch.pop("labels")
+            positions, targets = supervised_targets(labels, batch.get("cu_seq_lens"))
+            batch |= {"target_positions": positions, "targets": targets}
         return {name: self._to_device(value) for name, value in batch.items()}
 
     def _rows(self, examples: Sequence[TokenizedExample]) -> Batch:
@@ -99,6 +139,28 @@ class StandardModelAdapter(ModelAdapter):
             return pack(examples, self.size_grid)
         pad_token_id, most = self.tokenizer.pad_token_id, self.data_config.max_length
         return pad(examples, pad_token_id, self.size_grid, most)
+
+    def _masked_rows(
+        self, examples: Sequence[TokenizedExample], objective: MaskedObjective
+    ) -> Batch:
+        """Padded rows with hidden tokens, which are the targets at their own positions."""
+        masked = [objective.mask(example, held_out=self._is_held_out) for example in examples]
+        pairs = zip(examples, masked, strict=True)
+        batch = self._rows([replace(example, input_ids=m.input_ids) for example, m in pairs])
+        del batch["labels"]
+        length = batch["input_ids"].shape[1]
+        positions = np.concatenate([row * length + m.positions for row, m in enumerate(masked)])
+        batch["target_positions"] = torch.from_numpy(positions)
+        batch["targets"] = torch.from_numpy(np.concatenate([m.targets for m in masked]))
+        if objective.weighting != "none":
+            weights = [np.full(len(m.targets), m.weight, dtype=np.float32) for m in masked]
+            batch["target_weights"] = torch.from_numpy(np.concatenate(weights))
+        return batch | {"is_bidirectional": True, "num_items": self.count_items(examples)}
+
+    @property
+    def _is_held_out(self) -> bool:
+        """Whether losses are measured and not trained on: masks are always the same ones then."""
+        return self.model is not None and not self.model.training
 
     def _to_device(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or self.device.type == "cpu":
@@ -109,9 +171,12 @@ class StandardModelAdapter(ModelAdapter):
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
         loss_sum, num_items = self.token_loss(model, batch, self.size_grid)
-        return LossOutput(loss_sum, num_items)
+        return LossOutput(loss_sum, batch.get("num_items", num_items))
 
     def count_items(self, examples: Sequence[TokenizedExample]) -> int:
+        if self.objective is not None:
+            held_out, count = self._is_held_out, self.objective.count_items
+            return sum(count(example, held_out=held_out) for example in examples)
         return sum(int(example.supervised.sum()) for example in examples)
 
     def count_tokens(self, examples: Sequence[TokenizedExample]) -> int:
@@ -140,7 +205,10 @@ class StandardModelAdapter(ModelAdapter):
         return pipeline
 
     def describe(self) -> dict[str, Any]:
-        return {**self.description, "packing": self.packs, "loss_method": self.token_loss.method}
+        found = {"packing": self.packs, "loss_method": self.token_loss.method}
+        if self.objective is not None:
+            found["corruption"] = self.objective.corruption
+        return {**self.description, **found}
 
     def notes(self) -> list[str]:
         return list(self._notes)

@@ -1,0 +1,129 @@
+"""Text from a model that was trained to predict hidden tokens: it is uncovered step by step.
+
+Source: LLaDA (Nie et al. 2025, arXiv 2502.09992), low-confidence remasking: the answer begins as
+mask tokens; in each step all of them are predicted, the predictions that the model is surest of
+stay, and the others are hidden again. For the `mask` corruption; an answer has as many tokens as it
+was given, and whatever ends it stands among them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from infrastructure.training.models.model_inputs import call_model, logits_of, probing
+from infrastructure.training.models.packed_attention import model_arguments
+
+
+@torch.no_grad()
+def generate_masked(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[int]],
+    num_new_tokens: int,
+    num_steps: int | None = None,
+    *,
+    block_length: int | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> list[list[int]]:
+    """An answer of exactly `num_new_tokens` tokens to each prompt.
+
+    Args:
+        model: attends in both directions when it is given `bidirectional_mask`.
+        tokenizer: has `mask_token_id` and `pad_token_id`.
+        prompts: token ids.
+        num_steps: forward passes, at least one for each block; None: one for each token.
+        block_length: tokens that are finished before the next are begun, from the left; None: all
+            at once. The steps are shared evenly.
+        temperature: 0 takes the likeliest token; above, tokens are drawn.
+        seed: of drawn tokens; of each prompt by its number.
+
+    Raises:
+        ValueError: there is no mask token, or a number that is out of its range; says which.
+    """
+    _check(tokenizer, num_new_tokens, num_steps, block_length, temperature)
+    if not prompts:
+        return []
+    mask_id = tokenizer.mask_token_id
+    ids, is_real, starts = _canvas(model, tokenizer, prompts, num_new_tokens)
+    length = min(block_length or num_new_tokens, num_new_tokens)
+    blocks = [
+        range(start, min(start + length, num_new_tokens))
+        for start in range(0, num_new_tokens, length)
+    ]
+    shares = _even_shares(min(num_steps or num_new_tokens, num_new_tokens), len(blocks))
+    generators = [torch.Generator().manual_seed(seed + (row << 32)) for row in range(len(prompts))]
+    batch = {"input_ids": ids, "attention_mask": is_real, "is_bidirectional": True}
+    with probing(model):
+        for block, steps in zip(blocks, shares, strict=True):
+            places = starts[:, None] + torch.tensor(list(block), device=ids.device)
+            for num_kept in _even_shares(len(block), min(max(1, steps), len(block))):
+                logits = logits_of(call_model(model, model_arguments(model, batch)))
+                at = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1])).float()
+                at[..., mask_id] = -torch.inf
+                chosen = _choose(at, temperature, generators)
+                sureness = at.softmax(dim=-1).gather(2, chosen[..., None]).squeeze(2)
+                is_hidden = ids.gather(1, places) == mask_id
+                sureness = sureness.masked_fill(~is_hidden, -1.0)
+                kept = sureness.topk(num_kept, dim=1).indices
+                ids.scatter_(1, places.gather(1, kept), chosen.gather(1, kept))
+    return [
+        row[start : start + num_new_tokens].tolist()
+        for row, start in zip(ids, starts.tolist(), strict=True)
+    ]
+
+
+def _check(
+    tokenizer: Any,
+    num_new_tokens: int,
+    num_steps: int | None,
+    block_length: int | None,
+    temperature: float,
+) -> None:
+    if tokenizer.mask_token_id is None:
+        raise ValueError(
+            "the tokenizer has no mask token, so nothing can be hidden: use the tokenizer that was"
+            " saved with a model trained with time_step_masking"
+        )
+    numbers = {"num_new_tokens": num_new_tokens, "num_steps": num_steps}
+    for name, value in {**numbers, "block_length": block_length}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} = {value}: give a whole number of at least 1")
+    if not temperature >= 0:
+        raise ValueError(f"temperature = {temperature}: give 0 or more")
+
+
+def _canvas(
+    model: torch.nn.Module, tokenizer: Any, prompts: Sequence[Sequence[int]], num_new_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Prompts followed by mask tokens and filled up on the right: ids and what of them is real,
+    (B, L), and where each answer begins, (B,)."""
+    lengths = [len(prompt) for prompt in prompts]
+    shape = len(prompts), max(lengths, default=0) + num_new_tokens
+    ids = torch.full(shape, int(tokenizer.pad_token_id or 0))
+    for row, prompt in enumerate(prompts):
+        answer = [tokenizer.mask_token_id] * num_new_tokens
+        ids[row, : len(prompt) + num_new_tokens] = torch.tensor([*prompt, *answer])
+    starts = torch.tensor(lengths)
+    is_real = (torch.arange(shape[1]) < starts[:, None] + num_new_tokens).long()
+    device = next(model.parameters()).device
+    return ids.to(device), is_real.to(device), starts.to(device)
+
+
+def _even_shares(total: int, num_parts: int) -> list[int]:
+    """`total` in at most so many parts that differ by 1 at most, the larger ones first."""
+    whole, rest = divmod(total, num_parts)
+    return [whole + (part < rest) for part in range(num_parts)]
+
+
+def _choose(
+    logits: torch.Tensor, temperature: float, generators: Sequence[torch.Generator]
+) -> torch.Tensor:
+    """The likeliest tokens (B, k) of logits (B, k, V), or tokens drawn from their softmax at a
+    temperature, by the largest of logits and Gumbel noise."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    uniform = torch.stack([torch.rand(logits.shape[1:], generator=g) for g in generators])
+    noise = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7))).to(logits.device)
+    return (logits / temperature + noise).argmax(dim=-1)
