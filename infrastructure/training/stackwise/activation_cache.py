@@ -1,0 +1,687 @@
+"""Hidden states of a frozen trunk on the disk: computed once, read in every later epoch.
+
+A value is a pure function of its page, so that a cache that is lost and built again holds the same
+bits: a page is K examples that are neighbours in the canonical order, computed together in one
+forward pass, whatever batches ask for them later. A page is one file, written atomically:
+
+| bytes | content |
+| --- | --- |
+| 0 to 31 | hash of the cache's key, the page's number, its examples' ids and lengths, and values |
+| 32 to the end | the values, [L_i, d] of one example after the other, fp32 or bf16, little-endian |
+
+All but the values is known to whoever reads, so nothing in a file is trusted before the hash of the
+whole agrees, and a page of another cache, another number or other examples never does. The hash is
+compared when a page is first read; a page that is cut off, flipped or missing is built again.
+
+A cache lies in a folder that is named by its key: everything that its values depend on (data,
+trunk, time step, unit, page size, number format, masks). Another trunk is another folder. What is
+in a folder is never compared with, or read for, another key.
+"""
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import queue
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+import torch
+
+from infrastructure.backup.file_operations import Buffer
+from infrastructure.backup.hashing import available_hash, hash_of
+from infrastructure.backup.tensor_bytes import dtype_name, to_bytes
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import DamagedFileError, StorageError
+from infrastructure.core.files import HASH_CHUNK_BYTES, atomic_write, make_directory, remove_parts
+from infrastructure.core.hardware import disk_free_bytes
+from infrastructure.core.lock import Lock
+from infrastructure.monitoring.formatting import format_bytes
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+ID_BYTES = 16
+DIGEST_BYTES = 32
+FOLDER = "activations-"  # and the first half of the key's hash
+REMOVED = ".removed-"
+KEY_FILE = "key.json"
+IN_USE = "in_use.lock"
+NUM_BUILD_LOCKS = 64  # two builders meet where their pages' numbers agree modulo this
+MAX_REBUILDS = 3  # of a page that is gone or damaged as soon as it is there
+READ_AHEAD = 64  # requests that wait; more are dropped
+
+CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+Example = Any  # whatever the caller's data gives; `Pages` is told how to know and measure it
+Compute = Callable[[list[Example]], Sequence[torch.Tensor]]
+OnPage = Callable[[int, int], None]
+
+
+def example_id(input_ids: Any, supervised: Any = None) -> bytes:
+    """What an example is known by: the BLAKE2b hash of its content, 16 bytes.
+
+    Args:
+        input_ids: int (L,), a sequence, an array or a tensor, without padding; the type of the
+            integers does not matter.
+        supervised: bool (L,), given where the values depend on it (masks that spare the prompt).
+    """
+    digest = hashlib.blake2b(_as_array(input_ids, "<i8").tobytes(), digest_size=ID_BYTES)
+    if supervised is not None:
+        digest.update(b"supervised")
+        digest.update(_as_array(supervised, np.bool_).tobytes())
+    return digest.digest()
+
+
+def _as_array(values: Any, dtype: Any) -> "np.ndarray[Any, Any]":
+    found = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+    return np.ascontiguousarray(found, dtype)
+
+
+def _id_of(example: Example) -> bytes:
+    return example_id(example.input_ids)
+
+
+def _length_of(example: Example) -> int:
+    return len(example.input_ids)
+
+
+def trunk_hash(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """SHA-256 over the names, types, shapes and bytes of a trunk's parameters and buffers.
+
+    Their order does not matter. One tensor at a time is looked at where it lies; of what is not
+    contiguous on the CPU, one copy is made at a time.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(named_tensors, key=lambda pair: pair[0]):
+        stored = to_bytes(tensor)
+        digest.update(json.dumps([name, stored.dtype, stored.shape]).encode())
+        digest.update(stored.data)
+    return digest.hexdigest()
+
+
+def bytes_needed(
+    num_tokens: int,
+    hidden_size: int,
+    dtype: torch.dtype,
+    num_time_steps: int = 1,
+    num_boundaries: int = 1,
+) -> int:
+    """Bytes of the hidden states of `num_tokens` tokens at so many time steps and boundaries."""
+    return num_tokens * hidden_size * dtype.itemsize * num_time_steps * num_boundaries
+
+
+def refuse_without_space(folder: Path, needed_bytes: int) -> None:
+    """Refuse a cache that the disk cannot hold.
+
+    Raises:
+        ValueError: `folder` is to lie on a disk with less than `needed_bytes` free.
+    """
+    free_bytes = disk_free_bytes(folder)
+    if free_bytes is not None and needed_bytes > free_bytes:
+        raise ValueError(
+            f"the activation cache in {folder} needs {format_bytes(needed_bytes)} more, and"
+            f" {format_bytes(free_bytes)} are free on its disk: give it a smaller budget, store it"
+            " in bf16, keep fewer time steps, or choose another cache_dir"
+        )
+
+
+class Pages:
+    """Examples in canonical order, in pages of `page_size` distinct ones.
+
+    Args:
+        examples: in an order that never changes, such as epoch 0 of the data. Of several with the
+            same id only the first one counts.
+        page_size: examples that are computed together.
+        identify: the id of an example; by default that of its `input_ids`.
+        length: the tokens of an example, L_i.
+
+    Raises:
+        ValueError: no examples, or no page size.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        page_size: int,
+        identify: Callable[[Example], bytes] = _id_of,
+        length: Callable[[Example], int] = _length_of,
+    ) -> None:
+        if page_size < 1 or len(examples) == 0:
+            raise ValueError(f"{len(examples)} examples in pages of {page_size} cannot be cached")
+        self.page_size = page_size
+        self.num_tokens = 0
+        self._examples = examples
+        self._order: dict[bytes, int] = {}  # id → its number among the distinct ones
+        self._sources: list[int] = []
+        self._lengths: list[int] = []
+        for source in range(len(examples)):
+            example = examples[source]
+            identity = identify(example)
+            if self._order.setdefault(identity, len(self._order)) == len(self._sources):
+                self._sources.append(source)
+                self._lengths.append(length(example))
+        self._ids = list(self._order)
+        self.num_tokens = sum(self._lengths)
+
+    def __len__(self) -> int:
+        return -(-len(self._ids) // self.page_size)
+
+    def ids(self, number: int) -> list[bytes]:
+        """The ids of page `number`."""
+        return self._ids[self._part(number)]
+
+    def lengths(self, number: int) -> list[int]:
+        """The tokens of each example of page `number`."""
+        return self._lengths[self._part(number)]
+
+    def examples(self, number: int) -> list[Example]:
+        """The examples of page `number`."""
+        return [self._examples[source] for source in self._sources[self._part(number)]]
+
+    def find(self, identity: bytes) -> tuple[int, int] | None:
+        """The page that an example is in, and its row there."""
+        found = self._order.get(identity)
+        return None if found is None else divmod(found, self.page_size)
+
+    def fingerprint(self) -> str:
+        """Hash of the ids and lengths in their order."""
+        digest = hashlib.blake2b(b"".join(self._ids), digest_size=DIGEST_BYTES)
+        digest.update(np.array(self._lengths, "<i8").tobytes())
+        return digest.hexdigest()
+
+    def _part(self, number: int) -> slice:
+        return slice(number * self.page_size, (number + 1) * self.page_size)
+
+
+@dataclass
+class CacheStatistics:
+    """What caches did in this process.
+
+    Attributes:
+        hits, misses: examples that were read; that were asked for and are not in the cache.
+        examples_built, pages_built: computed here and written.
+        pages_damaged: found on the disk and not believed.
+        bytes_written, bytes_read: of pages that were written, of values that were read.
+        compute_seconds: inside the caller's function.
+        build_seconds: computing and writing.
+        read_seconds: reading and comparing hashes, in the thread that trains.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    examples_built: int = 0
+    pages_built: int = 0
+    pages_damaged: int = 0
+    bytes_written: int = 0
+    bytes_read: int = 0
+    compute_seconds: float = 0.0
+    build_seconds: float = 0.0
+    read_seconds: float = 0.0
+
+    @property
+    def seconds_saved(self) -> float | None:
+        """What computing all hits would have taken, less building and reading; None where nothing
+        was computed here that tells how long it takes."""
+        if not self.examples_built:
+            return None
+        computing = self.hits * self.compute_seconds / self.examples_built
+        return computing - self.build_seconds - self.read_seconds
+
+    def as_dict(self) -> dict[str, float | None]:
+        """All of it, for a report."""
+        return {**asdict(self), "seconds_saved": self.seconds_saved}
+
+
+class Cache(Protocol):
+    """What the training needs of a cache, wherever it keeps its values.
+
+    It is made as `ActivationCache` is.
+    """
+
+    def missing_bytes(self) -> int:
+        """Bytes that `build` will write to the disk."""
+
+    def build(self, compute: Compute, on_page: OnPage | None = None) -> None:
+        """Compute what is missing, as far as the budget goes."""
+
+    def covers(self, ids: Iterable[bytes]) -> bool:
+        """Whether all these examples can be read."""
+
+    def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
+        """Their values [L_i, d] on the CPU; None when one of them is not in the cache."""
+
+    def prefetch(self, ids: Sequence[bytes]) -> None:
+        """Say what will be read soon."""
+
+    def close(self) -> None:
+        """Let go of everything; the values stay."""
+
+    def discard(self) -> None:
+        """Close, and delete the values unless somebody else uses them."""
+
+
+class ActivationCache:
+    """The hidden states at one boundary, for one time step, in a folder of its own.
+
+    Processes that share a directory may build and read the same cache at the same time: they divide
+    the pages among themselves, and what one has written the others read.
+
+    Args:
+        directory: caches lie in it; nothing in it that is none of ours is touched.
+        key: JSON values; everything that the values depend on besides `pages`, `hidden_size` and
+            `dtype`, which are added: the trunk's hash, time step, unit, data, labels, mask seed.
+        hidden_size: d.
+        dtype: `torch.float32` or `torch.bfloat16`.
+        budget_bytes: the first pages in canonical order that fit are cached; None: all.
+        statistics: counted into, where several caches are counted together.
+
+    Raises:
+        ValueError: a key that is no JSON, another dtype, or a directory that cannot be written.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        key: Mapping[str, Any],
+        pages: Pages,
+        *,
+        hidden_size: int,
+        dtype: torch.dtype = torch.float32,
+        budget_bytes: int | None = None,
+        statistics: CacheStatistics | None = None,
+    ) -> None:
+        if dtype not in CACHE_DTYPES.values():
+            raise ValueError(f"activations are cached in fp32 or bf16, not in {dtype}")
+        self.pages = pages
+        self.hidden_size = hidden_size
+        self.dtype = dtype
+        self.statistics = statistics if statistics is not None else CacheStatistics()
+        self.key = complete_key(key, pages, hidden_size, dtype)
+        self._key_hash = key_hash(self.key)
+        self._hash = self.key["hash"]
+        self.folder = directory / f"{FOLDER}{self._key_hash[:32]}"
+        self.num_pages = self._pages_that_fit(budget_bytes)
+        self._compute: Compute | None = None
+        self._verified: dict[int, tuple[int, int]] = {}  # page → inode and time of what was read
+        self._requests: queue.Queue[Sequence[bytes] | None] = queue.Queue(READ_AHEAD)
+        self._reader: threading.Thread | None = None
+        try:
+            self._lock: Lock | None = _hold(self.folder)
+            remove_parts(self.folder)
+            self._write_key()
+        except OSError as error:
+            raise ValueError(
+                f"the activation cache {directory} cannot be written ({error.strerror or error}):"
+                " set cache_dir"
+            ) from error
+
+    def _pages_that_fit(self, budget_bytes: int | None) -> int:
+        if budget_bytes is None:
+            return len(self.pages)
+        total = 0
+        for number in range(len(self.pages)):
+            total += self._page_bytes(number)
+            if total > budget_bytes:
+                return number
+        return len(self.pages)
+
+    def _page_bytes(self, number: int) -> int:
+        num_tokens = sum(self.pages.lengths(number))
+        return DIGEST_BYTES + bytes_needed(num_tokens, self.hidden_size, self.dtype)
+
+    def _write_key(self) -> None:
+        path = self.folder / KEY_FILE
+        with suppress(FileNotFoundError, DamagedFileError):
+            if read_record(path) == self.key:
+                return
+        write_record(path, self.key)  # pages of another key are not believed, whatever it says
+
+    def missing_bytes(self) -> int:
+        """Bytes of the pages that `build` will write."""
+        return sum(self._page_bytes(n) for n in range(self.num_pages) if not self._has_size(n))
+
+    def build(self, compute: Compute, on_page: OnPage | None = None) -> None:
+        """Write the pages that are missing, in canonical order, until the budget is spent.
+
+        What is there is skipped, and compared with its hash when it is first read.
+
+        Args:
+            compute: the hidden states [L_i, d] of the examples of one page, in one forward pass
+                that depends on nothing but these examples and the key. It is kept, for a page
+                that turns out to be damaged, and must leave random generators alone.
+            on_page: told how many pages are there, and of how many; may raise to stop.
+
+        Raises:
+            ValueError: the disk has not that much free, or `compute` gives something else.
+            StorageError: a page cannot be written.
+        """
+        refuse_without_space(self.folder, self.missing_bytes())
+        self._compute = compute
+        num_there, others = 0, []
+        for number in range(self.num_pages):
+            if self._make(number, self._has_size, wait=False):
+                num_there = self._report(num_there, on_page)
+            else:
+                others.append(number)
+        for number in others:
+            self._make(number, self._has_size, wait=True)
+            num_there = self._report(num_there, on_page)
+
+    def _report(self, num_there: int, on_page: OnPage | None) -> int:
+        if on_page is not None:
+            on_page(num_there + 1, self.num_pages)
+        return num_there + 1
+
+    def covers(self, ids: Iterable[bytes]) -> bool:
+        """Whether all these examples are cached, once `build` was called."""
+        return self._compute is not None and all(self._find(identity) for identity in ids)
+
+    def _find(self, identity: bytes) -> tuple[int, int] | None:
+        found = self.pages.find(identity)
+        return found if found is not None and found[0] < self.num_pages else None
+
+    def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
+        """The values of these examples, [L_i, d] each, on the CPU, as the caller's own.
+
+        A page that is damaged is built again first.
+
+        Returns:
+            None when one of them is not cached, or `build` was not called: a miss.
+
+        Raises:
+            StorageError: a page that was damaged cannot be written.
+        """
+        began = time.perf_counter()
+        if not self.covers(ids):
+            self.statistics.misses += len(ids)
+            return None
+        places = [place for identity in ids if (place := self._find(identity)) is not None]
+        values: dict[tuple[int, int], torch.Tensor] = {}
+        spent = self.statistics.build_seconds
+        for number in dict.fromkeys(number for number, _ in places):
+            rows = [row for page, row in dict.fromkeys(places) if page == number]
+            places_here = ((number, row) for row in rows)
+            values.update(zip(places_here, self._rows(number, rows), strict=True))
+        read = [values[place] for place in places]
+        self.statistics.hits += len(ids)
+        self.statistics.bytes_read += sum(value.nbytes for value in values.values())
+        rebuilding = self.statistics.build_seconds - spent
+        self.statistics.read_seconds += time.perf_counter() - began - rebuilding
+        return read
+
+    def prefetch(self, ids: Sequence[bytes]) -> None:
+        """Bring what these examples need into memory, in a thread; damage is left for `read`."""
+        if self._reader is None:
+            self._reader = threading.Thread(
+                target=self._read_ahead, name="temper-activations", daemon=True
+            )
+            self._reader.start()
+        with suppress(queue.Full):  # it is behind the training anyway
+            self._requests.put_nowait(ids)
+
+    def _read_ahead(self) -> None:
+        while (ids := self._requests.get()) is not None:
+            for number, row in filter(None, map(self._find, ids)):
+                with suppress(OSError), self._path(number).open("rb") as file:
+                    if not self._is_verified(number, file):
+                        self._is_whole(number, file)  # which reads all of it
+                    elif hasattr(os, "posix_fadvise"):
+                        start, size = self._extent(number, row)
+                        os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
+
+    def size_bytes(self) -> int:
+        """What the cache takes on the disk now."""
+        return folder_bytes(self.folder)
+
+    def close(self) -> None:
+        """End the thread and let the folder be removed; what is in it stays."""
+        if self._reader is not None:
+            self._reader_stop()
+        if self._lock is not None:
+            with suppress(OSError):
+                os.utime(self.folder / IN_USE)
+            self._lock.release()
+            self._lock = None
+        self._compute = None
+
+    def _reader_stop(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._requests.get_nowait()
+        self._requests.put(None)
+        assert self._reader is not None
+        self._reader.join()
+        self._reader = None
+
+    def discard(self) -> None:
+        """Close, and delete the folder unless another process has it open."""
+        self.close()
+        remove_unused(self.folder, where_there_are_no_locks=True)
+
+    def _make(self, number: int, is_there: Callable[[int], bool], *, wait: bool) -> bool:
+        """Build page `number` unless it is there; False when another process builds one just now,
+        and `wait` is not set."""
+        if is_there(number):
+            return True
+        lock = Lock(self.folder / f"build-{number % NUM_BUILD_LOCKS}.lock")
+        try:
+            if not lock.take(wait=wait, where_there_are_none=True):
+                return False
+            if not is_there(number):
+                if self._path(number).exists():
+                    self.statistics.pages_damaged += 1
+                    logger.warning("%s is damaged; it is built again", self._path(number))
+                self._build_page(number)
+            return True
+        finally:
+            lock.release()
+
+    def _build_page(self, number: int) -> None:
+        assert self._compute is not None, "pages are built by `build`, and after it"
+        began = time.perf_counter()
+        lengths = self.pages.lengths(number)
+        with torch.no_grad():
+            computed = self._compute(self.pages.examples(number))
+            found = [tuple(value.shape) for value in computed]
+            expected = [(length, self.hidden_size) for length in lengths]
+            if found != expected:
+                raise ValueError(f"hidden states of the shapes {found}; {expected} were expected")
+            values = [value.detach().to(self.dtype).cpu().contiguous() for value in computed]
+        self.statistics.compute_seconds += time.perf_counter() - began
+        data = [to_bytes(value).data for value in values]
+        try:
+            with atomic_write(self._path(number)) as file:
+                file.write(bytes.fromhex(self._digest(number, data)))
+                for part in data:
+                    file.write(part)
+                file.flush()
+                status = os.fstat(file.fileno())
+        except OSError as error:
+            raise StorageError(
+                f"activations cannot be written to {self.folder} ({error.strerror or error}):"
+                " free space there, or choose another cache_dir, and resume"
+            ) from error
+        self._verified[number] = (status.st_ino, status.st_mtime_ns)
+        self.statistics.pages_built += 1
+        self.statistics.examples_built += len(lengths)
+        self.statistics.bytes_written += self._page_bytes(number)
+        self.statistics.build_seconds += time.perf_counter() - began
+
+    def _digest(self, number: int, values: Iterable[Buffer]) -> str:
+        identity = [self._key_hash.encode(), number.to_bytes(8, "little")]
+        lengths = np.array(self.pages.lengths(number), "<i8").tobytes()
+        return hash_of(self._hash, [*identity, lengths, *self.pages.ids(number), *values])
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08d}.page"
+
+    def _has_size(self, number: int) -> bool:
+        with suppress(FileNotFoundError):
+            return self._path(number).stat().st_size == self._page_bytes(number)
+        return False
+
+    def _is_verified(self, number: int, file: BinaryIO) -> bool:
+        """Whether the open file has the right size and is the one whose hash was compared."""
+        status = os.fstat(file.fileno())
+        known = self._verified.get(number) == (status.st_ino, status.st_mtime_ns)
+        return known and status.st_size == self._page_bytes(number)
+
+    def _is_whole(self, number: int, file: BinaryIO) -> bool:
+        """Whether the open file is the page that was written."""
+        if self._is_verified(number, file):
+            return True
+        try:
+            status = os.fstat(file.fileno())
+            expected = file.read(DIGEST_BYTES).hex()
+            parts = iter(lambda: file.read(HASH_CHUNK_BYTES), b"")
+            if self._digest(number, parts) != expected:
+                return False
+        except OSError:  # a disk that cannot read it back
+            return False
+        self._verified[number] = (status.st_ino, status.st_mtime_ns)
+        return True
+
+    def _can_be_read(self, number: int) -> bool:
+        with suppress(FileNotFoundError), self._path(number).open("rb") as file:
+            return self._is_whole(number, file)
+        return False
+
+    def _extent(self, number: int, row: int) -> tuple[int, int]:
+        """Where a row begins in its file, and its bytes."""
+        lengths = self.pages.lengths(number)
+        before, own = sum(lengths[:row]), lengths[row]
+        size = self.hidden_size * self.dtype.itemsize
+        return DIGEST_BYTES + before * size, own * size
+
+    def _rows(self, number: int, rows: Sequence[int]) -> list[torch.Tensor]:
+        """Copies: a page that another process replaces or removes takes nothing away."""
+        for _ in range(MAX_REBUILDS):
+            self._make(number, self._can_be_read, wait=True)
+            with suppress(FileNotFoundError), self._path(number).open("rb") as file:
+                if self._is_whole(number, file):  # still, and this very file
+                    # a private mapping: torch wants memory that could be written
+                    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+                        return [self._row(mapped, number, row) for row in rows]
+        raise StorageError(
+            f"{self._path(number)} was damaged {MAX_REBUILDS} times as soon as it was written:"
+            " choose another cache_dir, and resume"
+        )
+
+    def _row(self, mapped: mmap.mmap, number: int, row: int) -> torch.Tensor:
+        start, size = self._extent(number, row)
+        shape = (self.pages.lengths(number)[row], self.hidden_size)
+        if size == 0:
+            return torch.empty(shape, dtype=self.dtype)
+        count = size // self.dtype.itemsize
+        values = torch.frombuffer(mapped, dtype=self.dtype, count=count, offset=start)
+        return values.reshape(shape).clone()
+
+
+CACHES: dict[str, Callable[..., Cache]] = {"disk": ActivationCache}
+
+
+def complete_key(
+    key: Mapping[str, Any], pages: Pages, hidden_size: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """`key` with all that the values depend on and the cache knows itself.
+
+    Raises:
+        ValueError: it is no JSON, or names one of these itself.
+    """
+    own = {
+        "format_version": FORMAT_VERSION,
+        "hash": available_hash(),
+        "dtype": dtype_name(torch.empty(0, dtype=dtype)),
+        "hidden_size": hidden_size,
+        "page_size": pages.page_size,
+        "pages": pages.fingerprint(),
+    }
+    if taken := sorted(own.keys() & key.keys()):
+        raise ValueError(f"a cache's key gets {', '.join(taken)} from the cache itself")
+    try:
+        whole: dict[str, Any] = json.loads(json.dumps({**key, **own}, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the key of an activation cache must be JSON values: {error}") from error
+    return whole
+
+
+def key_hash(key: Mapping[str, Any]) -> str:
+    """SHA-256 of a key, hexadecimal."""
+    text = json.dumps(key, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _hold(folder: Path) -> Lock:
+    """Make the folder of a cache, and keep others from removing it."""
+    while True:
+        make_directory(folder)
+        try:
+            lock = Lock(folder / IN_USE)
+        except FileNotFoundError:  # removed just now
+            continue
+        lock.take(shared=True)  # waits for who removes it
+        if _is_file(lock, folder / IN_USE):
+            return lock
+        lock.release()
+
+
+def _is_file(lock: Lock, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock.descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def remove_unused(folder: Path, *, where_there_are_no_locks: bool = False) -> bool:
+    """Delete the folder of a cache that no living process has open; whether it is gone.
+
+    Args:
+        where_there_are_no_locks: what to do on a file system on which nobody can tell. Who reads a
+            page that is gone builds it again.
+    """
+    try:
+        lock = Lock(folder / IN_USE)
+    except FileNotFoundError:
+        return not folder.exists()
+    try:
+        if not lock.take(wait=False, where_there_are_none=where_there_are_no_locks):
+            return False
+        hidden = folder.with_name(f"{REMOVED}{folder.name}-{secrets.token_hex(4)}")
+        with suppress(FileNotFoundError):
+            folder.rename(hidden)
+    finally:
+        lock.release()
+    shutil.rmtree(hidden, ignore_errors=True)
+    return True
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether no living process has the cache in `folder` open; False where nobody can tell."""
+    try:
+        lock = Lock(folder / IN_USE)
+    except OSError:
+        return False
+    try:
+        return lock.take(wait=False, where_there_are_none=False)
+    finally:
+        lock.release()
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of the files in a folder; 0 where there is none."""
+    total = 0
+    with suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):
+                total += path.stat().st_size
+    return total

@@ -1,0 +1,265 @@
+"""Which caches of hidden states are kept: of how many time steps, of which boundaries, in how much
+space.
+
+Each cache gets the same part of the budget, so that what is cached of one depends on the settings
+alone, never on what else happens to lie on the disk: a run that lost some of its caches, and goes
+on, reads the same examples from caches as before.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from infrastructure.core.checksums import read_record
+from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.hardware import disk_free_bytes
+from infrastructure.core.lookup import look_up
+from infrastructure.training.stackwise.activation_cache import (
+    CACHES,
+    FOLDER,
+    IN_USE,
+    KEY_FILE,
+    REMOVED,
+    Cache,
+    CacheStatistics,
+    Compute,
+    OnPage,
+    Pages,
+    folder_bytes,
+    is_unused,
+    refuse_without_space,
+    remove_unused,
+)
+
+_OURS = re.compile(rf"{FOLDER}[0-9a-f]{{32}}")
+_REMOVED = re.compile(rf"{re.escape(REMOVED)}{FOLDER}[0-9a-f]{{32}}-[0-9a-f]{{8}}")
+# What tells the caches of one training apart; the rest of their keys is the same.
+_VARYING = ("time_step", "unit", "trunk_hash")
+
+CacheMode = Literal["stack", "rack"]
+
+
+class TimeStepCaches:
+    """The caches of one training, by time step and unit (the boundary that they hold).
+
+    Args:
+        root: a folder for caches; other trainings may use it too.
+        size: time steps that are kept, the least recently used one goes first; None: all.
+        mode: "stack" drops the older units of a time step as soon as a newer one is whole, "rack"
+            keeps all.
+        num_time_steps, num_boundaries: that there will be.
+        budget_bytes: for all that are kept together; None: no limit.
+        cache: a name in `CACHES`.
+
+    Raises:
+        ValueError: there is no such cache, or nothing is to be kept.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        size: int | None,
+        *,
+        mode: CacheMode = "stack",
+        num_time_steps: int = 1,
+        num_boundaries: int = 1,
+        budget_bytes: int | None = None,
+        cache: str = "disk",
+    ) -> None:
+        if min(num_time_steps, num_boundaries, 1 if size is None else size) < 1:
+            raise ValueError(
+                f"caches of {num_time_steps} time steps and {num_boundaries} boundaries, of which"
+                f" {size} time steps are kept: there must be at least one of each"
+            )
+        self.root = root
+        self.size = num_time_steps if size is None else min(size, num_time_steps)
+        self.mode = mode
+        self.num_kept = num_kept(self.size, num_boundaries, mode)
+        self.budget_bytes = budget_bytes
+        self.statistics = CacheStatistics()
+        self._make_cache = look_up("activation cache", cache, CACHES)
+        self._open: dict[tuple[int, int], Cache] = {}  # least recently used first
+        self._keys: dict[tuple[int, int], dict[str, Any]] = {}
+
+    @property
+    def bytes_each(self) -> int | None:
+        """The part of the budget that each cache has."""
+        return None if self.budget_bytes is None else self.budget_bytes // self.num_kept
+
+    def open(
+        self,
+        key: Mapping[str, Any],
+        pages: Pages,
+        compute: Compute,
+        *,
+        hidden_size: int,
+        dtype: torch.dtype = torch.float32,
+        on_page: OnPage | None = None,
+    ) -> Cache:
+        """The cache of `key`, whole as far as its budget goes.
+
+        Other caches are closed and removed where `size` and `mode` say so; what is left over of
+        other trainings only when the space is needed.
+
+        Args:
+            key: as of `ActivationCache`; holds `time_step` and `unit`, integers, and `trunk_hash`.
+            compute, on_page: as of `ActivationCache.build`.
+
+        Raises:
+            ValueError, StorageError: as `ActivationCache` and its `build`; the key lacks something.
+        """
+        if missing := [name for name in _VARYING if name not in key]:
+            raise ValueError(f"the key of a time step's cache lacks {', '.join(missing)}")
+        name = (int(key["time_step"]), int(key["unit"]))
+        if name in self._open and self._keys[name] != dict(key):
+            self._discard(name)
+        self._make_way(key)
+        cache = self._open.pop(name, None) or self._make_cache(
+            self.root,
+            key,
+            pages,
+            hidden_size=hidden_size,
+            dtype=dtype,
+            budget_bytes=self.bytes_each,
+            statistics=self.statistics,
+        )
+        self._open[name], self._keys[name] = cache, dict(key)
+        self._free(cache.missing_bytes(), key)
+        cache.build(compute, on_page)
+        if self.mode == "stack":
+            self._drop(lambda time_step, unit: time_step == name[0] and unit < name[1], key)
+        return cache
+
+    def drop_units_before(self, unit: int) -> None:
+        """Drop the caches of all older units, of whatever time step."""
+        for key in list(self._keys.values())[-1:]:
+            self._drop(lambda _, older: older < unit, key)
+
+    def discard(self) -> None:
+        """Delete all caches of this training that nobody else uses: it is over."""
+        for key in list(self._keys.values())[-1:]:
+            self._drop(lambda *_: True, key)
+
+    def close(self) -> None:
+        """Close all caches; what is in them stays."""
+        for cache in self._open.values():
+            cache.close()
+        self._open.clear()
+        self._keys.clear()
+
+    def refuse_without_space(self, needed_bytes: int) -> None:
+        """Refuse a plan that the disk cannot hold, before it starts.
+
+        Args:
+            needed_bytes: as of `bytes_needed`; more than the budget is not written.
+
+        Raises:
+            ValueError: not that much is free, with all that can be removed counted as free.
+        """
+        wanted = min(needed_bytes, self.budget_bytes or needed_bytes)
+        held = sum(map(folder_bytes, self._folders()))
+        in_use = held - sum(map(folder_bytes, self._unused()))
+        refuse_without_space(self.root, wanted - (held - in_use))
+
+    def _discard(self, name: tuple[int, int]) -> None:
+        self._open.pop(name).discard()
+        del self._keys[name]
+
+    def _drop(self, is_over: Callable[[int, int], bool], key: Mapping[str, Any]) -> None:
+        """Remove the caches of this training for which `is_over(time_step, unit)`."""
+        for name in list(self._open):
+            if is_over(*name):
+                self._discard(name)
+        for folder, found in self._left_over(key).items():
+            if is_over(*found):
+                _remove(folder)
+
+    def _left_over(self, key: Mapping[str, Any]) -> dict[Path, tuple[int, int]]:
+        """Time step and unit of the folders that the training of `key` left before this process,
+        the least recently used first."""
+        found = {folder: _read_key(folder) for folder in self._unused()}
+        return {
+            folder: (int(old["time_step"]), int(old["unit"]))
+            for folder, old in found.items()
+            if old is not None and _is_same_training(old, key)
+        }
+
+    def _make_way(self, key: Mapping[str, Any]) -> None:
+        """Remove the least recently used time steps until that of `key` is one of `size`."""
+        left = [time_step for time_step, _ in self._left_over(key).values()]
+        opened = [time_step for time_step, _ in self._open]
+        used = [*left, *opened, int(key["time_step"])]  # the least recently used first
+        kept = list(dict.fromkeys(reversed(used)))[: self.size]
+        self._drop(lambda time_step, _: time_step not in kept, key)
+
+    def _free(self, needed_bytes: int, key: Mapping[str, Any]) -> None:
+        """Remove what is left over until `needed_bytes` more fit in budget and disk: first of other
+        trainings, then of this one."""
+        own = self._left_over(key)
+        leftovers = [*(folder for folder in self._unused() if folder not in own), *own]
+        total_bytes = needed_bytes + sum(map(folder_bytes, self._folders()))
+        for folder in leftovers:
+            free_bytes = disk_free_bytes(self.root)
+            fits = self.budget_bytes is None or total_bytes <= self.budget_bytes
+            if fits and (free_bytes is None or needed_bytes <= free_bytes):
+                return
+            size = folder_bytes(folder)
+            if _remove(folder):
+                total_bytes -= size
+
+    def _folders(self) -> list[Path]:
+        """The folders of caches, the least recently used first."""
+        with suppress(FileNotFoundError):
+            found = [path for path in self.root.iterdir() if _OURS.fullmatch(path.name)]
+            return sorted(found, key=_last_use)
+        return []
+
+    def _unused(self) -> list[Path]:
+        """The folders that no living process has open, the least recently used first; what somebody
+        who was killed had begun to remove is removed now."""
+        with suppress(FileNotFoundError):
+            for path in self.root.iterdir():
+                if _REMOVED.fullmatch(path.name):
+                    shutil.rmtree(path, ignore_errors=True)
+        return [folder for folder in self._folders() if is_unused(folder)]
+
+
+def num_kept(num_time_steps: int, num_boundaries: int, mode: CacheMode) -> int:
+    """The most caches that are on the disk at once, of so many kept time steps.
+
+    In mode "stack" an older unit's is there until the newer one of the same time step is whole.
+    """
+    if mode == "rack":
+        return num_time_steps * num_boundaries
+    return num_time_steps + (1 if num_boundaries > 1 else 0)
+
+
+def _is_same_training(old: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
+    """Whether the key of a folder differs from `key` in nothing but what varies in a training."""
+    own: dict[str, Any] = json.loads(json.dumps({**key}))
+    return all(old.get(name) == value for name, value in own.items() if name not in _VARYING)
+
+
+def _read_key(folder: Path) -> dict[str, Any] | None:
+    with suppress(OSError, DamagedFileError):
+        return read_record(folder / KEY_FILE)
+    return None
+
+
+def _remove(folder: Path) -> bool:
+    with suppress(OSError):  # somebody else's, on a shared disk
+        return remove_unused(folder)
+    return False
+
+
+def _last_use(folder: Path) -> int:
+    for path in (folder / IN_USE, folder):
+        with suppress(FileNotFoundError):
+            return path.stat().st_mtime_ns
+    return 0

@@ -1,0 +1,92 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.stackwise.killed_builder import ROWS, cache_in
+from tests.training.stackwise.trunks import expected, ids_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.training.stackwise.killed_builder"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:  # fmt: skip
+        yield process
+        process.stdin.close()  # type: ignore[union-attr]
+
+
+def kill_while_building(builder: "subprocess.Popen[str]", folder: Path, num_pages: int) -> bool:
+    """Kill a builder when so many pages are there; whether it was still at work."""
+    assert builder.stdin is not None
+    assert builder.stdout is not None
+    builder.stdin.write(f"{folder}\n")
+    builder.stdin.flush()
+    begun, pid = builder.stdout.readline().split()
+    assert begun == "begun"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        there = len(list(folder.glob("*/*.page")))
+        if there >= num_pages:
+            break
+    with suppress(ProcessLookupError):
+        os.kill(int(pid), signal.SIGKILL)
+    return builder.stdout.readline().split() == ["ended", "True"]
+
+
+def test_a_killed_builder_leaves_nothing_that_is_wrong(
+    builder: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    """One cache is killed again and again, each time further on, and then has its true values."""
+    ids = ids_of(ROWS)
+    killed = [kill_while_building(builder, tmp_path, target) for target in range(0, 60, 5)]
+    assert sum(killed) >= 10
+    cache, trunk, pages = cache_in(tmp_path)
+    there = len(list(cache.folder.glob("*.page")))
+    assert 0 < there < len(pages)
+    assert list(cache.folder.glob(".*")) == []
+    # what is there is true, before anything is built
+    right = expected(trunk, pages)
+    assert [n for n in range(len(pages)) if cache._can_be_read(n)] == list(range(there))
+    cache.build(trunk)
+    assert trunk.num_calls == len(pages) - there
+    read = cache.read(ids)
+    assert read is not None
+    assert all(torch.equal(value, right[i]) for i, value in zip(ids, read, strict=True))
+    assert cache.statistics.pages_damaged == 0
+    cache.close()
+
+
+def test_a_page_that_is_written_in_place_is_seen_when_its_writer_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a disk shows of a page whose blocks were lost: the size is right, the end is zeros."""
+    cache, trunk, pages = cache_in(tmp_path)
+    cache.build(trunk)
+    cache.close()
+    for number in range(len(pages)):
+        path = cache.folder / f"{number:08d}.page"
+        size = path.stat().st_size
+        kept = size * number // len(pages) // 4096 * 4096
+        os.truncate(path, kept)
+        os.truncate(path, size)
+    again, trunk, _ = cache_in(tmp_path)
+    again.build(trunk)
+    right = expected(trunk, pages)
+    ids = ids_of(ROWS)
+    read = again.read(ids)
+    assert read is not None
+    assert all(torch.equal(value, right[i]) for i, value in zip(ids, read, strict=True))
+    assert again.statistics.pages_damaged == len(pages)
+    again.close()
