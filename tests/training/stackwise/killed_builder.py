@@ -10,7 +10,7 @@ from infrastructure.training.stackwise.activation_cache import ActivationCache, 
 from tests.training.stackwise.trunks import Trunk, examples
 
 WIDE = 512
-ROWS = examples(240, longest=64)
+ROWS = examples(160, longest=64)
 
 
 def cache_in(folder: Path) -> tuple[ActivationCache, Trunk, Pages]:
