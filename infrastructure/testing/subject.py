@@ -155,7 +155,7 @@ class Subject:
         """The gradients of a batch that is split into micro-batches, by the training's own step."""
         strategy, optimizer = self.bound_strategy(), self.optimizer()
         scaler = self.scaler()
-        self.model.zero_grad(set_to_none=True)
+        self.model.zero_grad()
         total_items = max(1, self.adapter.count_items(examples))
         try:
             for piece in split(examples, micro_batch_size):
@@ -164,7 +164,7 @@ class Subject:
             strategy.unscale_gradients(optimizer, scaler)
             return self._read_gradients()
         finally:
-            self.model.zero_grad(set_to_none=True)
+            self.model.zero_grad()
 
     def _read_gradients(self) -> Gradients:
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -235,7 +235,7 @@ def leaving_no_trace(subject: Subject) -> Iterator[None]:
     finally:
         for module, was_training in modes:
             module.training = was_training
-        model.zero_grad(set_to_none=True)
+        model.zero_grad()
         restore_random(random, device)
 
 

@@ -96,4 +96,4 @@ def _gradients(loop: TrainingLoop, state: TrainingState, examples: Any) -> None:
         micro_batch_size=state.micro_batch_size,
         total_items=total_items,
     )
-    loop.optimizer.zero_grad(set_to_none=True)
+    loop.optimizer.zero_grad()

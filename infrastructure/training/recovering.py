@@ -104,7 +104,7 @@ class Recovering(Stepping):
         if self.go_back is None:
             raise CheckpointError("no checkpoints are saved that could be gone back to")
         self._tell_saved(state, wait=True)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         free_memory(self.adapter.device)
         forget_unscaling(self.scaler, self.adapter.device)
         skipped, recoveries = state.skipped, state.recoveries
@@ -118,7 +118,6 @@ class Recovering(Stepping):
     def _save_choice(self, state: TrainingState) -> None:
         """Whoever goes on after a kill must choose the same."""
         self._mark(state)
-        state.must_save = False
         if self.save is not None:
             self._save(state, "scheduled")
 
@@ -141,7 +140,7 @@ class Recovering(Stepping):
         boundary = self.boundary
         if boundary is None or isinstance(error, DeviceFailedError):
             return
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         boundary.restore(state, self.adapter.device)
         self.log, self.watch = boundary.log, boundary.watch
         if self.save is None or state.step == 0 or isinstance(error, TrainingDivergedError):

@@ -53,7 +53,7 @@ class StepProbe:
         """Forward and backward, as in training."""
         device = self.adapter.device
         if not self.accumulates:
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
         with peak_memory(device) as peak:
             started = _now(device)
             self._forward_backward(examples)
@@ -79,7 +79,7 @@ class StepProbe:
     def evaluation(self, examples: Sequence[Any]) -> MicroCost:
         """The held-out loss of one batch, as between two steps."""
         device = self.adapter.device
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         self.model.eval()
         with peak_memory(device) as peak:
             started = _now(device)
@@ -108,7 +108,7 @@ def without_a_trace(model: torch.nn.Module, device: torch.device) -> Iterator[No
     try:
         yield
     finally:
-        model.zero_grad(set_to_none=True)
+        model.zero_grad()
         with torch.no_grad():
             for buffer, was in buffers:
                 buffer.copy_(was)

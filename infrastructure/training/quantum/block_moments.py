@@ -113,7 +113,7 @@ def block_moments(
         moves = next_moves(optimizer, gradients)
         dots = []
         for examples in batches:
-            model.zero_grad(set_to_none=True)
+            model.zero_grad()
             _add_gradients(model, adapter, precision, relabel(adapter.prepare_batch(examples)))
             dots.append(_dots(blocks, _taken_gradients(blocks, 1.0), moves))
     norms = [

@@ -34,7 +34,7 @@ def find_bad_rows(
             for example in examples:
                 batch = {**adapter.prepare_batch([example])}
                 batch["total_items"] = max(1, adapter.count_items([example]))
-                optimizer.zero_grad(set_to_none=True)
+                optimizer.zero_grad()
                 output = strategy.train_step(model, batch, optimizer, None, None, False)
                 loss = float(output.loss_sum) / max(1, output.num_items)
                 losses.append(loss if _gradients_are_finite(model) else math.nan)
@@ -43,7 +43,7 @@ def find_bad_rows(
             raise
         return []
     finally:
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
     usual = [loss for loss in losses if math.isfinite(loss)]
     limit = max(watch.limit, watch.factor * statistics.median(usual)) if usual else math.inf
     return [i for i, loss in enumerate(losses) if not math.isfinite(loss) or loss > limit]

@@ -109,5 +109,5 @@ def tiny_model(
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A copy of every gradient, by name; the model forgets them."""
     found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
+    model.zero_grad()
     return found
