@@ -1,6 +1,7 @@
 """The copier: one version at a time, the newest wins, and nothing that is safe is ever given up."""
 
 import errno
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -413,3 +414,80 @@ def test_a_version_whose_time_is_unreadable_was_saved_when_it_was_confirmed(rig:
     manifest = rig.local.read(save(rig.local, 1))
     assert _saved_at(manifest, 5.0) == datetime.fromisoformat(manifest.created).timestamp()
     assert _saved_at(replace(manifest, created="yesterday"), 5.0) == 5.0
+
+
+def test_an_idle_place_is_looked_at_once_a_minute(rig: Rig) -> None:
+    """For the versions of another machine; each look costs a question to the place."""
+    rig.copy(1)
+    looked_at: list[float] = []
+
+    def look(operation: str, path: Path) -> None:
+        if (operation, path.name) == ("names", "versions"):
+            looked_at.append(rig.clock.now)
+
+    rig.place.fault = look
+    rig.settle()
+    rig.settle()
+    rig.settle()
+    pauses = [after - before for before, after in itertools.pairwise(looked_at)]
+    assert pauses
+    assert set(pauses) == {60.0}
+
+
+def test_what_is_on_its_way_when_another_machine_goes_on_is_let_go(
+    rig: Rig, tmp_path: Path
+) -> None:
+    other = Store(tmp_path / "other")
+    for step in range(1, 4):
+        stranger = save(other, step)
+    save(rig.local, 1)
+    rig.run_until(lambda: bool(rig.place.written))
+    upload = rig.copier._upload
+    assert upload is not None
+    rig.place.files.files[rig.remote.manifest_path(stranger)] = other.manifest_path(
+        stranger
+    ).read_bytes()
+    rig.run_until(lambda: rig.copier.status().state == "fenced")
+    assert rig.copier.status().in_flight_step is None
+    assert all(file._file.closed for file in upload._files.values())
+
+
+def test_a_local_store_that_cannot_be_read_is_told_until_it_can(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = rig.copy(1)
+
+    def refuses() -> list[str]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.local, "versions", refuses)
+        rig.settle()
+        error = str(rig.copier.status().error)
+    assert error.startswith(f"{rig.local.root} cannot be read: ")
+    assert "Input/output error" in error
+    rig.settle()
+    assert rig.copier.status().error is None
+    assert rig.copier.status().confirmed_name == name
+
+
+def test_an_object_of_a_copied_version_that_seems_wrong_is_not_written_over(rig: Rig) -> None:
+    """The place may show a whole one as damaged for a moment, and the version needs it."""
+    rig.copy(1)
+    frozen = rig.place.written[0]
+    rig.place.files.files[frozen] = bytes(len(rig.place.files.files[frozen]))
+    rig.clock.now += rig.copier.link.fresh_seconds + 1
+    save(rig.local, 2)
+    rig.run_until(lambda: rig.copier.status().num_failures == 2)
+    assert rig.place.written.count(frozen) == 1
+
+
+def test_what_is_removed_at_the_place_is_removed_once(rig: Rig) -> None:
+    asked: list[Path] = []
+    rig.place.fault = lambda what, path: asked.append(path) if what == "remove" else None
+    for step in range(1, 7):
+        rig.copy(step)
+    rig.clock.now += HOUR + 1
+    rig.settle()
+    manifests = [path for path in asked if path.parent.name == "versions"]
+    assert len(manifests) == len({*manifests}) == 4

@@ -15,6 +15,7 @@ from infrastructure.backup.link import Link
 from infrastructure.backup.packs import TensorBytes
 from infrastructure.backup.replication import (
     DOUBTFUL_SECONDS,
+    LONGEST_WAIT_SECONDS,
     PATIENCE_SECONDS,
     Upload,
     fetch_version,
@@ -408,3 +409,54 @@ def test_a_place_that_confirms_objects_and_no_manifest_is_doubtful(store: Store)
     run(one := upload(store, save(store, 1), link), limit=2000)
     assert not one.is_confirmed
     assert link.is_doubtful
+
+
+def test_between_two_steps_no_more_than_one_object_is_asked_for_or_written(store: Store) -> None:
+    """So that whoever calls is never kept for long: each question may take seconds."""
+    place = MemoryPlace()
+    asked: set[str] = set()
+
+    def note(operation: str, path: Path) -> None:
+        if "objects" in path.parts and len(path.stem) == 64:
+            asked.add(path.stem)
+
+    place.fault = note
+    for _ in upload(store, save(store, 1), link_to(place)).steps():
+        assert len(asked) <= 1
+        asked.clear()
+
+
+@pytest.mark.parametrize(("num_bytes", "patience"), [(0, 600.0), (25_000_000, 700.0)])
+@pytest.mark.parametrize(("has_confirmed", "factor"), [(False, 0.9), (True, 2.0)])
+def test_how_long_news_of_an_upload_is_waited_for(
+    store: Store, num_bytes: int, patience: float, has_confirmed: bool, factor: float
+) -> None:
+    """Ten minutes, and what its bytes take at 250 kB a second; where others were confirmed, until
+    it could have come a second time."""
+    place = MemoryPlace()
+    link = link_to(place)
+    if has_confirmed:
+        run(upload(store, save(store, 1), link))
+    place.confirm = lambda path, content: False  # type: ignore[method-assign]
+    tensors = {"model/w": TensorBytes("U8", (num_bytes,), bytes(num_bytes))}
+    began = link.clock()
+    run(upload(store, store.commit(tensors, {}, step=2), link), limit=2000)
+    assert link.is_doubtful
+    waited = link.clock() - began
+    assert patience * factor < waited <= patience * factor + 2 * LONGEST_WAIT_SECONDS
+
+
+def test_no_more_is_written_ahead_of_its_confirmation_than_the_window_holds(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mounted Drive keeps it on this machine's disk until then."""
+    place = MemoryPlace()
+    one = upload(store, save(store, 1), link_to(place))
+    sizes = [pack.size_bytes for pack in one.manifest.packs]
+    monkeypatch.setattr(replication, "WINDOW_BYTES", sum(sizes[:2]))
+    place.is_safe = lambda path: False
+    run(one, limit=40)
+    assert len(place.written) == 2
+    place.is_safe = lambda path: True
+    run(one)
+    assert one.is_confirmed

@@ -426,3 +426,26 @@ def test_a_part_that_is_removed_before_it_is_locked_is_made_anew(
     for descriptor in asked:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
+
+
+def test_two_names_are_exchanged_where_the_process_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchange(tmp_path, tmp_path):
+        pytest.skip("this file system cannot exchange two names")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "first").write_text("1")
+    (tmp_path / "second").write_text("2")
+    assert exchange(Path("first"), Path("second"))
+    assert (tmp_path / "first").read_text() == "2"
+
+
+def test_who_may_look_into_a_directory_is_the_user_s_choice(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        files.make_directory(tmp_path / "a" / "b")
+        files.make_directory(tmp_path / "private", 0o700)
+    finally:
+        os.umask(before)
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "private")}
+    assert modes == {"a": 0o775, "a/b": 0o775, "private": 0o700}

@@ -9,7 +9,8 @@ ARGUED: dict[str, str] = {
     "97a57841def74fdb": "packs of just this size are as well read by one thread as by two",
     "94c097dbda0817ce": "any large numbers show what a model does to its logits",
     "38b03aea328a70f3": "all entries are zero, and one more of them is never read",
-    "ea0ba6b8bef1eb62": "it is what torch does without being told",
-    "cfebc5acabdf214b": "it is what torch does without being told",
+    "91e12d147d044f8a": "a segment mask repeats one row of boundaries: the last is the first",
+    "4747e09372cfd2a1": "the same bytes come in the same pieces, by one copy more of the last one",
+    "ae48267124976022": "how much of a file is read at once does not change its hash",
     "0016027543a6c1c6": "an hour is meant, not an hour to the last fraction of a second",
 }

@@ -103,6 +103,21 @@ def test_an_error_in_a_hook(tmp_path: Path, event: str, step: int, error: BaseEx
     assert_goes_on_as_if_nothing_had_been(tmp_path, broken)
 
 
+@pytest.mark.parametrize("step", [0, 1])
+def test_what_was_trained_is_rescued_and_no_beginning_twice(tmp_path: Path, step: int) -> None:
+    broken = Training(tmp_path, hooks=[FailsOnce("step_start", step, OSError("planted"))])
+    with pytest.raises(OSError, match="planted"):
+        broken.run()
+    assert [step_of(version) for version in broken.checkpoints.checkpoints()] == [0, 1][: step + 1]
+
+
+def test_where_nothing_is_saved_nothing_is_said_of_saving() -> None:
+    error = OSError("planted")
+    with pytest.raises(OSError, match="planted"):
+        Training(hooks=[FailsOnce("step_start", 3, error)]).run()
+    assert not getattr(error, "__notes__", [])
+
+
 def test_an_error_in_the_evaluation(tmp_path: Path) -> None:
     broken = with_metrics(tmp_path / "broken")
 
@@ -196,6 +211,37 @@ def test_a_state_that_is_not_finite_is_never_saved_as_a_good_one(tmp_path: Path)
     assert (step_of(first), step_of(evidence)) == (0, 2)
     assert not training.checkpoints.is_healthy(evidence)
     assert training.checkpoints.newest() == first
+
+
+def test_after_a_gradient_that_was_no_number_nothing_is_rescued(tmp_path: Path) -> None:
+    """Its loss was one still, and nobody had asked for the numbers of that step yet."""
+    fails = FailsOnce("step_end", 3, OSError("planted"))
+    training = Training(tmp_path, hooks=[fails], log_frequency=100)
+    training.state.model.head.weight.register_hook(
+        lambda gradient: gradient * torch.inf if training.state.step == 2 else gradient
+    )
+    with pytest.raises(OSError, match="planted"):
+        training.run()
+    (first,) = training.checkpoints.checkpoints()
+    assert step_of(first) == 0
+
+
+def test_after_an_error_no_gradient_is_held(tmp_path: Path) -> None:
+    """The memory is for what is saved."""
+    training = Training(tmp_path, hooks=[FailsOnce("after_backward", 3, OSError("planted"))])
+    held: list[bool] = []
+    save = training.loop.save
+    assert save is not None
+
+    def saved(state: TrainingState, kind: str) -> None:
+        held.extend(p.grad is not None for p in state.model.parameters() if kind == "emergency")
+        save(state, kind)
+
+    training.loop.save = saved
+    with pytest.raises(OSError, match="planted"):
+        training.run()
+    assert held
+    assert not any(held)
 
 
 def test_the_best_evaluation_is_remembered() -> None:

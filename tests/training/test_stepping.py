@@ -77,6 +77,77 @@ def test_what_cannot_be_made_smaller_stops(tmp_path: Path, settings: dict[str, A
     assert not (newest.tensors["model"]["head.weight"] == 7.0).any()
 
 
+def test_where_nothing_was_saved_the_lack_of_memory_comes_with_its_place() -> None:
+    training = Training()
+    fail_in_optimizer(training, 5, out_of_memory())
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        training.run()
+    assert "torn" in [entry.name for entry in caught.traceback]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3])
+def test_out_of_memory_in_a_later_piece_counts_no_piece_twice(piece: int) -> None:
+    """What the pieces before it gave is given up with it: all of the batch comes anew."""
+    training = Training()
+    loss, failed = training.adapter.compute_loss, []
+    pieces: list[int] = []
+
+    def compute(model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+        if training.state.step == 4 and not failed:
+            pieces.append(batch["num_examples"])
+            if len(pieces) == piece:
+                failed.append(True)
+                raise out_of_memory()
+        return loss(model, batch)
+
+    training.loop.strategy.compute_loss = compute
+    training.run()
+    assert (failed, training.state.micro_batch_size) == ([True], 1)
+    reference = Training(hooks=[SmallerFrom(4, 1)]).run()
+    assert torch.equal(training.weights, reference.weights)
+
+
+class FailsOnce(Observer):
+    """Memory runs out once, when the gradients are there and unscaled."""
+
+    def __init__(self) -> None:
+        self.has_failed = False
+
+    def after_backward(self, state: TrainingState) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            raise out_of_memory()
+
+
+@pytest.mark.parametrize("where", ["after backward", "optimizer"])
+def test_a_loss_scaler_begins_the_step_anew_that_was_broken_off(tmp_path: Path, where: str) -> None:
+    """It refuses to unscale the gradients of one step twice."""
+    hooks = [FailsOnce()] if where == "after backward" else []
+    training = Training(tmp_path, hooks=hooks, max_steps=4)
+    training.loop.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    if where == "optimizer":
+        fail_in_optimizer(training, 2, out_of_memory())
+    assert training.run().state.step == 4
+    assert training.state.micro_batch_size == 1
+    assert [entry["kind"] for entry in training.state.recoveries] == ["out_of_memory"]
+
+
+def test_no_gradient_is_held_while_a_checkpoint_is_gone_back_to(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    fail_in_optimizer(training, 5, out_of_memory())
+    go_back, held = training.loop.go_back, []
+    assert go_back is not None
+
+    def noted(state: TrainingState) -> Path:
+        held.extend(p.grad is not None for p in state.model.parameters())
+        return go_back(state)
+
+    training.loop.go_back = noted
+    training.run()
+    assert held
+    assert not any(held)
+
+
 def test_out_of_memory_is_an_error_where_the_policy_says_so() -> None:
     training = Training(**ONE_PIECE, recovery={"out_of_memory": "stop"})
     training.adapter.fail_above = 3
@@ -235,3 +306,14 @@ def test_on_a_gpu_its_memory_is_told_and_else_that_of_the_process(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
     assert stepping.memory_in_use_bytes(torch.device("cuda")) == 7
     assert stepping.memory_in_use_bytes(torch.device("cpu")) > 10**6
+
+
+def test_a_batch_with_one_supervised_item_is_divided_by_one() -> None:
+    training = Training(dropout=0.0)
+    model, adapter = training.state.model, training.adapter
+    output = adapter.compute_loss(model, adapter.prepare_batch([0]))
+    assert output.num_items == 1
+    output.loss_sum.backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    training.loop.single_step(training.state, [0])
+    assert training.state.metrics["grad_norm"] == pytest.approx(float(gradient.norm()))
