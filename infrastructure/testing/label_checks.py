@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from jinja2.exceptions import TemplateError
 
 from infrastructure.testing.results import CheckResult
@@ -68,6 +69,8 @@ def _first_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
                 f"example {number} has token {int(example.input_ids.max())}, and the model"
                 f" knows {num_tokens}"
             )
+    if subject.objective is not None:
+        return _hidden_wrong(subject, examples) or _learns_prompts(subject, examples)
     asked, reached = _targets(subject, examples[: len(subject.sample)])
     if not np.array_equal(asked, reached):
         return (
@@ -75,6 +78,23 @@ def _first_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
             " and they are not the same"
         )
     return _learns_prompts(subject, examples)
+
+
+def _hidden_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
+    """With a masked objective, what the model is to predict is learnt, hidden from it, and no
+    control token."""
+    assert subject.objective is not None
+    for number, example in enumerate(examples, 1):
+        batch = subject.adapter.prepare_batch([example])
+        places, targets = batch["target_positions"].cpu(), batch["targets"].cpu()
+        ids = torch.as_tensor(example.input_ids).long()
+        if not torch.equal(ids[places], targets) or not example.supervised[places].all():
+            return f"example {number} is to predict tokens that are not its own or not learnt"
+        if (batch["input_ids"][0].cpu()[places] == targets).any():
+            return f"example {number} shows tokens that it is to predict"
+        if not np.isin(targets.numpy(), subject.objective.vocabulary.ordinary).all():
+            return f"example {number} hides control tokens"
+    return ""
 
 
 def _targets(
@@ -119,6 +139,13 @@ def check_ends(subject: Subject) -> CheckResult:
         text = f"{len(examples) - len(ended)} of {len(examples)} answers end without {names}"
         remedy = "they were cut: raise data.max_length, or data.over_length quarantine"
         return CheckResult("end of answers", "warn", text, remedy, numbers=numbers)
+    if subject.objective is not None:
+        if not np.isin(list(stops), subject.objective.vocabulary.ordinary).any():
+            text = f"{names} ends every answer and is never hidden"
+            remedy = "the model would never learn to stop: give data.chat_template its end-of-turn"
+            return CheckResult("end of answers", "fail", text, remedy, numbers=numbers)
+        text = f"all {len(examples)} answers end with {names}, and it is learnt"
+        return CheckResult("end of answers", "pass", text, numbers=numbers)
     asked, reached = _targets(subject, ended[: len(subject.sample)])
     if np.isin(reached, list(stops)).sum() < np.isin(asked, list(stops)).sum():
         text = f"{names} ends every answer and does not reach the loss"

@@ -21,7 +21,8 @@ def check_loss(subject: Subject) -> CheckResult:
     """The loss is finite, and the one that the logits and the labels say.
 
     The reference is the plain definition: at each learnt token the cross-entropy, in fp32, of the
-    logits one place before it.
+    logits one place before it; with a masked objective at each hidden token that of the logits at
+    its own place, as often as it counts.
     """
     with leaving_no_trace(subject), torch.no_grad():
         if subject.reads_text:
@@ -44,6 +45,12 @@ def _against_reference(subject: Subject, value: float, num_items: int) -> CheckR
     for example in subject.sample:
         (logits,) = subject.logits_by_row([example])
         ids = torch.as_tensor(example.input_ids, device=logits.device).long()
+        if subject.objective is not None:
+            masked = subject.masked(example)
+            places = torch.as_tensor(masked.positions, device=logits.device)
+            losses = F.cross_entropy(logits[places].float(), ids[places], reduction="sum")
+            expected += masked.weight * float(losses)
+            continue
         learnt = torch.as_tensor(example.supervised[1:], device=logits.device)
         losses = F.cross_entropy(logits[:-1].float(), ids[1:], reduction="none")
         expected += float(losses[learnt].sum())
@@ -73,7 +80,10 @@ def _balances(subject: Subject) -> bool:
 
 
 def check_causality(subject: Subject) -> CheckResult:
-    """No token sees those after it: other tokens at the end leave the logits before them alone."""
+    """No token sees those after it: other tokens at the end leave the logits before them alone.
+
+    With a masked objective each token has to see them.
+    """
     name = "causality"
     if not subject.reads_text:
         return CheckResult(name, "skipped", NO_TEXT)
@@ -87,6 +97,13 @@ def check_causality(subject: Subject) -> CheckResult:
         first, second = subject.logits(batch)[0, :half], subject.logits(changed)[0, :half]
     leak = relative_difference(second, first)
     numbers = {"leak": leak}
+    if subject.objective is not None:
+        if leak > leak_tolerance(first.dtype):
+            text = "tokens see those after them, as hidden tokens need"
+            return CheckResult(name, "pass", text, numbers=numbers)
+        text = "no token sees those after it, and hidden tokens are predicted from both sides"
+        remedy = "the model passes its attention mask by"
+        return CheckResult(name, "fail", text, remedy, numbers=numbers)
     if leak > leak_tolerance(first.dtype):
         text = f"logits change by {leak:.2g} with tokens that come after them"
         remedy = "the model sees what it is to predict: its attention must be causal"

@@ -27,6 +27,7 @@ from infrastructure.training.models.model_inputs import (
     tolerance,
 )
 from infrastructure.training.models.packed_attention import model_arguments
+from infrastructure.training.stackwise.masking import MaskedExample, MaskedObjective
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 NUM_CANDIDATES = 32
@@ -80,6 +81,16 @@ class Subject:
         return self.adapter.tokenizer is not None and all(
             isinstance(example, TokenizedExample) for example in self.candidates
         )
+
+    @property
+    def objective(self) -> MaskedObjective | None:
+        """What hides tokens in this training; None: it predicts the next token."""
+        return getattr(self.adapter, "objective", None)
+
+    def masked(self, example: TokenizedExample) -> MaskedExample:
+        """An example as a masked objective gives it to the model now."""
+        assert self.objective is not None
+        return self.objective.mask(example, held_out=not self.model.training)
 
     @property
     def tolerance(self) -> float:
