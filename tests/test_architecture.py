@@ -58,7 +58,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"batch_planner"},
     {"enhanced_trainer"},
     {"machine_limits"},
-    {"unsloth_trainer"},
+    {"unsloth_trainer", "unified_trainer"},
     {"trainer_factory"},
     {"whole_config"},
     {"context", "tuning", "follower_process"},

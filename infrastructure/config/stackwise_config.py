@@ -110,23 +110,19 @@ class StackwiseFields(Section):
     progressive: ProgressiveConfig = Field(
         default=ProgressiveConfig(), description="Progressive training."
     )
-    time_step_masking: Annotated[bool, _LATER] = Field(
+    time_step_masking: bool = Field(
         default=False, description="Mask a share of the tokens that grows with the time step."
     )
-    num_time_steps: Annotated[Count, _LATER] = Field(
-        default=10, description="Number of time steps."
-    )
+    num_time_steps: Count = Field(default=10, description="Number of time steps.")
     time_step_bins: Annotated[
         list[Annotated[int, Ge(0)]] | None,
         SplitCommas,
         Allowed('a list of time steps such as "0,1,2"'),
-        _LATER,
     ] = Field(default=None, description="Time steps that are used; none: all.")
     time_step_mask_fractions: Annotated[
         dict[Annotated[int, Ge(0)], Share] | None,
         FromJson,
         Allowed('a mapping from time step to a share from 0 to 1, such as {"0": 0.15}'),
-        _LATER,
     ] = Field(
         default=None, description="Share of masked tokens at some time steps; linear between."
     )

@@ -239,6 +239,7 @@ class EnhancedTrainer(LastGradients):
         """The strategy, with what it needs to do a step."""
         self.strategy.compute_loss = self.adapter.compute_loss
         self.strategy.precision = self.precision
+        self.strategy.objective = getattr(self.adapter, "objective", None)
         return self.strategy
 
     def create_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -31,7 +31,12 @@ from infrastructure.backup.run_files import read_run_files, restore_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.layers import Layer
 from infrastructure.core.checksums import damaged_files, read_record, write_record, write_sums
-from infrastructure.core.errors import CheckpointError, DamagedFileError
+from infrastructure.core.errors import (
+    CheckpointError,
+    CopyNotConfirmedError,
+    DamagedFileError,
+    StorageError,
+)
 from infrastructure.core.files import (
     file_sha256,
     make_directory,
@@ -211,10 +216,16 @@ class TrainerRun:
 
         Raises:
             StorageError: it cannot be used; says what to do.
+            CopyNotConfirmedError: the same of a finished run, whose copy is not confirmed so.
         """
         if self._is_place_checked:
             return
-        missing = self.backup.check_place()
+        try:
+            missing = self.backup.check_place()
+        except StorageError as error:
+            if not self.is_told_finished():
+                raise
+            raise CopyNotConfirmedError(self.not_safe(Completion(problem=str(error)))) from error
         self._is_place_checked = True
         self.backup.remember_place(self.backup.place_id)
         if missing is not None:

@@ -96,9 +96,7 @@ class StandardModelAdapter(ModelAdapter):
         self.token_loss.prepare(model)
         if not self.token_loss.balances:
             self.size_grid = SizeGrid.SIXTEENTHS
-        known = 1 + max(self.tokenizer.get_vocab().values())
-        vocab_size = min(known, token_embeddings(model).num_embeddings)
-        objective = masked_objective(self.training_config, self.tokenizer, vocab_size)
+        objective = self._masks(model)
         if objective is not None:
             self.set_objective(objective)
         elif self.data_config.packing:
@@ -106,6 +104,11 @@ class StandardModelAdapter(ModelAdapter):
             self.packs = check.isolated
             if not check.isolated:
                 self._notes.append(check.reason)
+
+    def _masks(self, model: torch.nn.Module) -> MaskedObjective | None:
+        known = 1 + max(self.tokenizer.get_vocab().values())
+        vocab_size = min(known, token_embeddings(model).num_embeddings)
+        return masked_objective(self.training_config, self.tokenizer, vocab_size)
 
     def set_objective(self, objective: MaskedObjective) -> None:
         """Train on hidden tokens from now on, in padded rows.

@@ -91,6 +91,7 @@ class Follower:
             self.adapter.set_compiled(values["is_compiled"])
         if values["phase"] != self.strategy.entered:
             self.strategy.take_form(self.model, self.optimizer, values["phase"])
+        self.strategy.begin_step(values["step"])
         choose_trained(self.model, values["trained"])
         self.model.zero_grad(set_to_none=True)
         self.exchange.spread(sent_tensors(self.model))

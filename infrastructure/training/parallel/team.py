@@ -233,6 +233,7 @@ class Team:
             "micro_batch_size": state.micro_batch_size,
             "total_items": total_items,
             "phase": state.position.phase,
+            "step": state.step,
             "trained": trained(state.model),
             "is_compiled": is_compiled(state.model),
             "scale": None if scaler is None else scaler.get_scale(),

@@ -262,7 +262,7 @@ def masked_objective(
 ) -> MaskedObjective | None:
     """The objective that a configuration asks for; None without `time_step_masking`.
 
-    With `time_interpretation: depth` it begins at the first of the time steps.
+    Which time step holds for all examples of a phase, the strategy says.
 
     Args:
         vocab_size: number of tokens that both the tokenizer and the model know.
@@ -277,21 +277,30 @@ def masked_objective(
             "training.time_step_masking needs a tokenizer with a mask token: name one as"
             ' "mask_token" in tokenizer_config.json'
         )
+    return objective_of(config, tokenizer.mask_token_id, vocab_size, control_tokens(tokenizer))
+
+
+def objective_of(
+    config: TrainingConfig,
+    mask_token_id: int,
+    vocab_size: int,
+    special_token_ids: Collection[int],
+) -> MaskedObjective | None:
+    """As `masked_objective`, for a model whose tokens are known without a tokenizer."""
+    if not config.time_step_masking:
+        return None
     schedule = MaskSchedule(
         config.num_time_steps, config.time_step_bins, config.time_step_mask_fractions
     )
-    objective = MaskedObjective(
+    return MaskedObjective(
         schedule,
         config.seed,
-        tokenizer.mask_token_id,
+        mask_token_id,
         vocab_size,
-        control_tokens(tokenizer),
+        special_token_ids,
         config.corruption,
         config.mask_weighting,
     )
-    if config.time_interpretation == "depth":
-        objective.time_step = min(schedule.bins)
-    return objective
 
 
 def control_tokens(tokenizer: Any) -> set[int]:

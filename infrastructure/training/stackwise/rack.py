@@ -9,7 +9,7 @@ model runs: the names of all parameters stay what they are, and positions, masks
 embeddings are computed by the model itself.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from infrastructure.training.models.model_inputs import (
 )
 
 NUM_PROBE_TOKENS = 8
+PROBE = "probe_input"  # an attribute of models that are not run on token ids: what they are run on
 
 
 class _StoppedError(Exception):
@@ -67,7 +68,7 @@ class StandIn(torch.nn.Module):
 
 
 class Rack:
-    """The parts of a model.
+    """The parts of a model, which is run on a few token ids to find them.
 
     Attributes:
         layers: from the input up.
@@ -82,7 +83,10 @@ class Rack:
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         device = next(model.parameters()).device
-        self._probe = {"input_ids": torch.arange(NUM_PROBE_TOKENS, device=device).unsqueeze(0)}
+        example = getattr(inner_model(model), PROBE, None)
+        if example is None:
+            example = torch.arange(NUM_PROBE_TOKENS, device=device).unsqueeze(0)
+        self._probe = {"input_ids": example}
         self.layers, self.path = find_layers(model, self._try)
         self._gives_tuple = False
         self.hidden_size = 0
@@ -97,7 +101,7 @@ class Rack:
         except PROBE_ERRORS as error:
             raise ValueError(
                 f"{type(inner_model(self.model)).__name__} cannot be trained a stack at a time: it"
-                f" reads no token ids ({type(error).__name__}: {error})"
+                f" cannot be run ({type(error).__name__}: {error})"
             ) from error
 
     def _sort_parameters(self) -> tuple[list[str], list[str]]:
@@ -232,7 +236,8 @@ class Rack:
             return torch.equal(self.hidden_at(index + 1, self._run), given)
 
     def _run(self) -> torch.Tensor:
-        return logits_of(call_model(self.model, self._probe))
+        output = call_model(self.model, self._probe)
+        return output if isinstance(output, torch.Tensor) else logits_of(output)
 
     def check(self) -> None:
         """Prove that this model can be cut: going on from the hidden states at each layer gives the
@@ -293,7 +298,7 @@ def find_layers(model: torch.nn.Module, run: Callable[[], Any]) -> tuple[torch.n
     def hands_on(one: torch.nn.ModuleList) -> bool:
         each = [calls.get(id(layer), []) for layer in one]
         shapes = {shape for call in each for pair in call for shape in pair}
-        return all(len(call) == 1 for call in each) and len(shapes) == 1 and _is_hidden(shapes)
+        return all(len(call) == 1 for call in each) and len(shapes) == 1
 
     fitting = {name: one for name, one in lists.items() if hands_on(one)}
     outermost = {
@@ -313,10 +318,6 @@ def find_layers(model: torch.nn.Module, run: Callable[[], Any]) -> tuple[torch.n
         )
     [(path, layers)] = outermost.items()
     return layers, path
-
-
-def _is_hidden(shapes: Iterable[Sequence[int]]) -> bool:
-    return all(len(shape) == 3 for shape in shapes)
 
 
 def first_tensor(given: Sequence[Any], named: Mapping[str, Any]) -> Any:

@@ -28,6 +28,15 @@ class HasLossSum(Protocol):
 
 
 NOT_ENTERED = -1  # no phase yet
+
+
+class HasDraw(Protocol):
+    """See `stackwise.masking.MaskedObjective`."""
+
+    time_step: int | None
+    draw: int
+
+
 LossFunction = Callable[[torch.nn.Module, dict[str, Any]], HasLossSum]
 ParameterGroups = list[dict[str, Any]]
 
@@ -41,6 +50,7 @@ class TrainingStrategy(ABC):
         precision: the number format of the forward pass, given by the trainer.
         entered: the phase whose form the model has; -1: none, it is as it was loaded.
         steps_per_epoch: optimizer steps, given by the trainer.
+        objective: what hides tokens of the examples; None: nothing does. Given by the trainer.
     """
 
     def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
@@ -50,6 +60,7 @@ class TrainingStrategy(ABC):
         self.precision = Precision("fp32", "cpu")
         self.entered = NOT_ENTERED
         self.steps_per_epoch = 0
+        self.objective: HasDraw | None = None
 
     @abstractmethod
     def train_step(
@@ -85,6 +96,11 @@ class TrainingStrategy(ABC):
     ) -> None:
         """Begin phase `index`, or go on in it; called before its PHASE_START."""
         self.take_form(model, optimizer, index)
+
+    def begin_step(self, step: int) -> None:
+        """Called before the batch of optimizer step `step` (from 0) is prepared."""
+        if self.objective is not None:
+            self.objective.draw = step
 
     def take_form(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int

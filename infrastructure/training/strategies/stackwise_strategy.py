@@ -103,6 +103,9 @@ class StackwiseStrategy(TrainingStrategy):
         assert self.plan is not None
         assert self.rack is not None
         self.entered = index
+        if self.objective is not None:
+            inside = 0 <= index < len(self.plan.phases)
+            self.objective.time_step = self.plan.phases[index].time_step if inside else None
         if index == NOT_ENTERED or index >= len(self.plan.phases):
             return
         phase = self.plan.phases[index]

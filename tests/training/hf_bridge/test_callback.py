@@ -213,6 +213,8 @@ def test_what_is_not_confirmed_at_the_end_is_told_and_completed_by_the_same_line
         train(tmp_path, config=config(10.0), hooks=[leave], **options)
     assert raised.value.code == NOT_CONFIRMED
     assert summary_of(tmp_path)["status"] == "finished"
+    with pytest.raises(CopyNotConfirmedError, match="NOT SAFE YET"):  # it is away still
+        train(tmp_path, config=config(1.0), **options)
     assert list(place.iterdir()) == []
     place.rmdir()
     (tmp_path / "away").rename(place)

@@ -341,7 +341,7 @@ def test_a_configuration_makes_the_objective(saved_llama: Path) -> None:
     )
     objective = adapter.objective
     assert objective is not None
-    assert (objective.time_step, objective.seed, objective.schedule.bins) == (3, 5, (3, 7))
+    assert (objective.time_step, objective.seed, objective.schedule.bins) == (None, 5, (3, 7))
     assert objective.schedule.fraction(7) == pytest.approx(0.2)
     assert (objective.weighting, objective.corruption) == ("none", "mask")
     assert not adapter.packs
