@@ -6,16 +6,14 @@ forward pass, whatever batches ask for them later. A page is one file, written a
 
 | bytes | content |
 | --- | --- |
-| 0 to 31 | hash of the cache's key, the page's number, its examples' ids and lengths, and values |
+| 0 to 31 | hash of the cache's key, the page's number and its values |
 | 32 to the end | the values, [L_i, d] of one example after the other, fp32 or bf16, little-endian |
 
-All but the values is known to whoever reads, so nothing in a file is trusted before the hash of the
-whole agrees, and a page of another cache, another number or other examples never does. The hash is
-compared when a page is first read; a page that is cut off, flipped or missing is built again.
-
-A cache lies in a folder that is named by its key: everything that its values depend on (data,
-trunk, time step, unit, page size, number format, masks). Another trunk is another folder. What is
-in a folder is never compared with, or read for, another key.
+The key is everything that the values depend on: the examples and their order, trunk, time step,
+unit, page size, number format, masks. So all but the values is known to whoever reads, nothing in a
+file is trusted before the hash agrees, and that of a page of another cache or another number never
+does. It is compared when a page is first read; a page that is cut off, flipped or missing is built
+again. A cache lies in a folder that is named by its key: another trunk is another folder.
 """
 
 import hashlib
@@ -72,8 +70,9 @@ def example_id(input_ids: Any, supervised: Any = None) -> bytes:
 
     Args:
         input_ids: int (L,), a sequence, an array or a tensor, without padding; the type of the
-            integers does not matter.
-        supervised: bool (L,), given where the values depend on it (masks that spare the prompt).
+            integers does not matter. Best those that the trunk reads, masks in place.
+        supervised: bool (L,); given where `input_ids` are those before masking, and the masks
+            depend on it.
     """
     digest = hashlib.blake2b(_as_array(input_ids, "<i8").tobytes(), digest_size=ID_BYTES)
     if supervised is not None:
@@ -519,8 +518,7 @@ class ActivationCache:
 
     def _digest(self, number: int, values: Iterable[Buffer]) -> str:
         identity = [self._key_hash.encode(), number.to_bytes(8, "little")]
-        lengths = np.array(self.pages.lengths(number), "<i8").tobytes()
-        return hash_of(self._hash, [*identity, lengths, *self.pages.ids(number), *values])
+        return hash_of(self._hash, [*identity, *values])
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08d}.page"

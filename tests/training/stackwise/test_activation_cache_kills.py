@@ -27,22 +27,51 @@ def builder() -> Iterator["subprocess.Popen[str]"]:
         process.stdin.close()  # type: ignore[union-attr]
 
 
-def kill_while_building(builder: "subprocess.Popen[str]", folder: Path, num_pages: int) -> bool:
-    """Kill a builder when so many pages are there; whether it was still at work."""
+def begin(builder: "subprocess.Popen[str]", folder: Path, limit_bytes: int = 0) -> int:
     assert builder.stdin is not None
     assert builder.stdout is not None
-    builder.stdin.write(f"{folder}\n")
+    builder.stdin.write(f"{folder} {limit_bytes}\n")
     builder.stdin.flush()
     begun, pid = builder.stdout.readline().split()
     assert begun == "begun"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        there = len(list(folder.glob("*/*.page")))
-        if there >= num_pages:
-            break
-    with suppress(ProcessLookupError):
-        os.kill(int(pid), signal.SIGKILL)
+    return int(pid)
+
+
+def was_killed(builder: "subprocess.Popen[str]") -> bool:
+    """When it has ended: whether it was still at work."""
+    assert builder.stdout is not None
     return builder.stdout.readline().split() == ["ended", "True"]
+
+
+def kill_while_building(builder: "subprocess.Popen[str]", folder: Path, num_pages: int) -> bool:
+    """Kill a builder when so many pages are there; whether it was still at work."""
+    pid = begin(builder, folder)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(list(folder.glob("*/*.page"))) < num_pages:
+        pass
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return was_killed(builder)
+
+
+@pytest.mark.parametrize("limit_bytes", [20, 33, 900, 5_000, 40_000, 100_000, 200_000])
+def test_killed_in_the_middle_of_a_write(
+    builder: "subprocess.Popen[str]", tmp_path: Path, limit_bytes: int
+) -> None:
+    """At this byte of the key, or of the first page that is longer."""
+    begin(builder, tmp_path, limit_bytes)
+    assert was_killed(builder)
+    left = list(tmp_path.glob("*/.*.part"))
+    assert [path.stat().st_size for path in left] == [limit_bytes]
+    cache, trunk, pages = cache_in(tmp_path)
+    there = len(list(cache.folder.glob("*.page")))
+    assert all(map(cache._can_be_read, range(there)))
+    assert not list(tmp_path.glob("*/.*.part"))
+    cache.build(trunk)
+    assert trunk.num_calls == len(pages) - there
+    assert cache.statistics.pages_damaged == 0
+    assert all(map(cache._can_be_read, range(len(pages))))
+    cache.close()
 
 
 def test_a_killed_builder_leaves_nothing_that_is_wrong(

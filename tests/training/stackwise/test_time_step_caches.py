@@ -216,6 +216,12 @@ class TestBudget:
         with pytest.raises(ValueError, match="keep fewer time steps"):
             caches.refuse_without_space(1001 + removable)
         TimeStepCaches(tmp_path, 1, budget_bytes=900).refuse_without_space(10**9)
+        living = TimeStepCaches(tmp_path, 1)
+        open_cache(living, run="left over")  # is in use now
+        caches.refuse_without_space(1000)
+        with pytest.raises(ValueError, match="keep fewer time steps"):
+            caches.refuse_without_space(1001)
+        living.close()
 
 
 def test_a_removal_that_was_cut_short_is_finished(tmp_path: Path) -> None:
