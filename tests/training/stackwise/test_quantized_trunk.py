@@ -17,6 +17,7 @@ from infrastructure.training.stackwise.quantized_trunk import (
     Quantization,
     QuantizedLinear,
     QuantizedWeight,
+    _widened,
     dequantize_layers,
     quantize_layers,
     stored_bytes,
@@ -85,6 +86,12 @@ class TestWeights:
             if exponent >= -14:  # below, the smallest scale that fp16 has
                 assert ((found - given).abs().amax(dim=1) <= largest * 2**-4).all()
             assert ((found - given).abs().amax(dim=1) <= torch.clamp(largest * 2**-4, 1e-9)).all()
+
+    def test_every_float8_is_widened_exactly(self) -> None:
+        codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        finite = codes[codes.float().isfinite()]
+        assert len(finite) == 254
+        assert torch.equal(_widened(finite), finite.float())
 
     def test_zeros_stay_zeros(self) -> None:
         given = weight()
