@@ -127,11 +127,12 @@ def test_a_trained_model_answers() -> None:
         model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "vocab_size": 24, "hidden_size": 64}))
     objective = objective_of(None, schedule=MaskSchedule(4, None, {0: 0.25, 3: 1.0}))
     adapter = adapter_of(model.train(), objective)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, 200, pct_start=0.1)
     random = np.random.RandomState(0)
-    for step in range(120):
+    for step in range(200):
         batch = []
-        for _ in range(48):
+        for _ in range(32):
             letters = (FIRST_LETTER + random.randint(NUM_LETTERS, size=3)).tolist()
             prompt, answer = reversing(letters)
             ids = np.array(prompt + answer, dtype=np.int32)
@@ -141,6 +142,7 @@ def test_a_trained_model_answers() -> None:
         (output.loss_sum / output.num_items).backward()
         optimizer.step()
         optimizer.zero_grad()
+        schedule.step()
     asked = [(FIRST_LETTER + random.randint(NUM_LETTERS, size=3)).tolist() for _ in range(50)]
     pairs = [reversing(letters) for letters in asked]
     for num_steps in (4, 2):
