@@ -1,6 +1,6 @@
 """What one training costs on this machine, measured with its own model and rows beforehand."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +30,7 @@ from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.error_handlers import free_memory, is_out_of_memory
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.step_probe import StepProbe, without_a_trace
+from infrastructure.training.step_sample import MOST_DRAWN, StepSample, num_sizes
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 SAMPLE_ROWS = 256
@@ -40,6 +41,8 @@ SPEED_ROWS = 8
 SHARES = (8, 4, 2)
 # A training of fewer steps is over sooner than a measurement of a whole one is worth.
 STEPS_WORTH_A_WHOLE_ONE = 20
+# What the loop does between two steps: positions, random states, hooks, records. Measured.
+LOOP_SECONDS = 0.002
 # What saving beside the training takes besides the copy: measured by benchmarks/memory_prediction.
 SAVING_BYTES = 64 << 20
 
@@ -54,6 +57,7 @@ class StepCosts:
         heaviest_units, longest_units: of the heaviest micro-batch of the first epoch; of one
             example of the longest.
         copy_bytes: copy of the state that saving keeps in main memory; counted in the peak there.
+        kept_bytes: what libraries will keep of all sizes of micro-batches; counted in the peak.
         step_seconds: of an optimizer step of usual rows.
         evaluation_seconds: of one held-out example, on average.
         limit_bytes: what is there for this process at most.
@@ -66,11 +70,12 @@ class StepCosts:
     step_seconds: float
     evaluation_seconds: float
     limit_bytes: int
+    kept_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
         """The predicted peak of the training."""
-        return self.memory.peak_bytes(self.heaviest_units) + self.copy_bytes
+        return self.memory.peak_bytes(self.heaviest_units) + self.copy_bytes + self.kept_bytes
 
     def largest_that_fits(self, asked: int) -> int:
         """The largest micro-batch, of at most `asked` examples, that fits whatever its rows; 0: not
@@ -83,7 +88,7 @@ class StepCosts:
     def peak_of(self, size: int) -> int:
         """The predicted peak with micro-batches of `size`, whatever their rows."""
         units = min(size * self.longest_units, self.heaviest_units)
-        return self.memory.peak_bytes(units) + self.copy_bytes
+        return self.memory.peak_bytes(units) + self.copy_bytes + self.kept_bytes
 
 
 @dataclass
@@ -147,27 +152,36 @@ class MachineFit:
         """
         limit = self.budget.limit_bytes(self.adapter.device)
         self._refuse_if_fixed_exceeds(limit, has_optimizer)
-        size = min(plan.batch_size, len(self.usual))
+        size, accumulation = min(plan.batch_size, len(self.usual)), plan.gradient_accumulation
         units = self._heaviest_units(plan.batch_size)
-        with self.probing(accumulates=plan.gradient_accumulation > 1) as probe:
+        with self.probing(accumulates=accumulation > 1) as probe:
             update_seconds = self._warm_up(probe, has_optimizer)
             idle = PeakMemory(self.adapter.device).now()
             copy_bytes = self._copy_bytes(probe)
             line, seconds = self._small_steps(probe, size, idle, limit - copy_bytes)
+            evaluated, kept_bytes = max(1, size // SHARES[0]), 0
             fits = line.peak_bytes(units) + copy_bytes <= limit
             if fits and total_steps >= STEPS_WORTH_A_WHOLE_ONE and size > 1:
-                seconds = probe.micro_batch(self.usual[:size]).seconds
-            small = max(1, size // SHARES[0])
-            evaluated = probe.evaluation(self.usual[:small])
-        step_seconds = plan.gradient_accumulation * seconds * plan.batch_size / size
+                sample = StepSample(probe, line, accumulation, has_update=not has_optimizer)
+                with closing(self._epoch_again(size)) as batches:
+                    sample.take(batches, total_steps)
+                drawn = self._drawn(size, total_steps * accumulation)
+                seconds = sample.seconds_per_unit * float(drawn[0].mean())
+                update_seconds = sample.seconds_per_update + LOOP_SECONDS
+                if self.adapter.device.type == "cpu":
+                    kept_bytes = sample.bytes_kept(num_sizes(*drawn, self.adapter))
+                evaluated = size
+            evaluation = probe.evaluation(self.usual[:evaluated])
+        step_seconds = accumulation * seconds * plan.batch_size / size
         return StepCosts(
             memory=line,
             heaviest_units=units,
             longest_units=self._units(self.longest(1)),
             copy_bytes=copy_bytes,
             step_seconds=step_seconds + update_seconds,
-            evaluation_seconds=evaluated.seconds / small,
+            evaluation_seconds=evaluation.seconds / evaluated,
             limit_bytes=limit,
+            kept_bytes=kept_bytes,
         )
 
     def _warm_up(self, probe: StepProbe, has_optimizer: bool) -> float:
@@ -249,15 +263,41 @@ class MachineFit:
 
     def _heaviest_units(self, size: int) -> int:
         """Of the micro-batches of the first epoch; where lengths are not known, of the sample."""
+        lengths = self._lengths
+        size = min(size, len(lengths))
+        lengths = np.resize(lengths, -(-len(lengths) // size) * size).reshape(-1, size)
+        return int(self._units_of(lengths).max())
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        """Tokens of the examples of the first epoch; where they are not known, of the sample."""
         known = getattr(self.data, "lengths", None)
         lengths = known() if known is not None else None
         if lengths is None:
             lengths = np.array([self.adapter.count_tokens([one]) for one in self.usual])
-        size = min(size, len(lengths))
-        lengths = np.resize(lengths, -(-len(lengths) // size) * size).reshape(-1, size)
-        packs = getattr(self.adapter, "packs", False)
-        up = self.adapter.size_grid.up
-        return up(int(lengths.sum(axis=1).max())) if packs else size * up(int(lengths.max()))
+        return lengths
+
+    def _units_of(self, lengths: np.ndarray) -> np.ndarray:
+        """Units of micro-batches, (N,), by the lengths of their examples, (N, B)."""
+        up = np.vectorize(self.adapter.size_grid.up, otypes=[np.int64])
+        if getattr(self.adapter, "packs", False):
+            return np.asarray(up(lengths.sum(axis=1)))
+        return np.asarray(lengths.shape[1] * up(lengths.max(axis=1)))
+
+    def _drawn(self, size: int, num_micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
+        """Units and supervised items of micro-batches as the training will have, (N,) each: a
+        training of several epochs meets other sums of lengths than its first one does."""
+        generator = np.random.default_rng(0)  # its own: the training's numbers stay as they are
+        shape = (min(num_micro_batches, MOST_DRAWN), size)
+        items = np.array([self.adapter.count_items([one]) for one in self.usual])
+        units = self._units_of(generator.choice(self._lengths, shape))
+        return units, generator.choice(items, shape).sum(axis=1)
+
+    def _epoch_again(self, size: int) -> Generator[Sequence[Any], None, None]:
+        """The micro-batches of the first epoch, without an end."""
+        while True:
+            with closing(self.data.train_batches(0, 0, size)) as batches:
+                yield from batches
 
 
 @dataclass

@@ -49,6 +49,11 @@ class StepProbe:
     optimizer: torch.optim.Optimizer
     accumulates: bool = False
 
+    @property
+    def is_half_precision(self) -> bool:
+        """Whether products are computed in bf16 or fp16."""
+        return self.strategy.precision.name != "fp32"
+
     def micro_batch(self, examples: Sequence[Any]) -> MicroCost:
         """Forward and backward, as in training."""
         device = self.adapter.device

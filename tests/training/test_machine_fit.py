@@ -1,6 +1,9 @@
 """What a training costs here, measured on a real small model."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from infrastructure.core.process_memory import resident_bytes
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryLine
 from infrastructure.training.machine_fit import StepCosts
+from infrastructure.training.step_probe import MicroCost, StepProbe
 from tests.training.small_runs import small_trainer
 
 
@@ -72,3 +76,28 @@ def test_lengths_come_in_the_order_of_the_first_epoch(saved_llama: Path, tmp_pat
     data = small_trainer(saved_llama, tmp_path).machine_fit().data
     (batch,) = data.train_batches(0, 0, data.num_examples)
     assert np.array_equal(data.lengths(), [len(example.input_ids) for example in batch])
+
+
+COMPILING_SECONDS, KERNEL_BYTES = 50.0, 4 << 20
+
+
+def test_a_size_that_comes_first_is_neither_the_usual_time_nor_all_that_is_kept(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted on a real training: each size of a micro-batch compiles, and keeps its kernels."""
+    real, seen = StepProbe.micro_batch, set[int]()
+
+    def compiling(self: StepProbe, examples: Sequence[Any]) -> MicroCost:
+        cost, size = real(self, examples), self.adapter.count_computed(examples)
+        seconds = cost.seconds + (0.0 if size in seen else COMPILING_SECONDS)
+        seen.add(size)
+        return replace(cost, seconds=seconds, peak_bytes=(1 << 30) + KERNEL_BYTES * len(seen))
+
+    monkeypatch.setattr(StepProbe, "micro_batch", compiling)
+    trainer = small_trainer(saved_llama, tmp_path, max_steps=500, mixed_precision="bf16")
+    found = trainer.machine_fit().costs(trainer.batch_plan(), total_steps=500)
+    assert found.step_seconds < COMPILING_SECONDS / 10
+    fit = trainer.machine_fit()
+    assert found.kept_bytes > KERNEL_BYTES
+    units, _ = fit._drawn(4, 500)
+    assert found.peak_bytes > (1 << 30) + KERNEL_BYTES * len(set(units.tolist())) * 0.7
