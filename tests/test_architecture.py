@@ -52,7 +52,7 @@ TRAINING_LAYERS: list[set[str]] = [
         "compile_trial",
         "watching",
     },
-    {"hf_bridge"},
+    {"hf_bridge", "step_sample"},
     {"machine_fit"},
     {"quantum"},
     {"batch_planner"},
