@@ -317,3 +317,11 @@ def test_a_batch_with_one_supervised_item_is_divided_by_one() -> None:
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
     training.loop.single_step(training.state, [0])
     assert training.state.metrics["grad_norm"] == pytest.approx(float(gradient.norm()))
+
+
+def test_a_training_begins_alone_and_with_nothing_done() -> None:
+    state = TrainingState(torch.nn.Linear(1, 1))
+    assert (state.num_processes, state.micro_batch_size) == (1, 1)
+    assert (state.step, state.total_steps, state.evaluated_step) == (0, 0, -1)
+    assert (state.num_examples, state.num_tokens, state.data_wait_seconds) == (0, 0, 0.0)
+    assert not any((state.step_is_ending, state.must_save, state.is_interrupted))

@@ -20,7 +20,13 @@ import pytest
 from infrastructure.core.errors import SamplerError
 from infrastructure.quantum.samplers import process_sampler
 from infrastructure.quantum.samplers.deadline import Deadline
-from infrastructure.quantum.samplers.process_sampler import Child, ProcessSampler, Talk, _checked
+from infrastructure.quantum.samplers.process_sampler import (
+    Child,
+    ProcessSampler,
+    Talk,
+    _checked,
+    _end,
+)
 from tests.quantum.samplers.questions import least_energy, random_model
 
 MODULE = "tests.quantum.samplers.misbehaving"
@@ -264,3 +270,34 @@ def test_an_answer_in_the_other_kind_of_variable_is_that_of_the_question(
     assert found.vartype is bqm.vartype
     assert found.record.sample.tolist() == expected
     assert found.record.num_occurrences.tolist() == [1, 1]
+
+
+def test_a_process_that_is_ended_takes_nothing_more_and_nobody_minds() -> None:
+    """What was still to be written to it is lost with it."""
+    held, writing = os.pipe()
+    process = subprocess.Popen(
+        ["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"a question that lies in the buffer")
+    try:
+        _end(process, held)
+    finally:
+        os.close(writing)
+    assert process.returncode == -signal.SIGKILL
+    assert process.stdin.closed
+    assert process.stdout.closed
+
+
+@pytest.mark.parametrize(("error", "is_refused"), [(0.5e-4, False), (1.5e-4, True)])
+def test_told_energies_may_be_rounded_as_single_precision_does(
+    error: float, is_refused: bool
+) -> None:
+    bqm = dimod.BinaryQuadraticModel({"a": 600.0}, {("a", "b"): 400.0}, 0.0, "SPIN")
+    samples = np.array([[1, 1]], dtype=np.int8)
+    energies = bqm.energies((samples, ["a", "b"])) + error * 1000.0
+    arrays = {"samples": samples, "energies": energies, "occurrences": np.array([1])}
+    refused = pytest.raises(SamplerError, match="told energies")
+    with refused if is_refused else contextlib.nullcontext():
+        _checked("it", bqm, {"vartype": "SPIN", "info": {}}, arrays)

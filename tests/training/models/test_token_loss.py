@@ -233,3 +233,11 @@ def test_the_part_below_the_head_is_a_module_of_its_own() -> None:
     other: Any = torch.nn.Linear(2, 2)
     other.base_model = "a name"
     assert backbone(other) is None
+
+
+def test_a_method_whose_loss_is_the_models_own_is_taken_whatever_is_tolerated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_loss, "tolerance", lambda dtype: 0.0)
+    monkeypatch.setitem(token_loss.METHODS, "hidden states", token_loss.loss_from_all_logits)
+    assert token_loss.choose_method(tiny_model("llama")) == ("hidden states", "")
