@@ -26,6 +26,7 @@ from infrastructure.config.resolve import attention_for
 from infrastructure.config.resource_config import MemoryConfig, QuantumResources, ResourcesConfig
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.section import ConfigurationError
+from infrastructure.config.stackwise_misfits import stackwise_misfits, unused_settings
 from infrastructure.config.training_config import QUANTUM, TrainingConfig
 from infrastructure.config.words import show
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
@@ -226,6 +227,7 @@ def misfits(config: HasSections, source_of: SourceOf) -> Iterator[str]:
     yield from _unmeasured(config)
     yield from _nothing_to_decide(config)
     yield from _nobody_to_answer(config)
+    yield from stackwise_misfits(config.model, config.data, config.training)
     for unused, value, is_default in _without_effect(config):
         if not is_default:
             yield f"{_told(unused, value, source_of)}: {unused.remedy}"
@@ -270,7 +272,11 @@ def testing_off(enable_testing: bool, testing_interval: float | None) -> Iterato
 
 
 def _without_effect(config: HasSections) -> Iterator[tuple[Unused, Any, bool]]:
-    for unused in UNUSED:
+    of_stacks = [
+        Unused(f"training.{name}", lambda config: True, because)
+        for name, because in unused_settings(config.model, config.training)
+    ]
+    for unused in (*UNUSED, *of_stacks):
         if unused.condition(config):
             value = attrgetter(unused.key)(config)
             yield unused, value, value == attrgetter(unused.key)(_Defaults())

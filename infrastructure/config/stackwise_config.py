@@ -16,7 +16,6 @@ from infrastructure.config.values import (
     Count,
     CountOrZero,
     FromJson,
-    Later,
     Megabytes,
     PathText,
     Positive,
@@ -24,14 +23,6 @@ from infrastructure.config.values import (
     ShareBelowOne,
     SplitCommas,
 )
-
-_LATER = Later("stackwise")
-_TODAY = "--lora --quantization 4bit trains LoRA matrices on a 4-bit base today"
-_QLORA = Later("stackwise", today=_TODAY)
-_RANK = Later("stackwise", today=f"{_TODAY}; --lora-r is their rank")
-_ALPHA = Later("stackwise", today=f"{_TODAY}; --lora-alpha scales them")
-_DROPOUT = Later("stackwise", today=f"{_TODAY}; --lora-dropout comes before them")
-_RATE = Later("stackwise", today=f"{_TODAY}, with --learning-rate")
 
 
 @dataclass(frozen=True)
@@ -53,10 +44,10 @@ class ProgressiveConfig(Section):
     prefix: ClassVar[str] = "training.progressive"
 
     target_stacks: Count = Field(default=4, description="Stacks of the finished model.")
-    trunk_strategy: Annotated[Literal["frozen", "qlora"], _LATER] = Field(
+    trunk_strategy: Literal["frozen", "qlora"] = Field(
         default="frozen", description="What the finished stacks do while the next one trains."
     )
-    new_stack_precision: Annotated[Literal["full", "bf16", "fp16", "nf_fp8"], _LATER] = Field(
+    new_stack_precision: Literal["full", "bf16", "fp16", "nf_fp8"] = Field(
         default="full", description="Precision in which a new stack trains."
     )
     growth: Literal["stages", "once"] = Field(
@@ -94,8 +85,9 @@ class StackwiseFields(Section):
     reconstruct_weight: Positive = Field(
         default=10.0, description="Weight of the feature reconstruction beside the loss."
     )
-    cache_activations: bool = Field(
-        default=False, description="Compute a frozen trunk once for each example, and keep it."
+    cache_activations: bool | None = Field(
+        default=None,
+        description="Keep what a frozen trunk makes of each example; none: where it pays.",
     )
     cache_dtype: Literal["fp32", "bf16"] = Field(
         default="bf16", description="Number format of cached activations."
@@ -139,56 +131,55 @@ class StackwiseFields(Section):
         default="inverse",
         description="Weight of a hidden token: 1 / the masked share, as in MDLM, or 1.",
     )
-    store_all_time_steps: Annotated[bool, _LATER] = Field(
+    store_all_time_steps: bool = Field(
         default=False, description="Keep the cached activations of every time step."
     )
-    time_step_cache_size: Annotated[Count, _LATER] = Field(
+    time_step_cache_size: Count = Field(
         default=1, description="Time steps whose activations are cached at once."
     )
-    quantization_enabled: Annotated[bool, _QLORA] = Field(
+    quantization_enabled: bool = Field(
         default=False, description="Store finished stacks quantised."
     )
-    quantization_type: Annotated[Literal["nf_fp8", "fp16", "fp32"], _LATER] = Field(
+    quantization_type: Literal["nf_fp8", "fp16", "fp32"] = Field(
         default="nf_fp8", description="How finished stacks are stored."
     )
-    backbone_quantized: Annotated[bool, _QLORA] = Field(
+    backbone_quantized: bool = Field(
         default=False, description="Keep the backbone quantised while training."
     )
-    adapters_full_precision: Annotated[bool, _LATER] = Field(
+    adapters_full_precision: bool = Field(
         default=True, description="Keep QLoRA matrices in full precision."
     )
-    qlora_enabled: Annotated[bool, _QLORA] = Field(
+    qlora_enabled: bool = Field(
         default=False, description="Train QLoRA matrices on finished stacks."
     )
-    qlora_rank: Annotated[Count, _RANK] = Field(
-        default=16, description="Rank of the QLoRA matrices."
-    )
-    qlora_alpha: Annotated[Positive, _ALPHA] = Field(default=32, description="QLoRA scaling.")
-    qlora_dropout: Annotated[ShareBelowOne, _DROPOUT] = Field(
+    qlora_rank: Count = Field(default=16, description="Rank of the QLoRA matrices.")
+    qlora_alpha: Positive = Field(default=32, description="QLoRA scaling.")
+    qlora_dropout: ShareBelowOne = Field(
         default=0.0, description="Dropout before the QLoRA matrices."
     )
-    qlora_lr: Annotated[Positive | None, _RATE] = Field(
+    qlora_lr: Positive | None = Field(
         default=None, description="Learning rate of the QLoRA matrices; none: the training's."
     )
-    qlora_progressive_enabled: Annotated[bool, _LATER] = Field(
+    qlora_progressive_enabled: bool = Field(
         default=False, description="Add QLoRA matrices to the trunk with each new stack."
     )
-    qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _LATER] = Field(
+    qlora_strategy: Literal["simplified", "progressive", "variable"] = Field(
         default="simplified", description="How QLoRA ranks are chosen over the stacks."
     )
-    cache_mode: Annotated[Literal["stack", "rack"], _LATER] = Field(
+    qlora_ranks: Annotated[
+        dict[Annotated[int, Ge(0)], Count] | None,
+        FromJson,
+        Allowed('a mapping from stack to rank, such as {"0": 4}'),
+    ] = Field(default=None, description="Ranks of some stacks, for qlora_strategy variable.")
+    cache_mode: Literal["stack", "rack"] = Field(
         default="stack",
         description="Which activations are cached: the last frozen stack's, or all.",
     )
-    cache_dir: Annotated[PathText | None, _LATER] = Field(
+    cache_dir: PathText | None = Field(
         default=None, description="Where cached activations lie; none: in the run directory."
     )
-    save_stacks: Annotated[bool, _LATER] = Field(
-        default=True, description="Save each finished stack."
-    )
-    save_rack: Annotated[bool, _LATER] = Field(
-        default=False, description="Save the whole rack besides its stacks."
-    )
+    save_stacks: bool = Field(default=True, description="Save each finished stack.")
+    save_rack: bool = Field(default=False, description="Save the whole rack besides its stacks.")
 
     @property
     def qlora(self) -> QLoRA:

@@ -185,8 +185,33 @@ class TrainingConfig(StackwiseFields):
             return self.strategy
         if self.mode is not None:  # a unit after the other
             return "progressive"
+        if self.qlora_enabled or self.quantization_enabled or self.backbone_quantized:
+            return "end_to_end"
         finetunes = model.lora_config or self.layerwise_lr_decay < 1 or self.unfreeze_interval
         return "finetune" if finetunes else "standard"
+
+    @property
+    def trains_units_in_turn(self) -> bool:
+        """Whether stack-wise training goes from one unit of layers to the next."""
+        return self.strategy == "progressive" or (self.strategy == "auto" and self.mode is not None)
+
+    @property
+    def trunk_trains(self) -> bool:
+        """Whether what lies below a unit trains in full with it."""
+        grows_once = self.strategy == "progressive" and self.progressive.growth == "once"
+        return grows_once or (self.mode == "fused" and self.fusion_mode == "trainable")
+
+    @property
+    def trunk_is_adapted(self) -> bool:
+        """Whether low-rank matrices train beside the frozen weights below a unit."""
+        adapts = self.qlora_enabled or self.progressive.trunk_strategy == "qlora"
+        return self.trains_units_in_turn and adapts
+
+    @property
+    def trunk_can_be_cached(self) -> bool:
+        """Whether what lies below a unit is always the same, and not run with its gradients."""
+        changes = self.trunk_trains or self.trunk_is_adapted
+        return self.trains_units_in_turn and self.mode != "fused" and not changes
 
     @property
     def extensions(self) -> list[str]:

@@ -63,9 +63,12 @@ from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.step_questions import check_blocks
 from infrastructure.training.recovery.notes import note
 from infrastructure.training.resume_contract import Difference, Verdict, agree, recorded_grid
+from infrastructure.training.stackwise.stack_phases import caches_trunk
+from infrastructure.training.stackwise.trunk_output import CacheSource
 from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.training_facts import base_facts, machine_facts, settings_of
 
 
@@ -258,6 +261,8 @@ class EnhancedTrainer(LastGradients):
         steps_per_epoch = -(-data.num_examples // batch_size)
         num_epochs = num_epochs_for(config, starts_from_scratch(self.model_config), steps_per_epoch)
         self.strategy.steps_per_epoch = steps_per_epoch
+        if isinstance(self.strategy, StackwiseStrategy) and caches_trunk(config, num_epochs):
+            self.strategy.cache_source = self._cache_source(data)
         phases = self.strategy.phases(model, num_epochs)
         all_epochs = sum(phase.num_epochs for phase in phases)
         total_steps = min(config.max_steps or sys.maxsize, all_epochs * steps_per_epoch)
@@ -293,6 +298,20 @@ class EnhancedTrainer(LastGradients):
             loop.go_back, loop.keep_evidence = self.saver.go_back, self.saver.keep_evidence
         return loop
 
+    def _cache_source(self, data: DataSource) -> CacheSource:
+        """Where the activations of a frozen trunk are kept: in the run's folder, if nobody says."""
+        folder = self.training_config.cache_dir
+        run = self.checkpoints.store.root.parent if self.checkpoints is not None else None
+        root = Path(folder).expanduser() if folder else (run or self.planner.cache_directory)
+        facts = {
+            "labels": LABELS_VERSION,
+            "precision": self.precision.name,
+            "seed": self.training_config.seed,  # of the masks
+            "size_grid": self.adapter.size_grid.value,
+            "device": self.device.type,
+        }
+        return CacheSource(data, self.adapter.prepare_batch, root / "activations", facts)
+
     def train(self) -> TrainingState:
         """Train from where the state stands to the end.
 
@@ -308,6 +327,7 @@ class EnhancedTrainer(LastGradients):
         finally:
             if self.checkpoints is not None:
                 self.checkpoints.close()
+            self.strategy.close(self.state.step >= loop.total_steps)
 
     def evaluate(self, poll: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Held-out loss per supervised item, empty where nothing is held out; leaves no trace.

@@ -128,7 +128,7 @@ class Stepping:
         state.batch, self.batch_at = examples, replace(state.position)
         self.optimizer.zero_grad(set_to_none=True)  # nothing of a step that was broken off
         self._mark(state)
-        self.strategy.begin_step(state.step)
+        self.strategy.begin_step(state.step, examples)
         self.fire(Event.STEP_START, state)
         if skipped_here(state) is not None:
             self._pass_over(state)

@@ -63,7 +63,7 @@ class UnifiedTrainer:
         hooks: Sequence[Hook] = (),
     ) -> None:
         config = config or TrainingConfig()
-        if config.strategy == "auto" and config.mode is None:
+        if config.strategy_for(ModelConfig()) == "standard" and config.strategy == "auto":
             config = config.model_copy(update={"strategy": "progressive"})
         self.config = config
         self.output_dir = None if output_dir is None else Path(output_dir)

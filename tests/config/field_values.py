@@ -13,6 +13,7 @@ SPECIAL: dict[str, Any] = {
     "training.mixed_precision": "bf16",
     "training.time_step_bins": [0, 5],
     "training.time_step_mask_fractions": {0: 0.15, 9: 0.9},
+    "training.qlora_ranks": {0: 4, 2: 8},
     "training.enabled_extensions": ["memory", "quantum"],
     "training.metrics_sinks": ["csv", "jsonl"],
     "training.recovery.loss_spike_factor": 2.5,

@@ -182,7 +182,6 @@ def test_every_unused_setting_is_tried() -> None:
 @pytest.mark.parametrize(
     "sections",
     [
-        {"training": {"qlora_enabled": True}},
         {"training": {"enabled_extensions": ["multimodal"]}},
         {"model": {"adapter": "dialogue"}},
     ],

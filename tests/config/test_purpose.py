@@ -30,7 +30,7 @@ progressive.growth progressive.init time_interpretation corruption mask_weightin
 time_step_masking num_time_steps time_step_bins time_step_mask_fractions store_all_time_steps
 time_step_cache_size quantization_enabled quantization_type backbone_quantized
 adapters_full_precision qlora_enabled qlora_rank qlora_alpha qlora_dropout qlora_lr
-qlora_progressive_enabled qlora_strategy cache_mode
+qlora_progressive_enabled qlora_strategy qlora_ranks cache_mode
 quantum.problem answer data_budget target candidates num_blocks rank_budget background
 resources.quantum.solver resources.quantum.max_qubits resources.quantum.fallback
 """

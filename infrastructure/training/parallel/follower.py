@@ -91,7 +91,6 @@ class Follower:
             self.adapter.set_compiled(values["is_compiled"])
         if values["phase"] != self.strategy.entered:
             self.strategy.take_form(self.model, self.optimizer, values["phase"])
-        self.strategy.begin_step(values["step"])
         choose_trained(self.model, values["trained"])
         self.model.zero_grad(set_to_none=True)
         self.exchange.spread(sent_tensors(self.model))
@@ -100,6 +99,7 @@ class Follower:
             self.scaler.scale(torch.zeros((), device=self.adapter.device))  # makes its tensors
             self.scaler.update(values["scale"])
         examples = unpacked_examples(Message(values["examples"], values["facts"], message.tensors))
+        self.strategy.begin_step(values["step"], examples)
         try:
             self.window = self._accumulate(examples, values)
         except Exception as error:

@@ -434,10 +434,10 @@ def _linear_children(module: torch.nn.Module) -> list[tuple[str, Any]]:
 
 def _is_linear(module: torch.nn.Module) -> bool:
     """Not of a class made from these: what such a one does with its weight is its own affair."""
-    return type(module) is torch.nn.Linear or _is_conv1d(module)
+    return type(module) is torch.nn.Linear or is_conv1d(module)
 
 
-def _is_conv1d(module: torch.nn.Module) -> bool:
+def is_conv1d(module: torch.nn.Module) -> bool:
     layers = sys.modules.get("transformers.pytorch_utils")  # not loaded: there is none of it
     return layers is not None and type(module) is layers.Conv1D
 
@@ -463,9 +463,9 @@ def _named(module_name: str, name: str) -> Iterator[None]:
 
 
 def _quantized(layer: Any, kind: str) -> QuantizedLinear:
-    is_conv1d = _is_conv1d(layer)
-    weight = layer.weight.t() if is_conv1d else layer.weight
-    quantized = QuantizedLinear(weight, layer.bias, kind, is_conv1d)
+    is_transposed = is_conv1d(layer)
+    weight = layer.weight.t() if is_transposed else layer.weight
+    quantized = QuantizedLinear(weight, layer.bias, kind, is_transposed)
     return quantized.train(layer.training)
 
 

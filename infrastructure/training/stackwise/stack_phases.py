@@ -11,6 +11,8 @@ from infrastructure.config.training_config import TrainingConfig
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.state import Phase
 
+ADAPTERS = "stack_adapters"  # the module of a layer that holds its low-rank matrices
+OWN = "0"
 SEQUENTIAL, STACKWISE, RACKWISE = "sequential", "stackwise", "rackwise"
 
 
@@ -66,7 +68,14 @@ class StackPlan:
 
 def kind_of(config: TrainingConfig) -> str:
     """What `strategy`, `mode` and `end_to_end_scope` come to."""
-    return config.end_to_end_scope if config.strategy == "end_to_end" else SEQUENTIAL
+    return SEQUENTIAL if config.trains_units_in_turn else config.end_to_end_scope
+
+
+def caches_trunk(config: TrainingConfig, num_epochs: int) -> bool:
+    """Whether what a frozen trunk gives is kept: if nobody says, where it is used again."""
+    if config.cache_activations is None:
+        return config.trunk_can_be_cached and num_epochs > 1
+    return config.cache_activations
 
 
 def divide(num_layers: int, config: TrainingConfig) -> list[Unit]:
@@ -108,8 +117,10 @@ def plan_stacks(config: TrainingConfig, rack: Rack, num_epochs: int) -> StackPla
     units = divide(len(rack), config)
     plan = StackPlan(kind_of(config), units)
     if not plan.is_sequential:
-        phase = StackPhase("all stacks", num_epochs, start=0, depth=len(rack))
-        plan.phases = [phase]
+        names = None
+        if config.qlora_enabled:
+            names = frozenset(adapter_names(rack, 0, len(rack), [OWN]))
+        plan.phases = [StackPhase("all stacks", num_epochs, names, start=0, depth=len(rack))]
         return plan
     for unit in units:
         for time_step in time_steps_of(config, unit.index, len(units)):
@@ -125,11 +136,18 @@ def _phase(
     num_epochs: int,
     time_step: int | None,
 ) -> StackPhase:
-    own = rack.parameters_of(unit.first, unit.last)
-    names = [name for name, _ in own]
-    trains_trunk = trunk_trains(config)
+    if config.progressive.new_stack_precision == "nf_fp8":
+        names = adapter_names(rack, unit.first, unit.last, [OWN])
+    else:
+        names = weight_names(rack, unit.first, unit.last)
+    if config.trunk_is_adapted:
+        for below in units[: unit.index]:
+            newest = unit.index - below.index if adapts_again(config) else 1
+            keys = [str(1 + number) for number in range(newest)]
+            names += adapter_names(rack, below.first, below.last, keys)
+    trains_trunk = config.trunk_trains
     if trains_trunk:
-        names += [name for name, _ in rack.parameters_of(0, unit.first)]
+        names += weight_names(rack, 0, unit.first)
     if unit.index == 0 or trains_trunk:
         names += rack.below
     if trains_head(config, unit, units):
@@ -138,27 +156,51 @@ def _phase(
     if config.with_top:
         depth = len(rack)
         top = units[max(0, len(units) - config.with_top)].first
-        names += [name for name, _ in rack.parameters_of(top, depth)]
+        names += weight_names(rack, top, depth)
     what = f"{unit.name} of {len(rack)}"
     if time_step is not None:
         what += f", time step {time_step}"
-    keeps_prefix = config.mode == "fused" or trains_trunk or unit.index == 0
+    keeps_prefix = config.mode == "fused" or trains_trunk or config.trunk_is_adapted
+    keeps_prefix |= unit.index == 0
     start = 0 if keeps_prefix else unit.first
     return StackPhase(what, num_epochs, frozenset(names), True, unit, start, depth, time_step)
 
 
+def weight_names(rack: Rack, first: int, last: int) -> list[str]:
+    """The parameters of layers [first, last) without low-rank matrices beside them."""
+    return [name for name, _ in rack.parameters_of(first, last) if ADAPTERS not in name]
+
+
+def adapter_names(rack: Rack, first: int, last: int, keys: Sequence[str]) -> list[str]:
+    """The low-rank matrices of layers [first, last) that have one of these keys."""
+    named = [name for name, _ in rack.parameters_of(first, last) if ADAPTERS in name]
+    return [name for name in named if name.split(".")[-2] in keys]
+
+
+def adapts_again(config: TrainingConfig) -> bool:
+    """Whether the trunk is given further matrices with each new unit."""
+    return config.qlora_progressive_enabled or config.qlora_strategy == "progressive"
+
+
+def adapter_pairs(config: TrainingConfig, plan: StackPlan, unit: Unit) -> list[str]:
+    """The keys of a unit's pairs of low-rank matrices: "0" trains in the place of its weights, the
+    others once it is part of the trunk."""
+    keys = []
+    is_new_quantized = config.progressive.new_stack_precision == "nf_fp8"
+    if is_new_quantized if plan.is_sequential else config.qlora_enabled:
+        keys.append(OWN)
+    later = len(plan.units) - 1 - unit.index
+    if config.trunk_is_adapted and later:
+        keys += [str(1 + number) for number in range(later if adapts_again(config) else 1)]
+    return keys
+
+
 def trains_head(config: TrainingConfig, unit: Unit, units: Sequence[Unit]) -> bool:
     """Whether final norm and untied head train with a unit."""
-    if trunk_trains(config) or config.train_head == "always" or config.with_top:
+    if config.trunk_trains or config.train_head == "always" or config.with_top:
         return True
     first = units[-1] if config.local_loss == "reconstruct" else units[0]
     return unit == first  # with feature reconstruction, the loss reaches the top unit alone
-
-
-def trunk_trains(config: TrainingConfig) -> bool:
-    """Whether what lies below a unit trains in full with it."""
-    grows_once = config.strategy == "progressive" and config.progressive.growth == "once"
-    return grows_once or (config.mode == "fused" and config.fusion_mode == "trainable")
 
 
 def time_steps_of(config: TrainingConfig, index: int, num_units: int) -> list[int | None]:

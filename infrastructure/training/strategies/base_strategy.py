@@ -7,7 +7,7 @@ times, `phases`. It never imports an adapter: the trainer gives it `compute_loss
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -97,7 +97,7 @@ class TrainingStrategy(ABC):
         """Begin phase `index`, or go on in it; called before its PHASE_START."""
         self.take_form(model, optimizer, index)
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, examples: Sequence[Any]) -> None:
         """Called before the batch of optimizer step `step` (from 0) is prepared."""
         if self.objective is not None:
             self.objective.draw = step
@@ -109,6 +109,9 @@ class TrainingStrategy(ABC):
         form it has now: number formats, modes, what the optimizer holds. Values stay, or are loaded
         from a checkpoint next."""
         self.entered = index
+
+    def close(self, is_over: bool) -> None:  # noqa: B027 (most hold nothing)
+        """The training ends, for good or to go on later."""
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Inside, the model runs as it is measured on held-out data in this phase."""

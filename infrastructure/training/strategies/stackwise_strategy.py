@@ -16,6 +16,7 @@ Wqbi2pUcvb).
 
 import bisect
 import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,16 +26,30 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.training.models.model_inputs import probing
 from infrastructure.training.stackwise.growth import initialize_unit
+from infrastructure.training.stackwise.layer_forms import AS_LOADED, forms_of, take_forms
 from infrastructure.training.stackwise.rack import Rack
-from infrastructure.training.stackwise.reconstruction import FeatureDecoders, reconstruction_loss
+from infrastructure.training.stackwise.reconstruction import (
+    TRAINING_ONLY,
+    FeatureDecoders,
+    reconstruction_loss,
+)
+from infrastructure.training.stackwise.stack_adapters import StackAdapters
 from infrastructure.training.stackwise.stack_phases import (
+    ADAPTERS,
     STACKWISE,
     StackPhase,
     StackPlan,
+    adapter_pairs,
     plan_stacks,
 )
+from infrastructure.training.stackwise.trunk_output import CacheSource, TrunkCache
 from infrastructure.training.state import Phase, StepOutput
-from infrastructure.training.strategies.base_strategy import NOT_ENTERED, TrainingStrategy
+from infrastructure.training.strategies.base_strategy import (
+    NOT_ENTERED,
+    ParameterGroups,
+    TrainingStrategy,
+    decay_groups,
+)
 
 
 class StackwiseStrategy(TrainingStrategy):
@@ -42,6 +57,8 @@ class StackwiseStrategy(TrainingStrategy):
 
     Attributes:
         plan: the phases of this training; None before `phases`.
+        cache_source: where activations of a frozen trunk come from; None: they are not cached.
+            Given by the trainer.
     """
 
     def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
@@ -49,6 +66,11 @@ class StackwiseStrategy(TrainingStrategy):
         self.rack: Rack | None = None
         self.plan: StackPlan | None = None
         self.decoders: FeatureDecoders | None = None
+        self.adapters: StackAdapters | None = None
+        self._names: list[list[str]] | None = None  # of the optimizer's parameters, by group
+        self._loaded_dtype = torch.float32
+        self.cache_source: CacheSource | None = None
+        self.cache: TrunkCache | None = None
 
     def prepare_model(self, model: torch.nn.Module) -> None:
         """Find the parts of the model, prove that it can be cut, and add what training needs.
@@ -60,10 +82,15 @@ class StackwiseStrategy(TrainingStrategy):
             return
         self.rack = Rack(model)
         self.rack.check()
+        self._loaded_dtype = next(self.rack.layers[0].parameters()).dtype
         self.plan = plan_stacks(self.config, self.rack, 1)
         if self.config.local_loss == "reconstruct":
             self.decoders = FeatureDecoders(self.rack.hidden_size, len(self.plan.units) - 1)
             self.decoders.attach_to(model)
+        if any(adapter_pairs(self.config, self.plan, unit) for unit in self.plan.units):
+            self.adapters = StackAdapters(
+                self.config, self.plan, list(self.rack.layers), self.config.seed
+            )
 
     def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
         """One for each unit (and time step), of `num_epochs` epochs each."""
@@ -86,6 +113,69 @@ class StackwiseStrategy(TrainingStrategy):
         if self.entered < index and phase.unit is not None and is_new_unit:
             initialize_unit(self.rack, phase.unit, self.config.progressive.init)
         self.take_form(model, optimizer, index)
+        self._fill_cache(model, phase)
+
+    def _fill_cache(self, model: torch.nn.Module, phase: StackPhase) -> None:
+        """Have the trunk's output of all examples, before the first of them is needed."""
+        if self.cache_source is None:
+            return
+        assert self.rack is not None
+        assert self.plan is not None
+        if self.cache is None:
+            bins = {one.time_step for one in self.plan.phases}
+            config = self.config
+            self.cache = TrunkCache(
+                self.rack,
+                self.cache_source,
+                dtype=config.cache_dtype,
+                budget_megabytes=config.cache_size,
+                mode=config.cache_mode,
+                size=None if config.store_all_time_steps else config.time_step_cache_size,
+                num_time_steps=len(bins),
+                num_boundaries=max(1, len({one.start for one in self.plan.phases} - {0})),
+            )
+        if phase.start == 0:
+            self.cache.leave()
+            return
+
+        def run(batch: Mapping[str, Any]) -> torch.Tensor:
+            with self.precision.autocast():
+                return self._compute_trunk(model, dict(batch))
+
+        self.cache.enter(phase, self._trunk(phase.start), run)
+
+    def _trunk(self, start: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Everything that what the trunk gives depends on, by name."""
+        assert self.rack is not None
+        named = dict(self.rack.model.named_parameters())
+        yield from ((name, named[name]) for name in self.rack.below)
+        for index, layer in enumerate(self.rack.layers[:start]):
+            for name, tensor in layer.state_dict().items():
+                yield f"{index}.{name}", tensor
+
+    def begin_step(self, step: int, examples: Sequence[Any]) -> None:
+        super().begin_step(step, examples)
+        if self.cache is not None:
+            self.cache.prefetch(examples)
+
+    def close(self, is_over: bool) -> None:
+        if self.cache is not None:
+            self.cache.close(is_over)
+            self.cache = None
+        if is_over and self.rack is not None:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Leave a plain model: weights as they were loaded, with what low-rank matrices learnt."""
+        assert self.rack is not None
+        layers = list(self.rack.layers)
+        take_forms(layers, [AS_LOADED] * len(layers), self._loaded_dtype)
+        if self.adapters is not None:
+            self.adapters.merge()
+            self.adapters = None
+        if self.decoders is not None:
+            delattr(self.rack.model, TRAINING_ONLY)
+            self.decoders = None
 
     def _unit_index(self, phase_index: int) -> int:
         assert self.plan is not None
@@ -109,6 +199,7 @@ class StackwiseStrategy(TrainingStrategy):
         if index == NOT_ENTERED or index >= len(self.plan.phases):
             return
         phase = self.plan.phases[index]
+        self._take_precision(model, optimizer, phase)
         model.train()
         for layer in self.rack.layers[: phase.start]:
             layer.eval()
@@ -118,6 +209,38 @@ class StackwiseStrategy(TrainingStrategy):
                 if name not in wanted:
                     optimizer.state.pop(parameter, None)
                     parameter.grad = None
+
+    def _take_precision(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, phase: StackPhase
+    ) -> None:
+        """Finished layers are stored as the configuration says, the unit that trains is in the
+        precision of a new stack, and all others are as they were loaded."""
+        assert self.rack is not None
+        assert self.plan is not None
+        if self._names is None:
+            by_id = {id(p): name for name, p in model.named_parameters()}
+            self._names = [[by_id[id(p)] for p in g["params"]] for g in optimizer.param_groups]
+        wanted = forms_of(self.config, self.plan, phase, len(self.rack))
+        if take_forms(list(self.rack.layers), wanted, self._loaded_dtype):
+            named = dict(model.named_parameters())
+            for group, names in zip(optimizer.param_groups, self._names, strict=True):
+                group["params"] = [named[name] for name in names if name in named]
+            living = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            for parameter in [p for p in optimizer.state if id(p) not in living]:
+                del optimizer.state[parameter]
+            if self.adapters is not None:
+                self.adapters.hook()
+
+    def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
+        """Low-rank matrices have a learning rate of their own."""
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        decay, rate = self.config.weight_decay, self.config.qlora_lr or learning_rate
+        beside = [(name, p) for name, p in named if ADAPTERS in name]
+        weights = [(name, p) for name, p in named if ADAPTERS not in name]
+        return [
+            *decay_groups(weights, learning_rate, decay),
+            *(decay_groups(beside, rate, decay) if beside else []),
+        ]
 
     def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
         """Each phase has a warm-up and a schedule of its own: what trains in it is new."""
@@ -189,7 +312,16 @@ class StackwiseStrategy(TrainingStrategy):
         return StepOutput(output.loss_sum.detach(), output.num_items)
 
     def _trunk_output(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """What the trunk hands to the first layer with gradients, without dropout."""
+        """What the trunk hands to the first layer with gradients: read, or computed."""
+        if self.cache is not None:
+            like = next(p for p in model.parameters() if p.is_floating_point())
+            found = self.cache.read(inputs, like)
+            if found is not None:
+                return found
+        return self._compute_trunk(model, inputs)
+
+    def _compute_trunk(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """The same, without dropout and gradients."""
         assert self.rack is not None
         with probing(model), torch.no_grad():
             return self.rack.hidden_at(self.phase.start, lambda: self._forward(model, inputs))

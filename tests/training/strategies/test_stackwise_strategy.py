@@ -47,6 +47,10 @@ def weights_after(run: Path, step: int) -> dict[str, torch.Tensor]:
     return load_checkpoint(path).tensors["model"]
 
 
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
 SEQUENTIAL: dict[str, dict[str, Any]] = {
     "progressive": {"strategy": "progressive", "progressive": {"target_stacks": 2}},
     "layerwise": {"mode": "layerwise"},
@@ -64,6 +68,36 @@ AT_ONCE: dict[str, dict[str, Any]] = {
         "local_loss": "reconstruct",
     },
     "rackwise": {"strategy": "end_to_end"},
+}
+
+
+BLOCKS = {"mode": "blockwise", "block_size": 2}
+FURTHER: dict[str, dict[str, Any]] = {
+    "once": {"strategy": "progressive", "progressive": {"growth": "once", "init": "middle"}},
+    "cached": {**BLOCKS, "cache_activations": True},
+    "quantised": {**BLOCKS, "quantization_enabled": True},
+    "qlora": {**BLOCKS, "quantization_enabled": True, "qlora_enabled": True, "qlora_rank": 4},
+    "progressive qlora": {
+        "mode": "layerwise",
+        "qlora_enabled": True,
+        "qlora_strategy": "progressive",
+        "qlora_dropout": 0.1,
+    },
+    "quantised new stacks": {
+        "strategy": "progressive",
+        "progressive": {"target_stacks": 2, "new_stack_precision": "nf_fp8"},
+    },
+    "new stacks in bf16": {
+        "strategy": "progressive",
+        "progressive": {"target_stacks": 2, "new_stack_precision": "bf16"},
+    },
+    "qlora at once": {
+        "strategy": "end_to_end",
+        "quantization_enabled": True,
+        "qlora_enabled": True,
+    },
+    "masked": {**BLOCKS, "time_step_masking": True, "num_time_steps": 2},
+    "masks of the step": {"strategy": "end_to_end", "time_step_masking": True},
 }
 
 
@@ -138,13 +172,12 @@ def test_a_silent_new_stack_begins_where_the_one_below_ended(tmp_path: Path) -> 
     assert trainer.evaluate() == pytest.approx(below, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", [*SEQUENTIAL, *AT_ONCE, "once"])
+@pytest.mark.parametrize("name", [*SEQUENTIAL, *AT_ONCE, *FURTHER])
 def test_a_run_that_is_broken_off_comes_to_the_same_end(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of the second phase, and from the checkpoint at its beginning."""
-    once = {"strategy": "progressive", "progressive": {"growth": "once", "init": "middle"}}
-    settings = {**SEQUENTIAL, **AT_ONCE, "once": once}[name]
+    settings = {**SEQUENTIAL, **AT_ONCE, **FURTHER}[name]
     whole = train(tmp_path, "whole", **settings)
     last = len(losses(whole))
     for step in sorted({STEPS, last - 2} - {last}):
@@ -154,12 +187,14 @@ def test_a_run_that_is_broken_off_comes_to_the_same_end(
             if load_checkpoint(path).values["step"] == step
         ]
         trainer = TrainerFactory().for_run(config_of(tmp_path, **settings))
+        again = tmp_path / f"from-{step}"
+        trainer.save_checkpoints_to(again / "checkpoints")
         trainer.restore(checkpoint[0])
         state = trainer.train()
         assert state.step == last
-        end = weights_after(whole, last)
-        model = dict(trainer.model.state_dict())  # type: ignore[union-attr]
-        assert [key for key in end if not torch.equal(end[key], model[key])] == []
+        end, model = weights_after(whole, last), weights_after(again, last)
+        assert end.keys() == model.keys()
+        assert [key for key in end if not same_bits(end[key], model[key])] == []
 
 
 def test_optimizer_memory_is_that_of_the_unit_that_trains(tmp_path: Path) -> None:
@@ -212,3 +247,124 @@ def test_each_phase_warms_up_and_falls_anew(tmp_path: Path) -> None:
     rates = [r["learning_rate"] for r in records if "loss" in r and "learning_rate" in r]
     assert rates[: STEPS - 1] == pytest.approx(rates[STEPS:-1])  # each is of the step after it
     assert rates[0] < rates[1] > rates[STEPS - 2]
+
+
+CACHED: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "masked": {"time_step_masking": True, "num_time_steps": 3},
+    "masked by the input": {
+        "time_step_masking": True,
+        "num_time_steps": 2,
+        "time_interpretation": "input",
+    },
+}
+
+
+@pytest.mark.parametrize("name", CACHED)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-2)])
+def test_cached_is_recomputed(name: str, dtype: str, tolerance: float, tmp_path: Path) -> None:
+    shape = {"mode": "blockwise", "block_size": 2, "num_epochs": 2, "cache_activations": True}
+    settings = {**shape, **CACHED[name], "mixed_precision": "fp32"}
+    kept = train(tmp_path, "kept", **settings, cache_dtype=dtype)
+    computed = train(tmp_path, "computed", **settings, cache_size=0)
+    [one, other] = [[loss for _, loss in losses(run)] for run in (kept, computed)]
+    assert one == pytest.approx(other, rel=tolerance)
+    assert list((kept / "activations").iterdir()) == []  # it is over
+
+
+def test_a_quantised_trunk_is_smaller_and_comes_back(tmp_path: Path) -> None:
+    settings = {"mode": "blockwise", "block_size": 2, "quantization_enabled": True}
+    run = train(tmp_path, "runs", **settings)
+    stored = weights_after(run, 2 * STEPS)
+    fp8 = [t for t in stored.values() if t.dtype == torch.float8_e4m3fn]
+    assert sum(t.numel() for t in fp8) > 0
+    plain = train(tmp_path, "plain", mode="blockwise", block_size=2)
+    [one, other] = [[loss for _, loss in losses(run)] for run in (run, plain)]
+    assert one[:STEPS] == other[:STEPS]
+    assert one != other
+    assert one == pytest.approx(other, rel=0.05)
+
+
+def test_low_rank_matrices_of_the_trunk_train_with_each_unit(tmp_path: Path) -> None:
+    run = train(tmp_path, "runs", **FURTHER["qlora"])
+    before, after = weights_after(run, STEPS), weights_after(run, 2 * STEPS)
+    moved = {key for key in after if key in before and not torch.equal(before[key], after[key])}
+    beside = {key for key in moved if "stack_adapters" in key}
+    assert {key.split("layers.")[1][0] for key in beside} == {"0", "1"}
+    assert {key.split("layers.")[1][0] for key in moved - beside} == {"2", "3"}
+
+
+@pytest.mark.parametrize("name", ["qlora", "progressive qlora", "qlora at once"])
+def test_what_low_rank_matrices_learnt_is_in_the_finished_model(name: str, tmp_path: Path) -> None:
+    """A plain model of transformers, with the held-out loss of the training's end."""
+    from transformers import AutoModelForCausalLM
+
+    run = train(tmp_path, "runs", **FURTHER[name], mixed_precision="fp32")
+    model = AutoModelForCausalLM.from_pretrained(run / "final")
+    names = {key for key, _ in model.named_parameters()}
+    assert not any("stack_adapters" in key or "quantized" in key for key in names)
+    told = json.loads((run / "summary.json").read_text())
+    trainer = TrainerFactory().for_run(config_of(tmp_path, mixed_precision="fp32"))
+    trainer.initialize_model().load_state_dict(model.state_dict())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(told["after"]["eval_loss"], rel=1e-5)
+
+
+def test_a_learning_rate_of_their_own(tmp_path: Path) -> None:
+    config = config_of(tmp_path, **FURTHER["qlora"], qlora_lr=0.123)
+    groups = TrainerFactory().for_run(config).optimizer.param_groups
+    rates = {group["initial_lr"] for group in groups}
+    assert len(rates) == 2
+    assert 0.123 in rates
+
+
+def test_ranks_of_some_stacks(tmp_path: Path) -> None:
+    settings = {"qlora_strategy": "variable", "qlora_ranks": {0: 2}, "qlora_rank": 4}
+    config = config_of(tmp_path, mode="layerwise", qlora_enabled=True, **settings)
+    model = TrainerFactory().for_run(config).initialize_model()
+    ranks = {
+        name.split("layers.")[1][0]: len(p)
+        for name, p in model.named_parameters()
+        if "lora_A" in name
+    }
+    assert ranks == {"0": 2, "1": 4, "2": 4}  # the last one is never part of a trunk
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "qlora trunk with a cache": (
+        {**BLOCKS, "qlora_enabled": True, "cache_activations": True},
+        "so that its output changes",
+    ),
+    "standard with a mode": (
+        {"strategy": "standard", "mode": "layerwise"},
+        "leave one of them out",
+    ),
+    "nothing would train": (
+        {"strategy": "end_to_end", "quantization_enabled": True},
+        "nothing would train",
+    ),
+    "quantised and training": (
+        {"mode": "fused", "fusion_mode": "trainable", "quantization_enabled": True},
+        "go on training",
+    ),
+    "block size without blocks": ({"mode": "layerwise", "block_size": 2}, "block_size = 2"),
+    "masks that are off": ({**BLOCKS, "num_time_steps": 3}, "time_step_masking is off"),
+    "compiled": ({**BLOCKS, "compile_mode": "default"}, "compile_mode is not for stack-wise"),
+    "early end": ({**BLOCKS, "early_stopping_patience": 2}, "is not for stack-wise"),
+    "one loss": ({"strategy": "end_to_end", "local_loss": "reconstruct"}, "give stackwise"),
+    "a top that grows": (
+        {"strategy": "progressive", "with_top": 1},
+        "give training.mode instead",
+    ),
+    "too many stacks": (
+        {"strategy": "progressive", "progressive": {"target_stacks": 9}},
+        "4 layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_makes_no_sense_is_refused_before_a_run_begins(name: str, tmp_path: Path) -> None:
+    settings, sentence = REFUSED[name]
+    with pytest.raises(ValueError, match=sentence):
+        train(tmp_path, "runs", **settings)
+    assert not (tmp_path / "runs").exists() or list((tmp_path / "runs").glob("*/run.json")) == []

@@ -1,0 +1,161 @@
+"""Low-rank matrices beside the frozen weights of layers (LoRA, 2106.09685; on quantised weights
+QLoRA, 2305.14314), which train while the layers themselves do not.
+
+They lie in the layer, under their own names, so that no other parameter changes its name, also when
+the weights beside them are stored quantised. All of them exist from the start; each begins at no
+effect, and trains in the phases that name it.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.stackwise.quantized_trunk import is_conv1d
+from infrastructure.training.stackwise.stack_phases import (
+    ADAPTERS,
+    StackPlan,
+    adapter_pairs,
+)
+
+SEPARATOR = "__"  # in the place of the points of a module's name, which a key must not have
+
+
+class LowRankPair(torch.nn.Module):
+    """`scale * B A x`, with B at zero at first.
+
+    Args:
+        num_in, num_out: of the linear layer beside it.
+        rank, alpha: the scale is alpha / rank.
+        dropout: share of the inputs that are left out in training.
+    """
+
+    def __init__(self, num_in: int, num_out: int, rank: int, alpha: float, dropout: float) -> None:
+        super().__init__()
+        self.lora_A = torch.nn.Parameter(torch.empty(rank, num_in))
+        self.lora_B = torch.nn.Parameter(torch.zeros(num_out, rank))
+        torch.nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+        self.scale, self.dropout = alpha / rank, dropout
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        dropped = F.dropout(inputs, self.dropout, self.training)
+        low = F.linear(dropped.to(self.lora_A.dtype), self.lora_A)
+        return F.linear(low, self.lora_B) * self.scale
+
+    def update(self) -> torch.Tensor:
+        """What the pair adds to the weight (out, in)."""
+        return self.scale * self.lora_B @ self.lora_A
+
+
+class LayerAdapters(torch.nn.ModuleDict):
+    """All pairs of one layer: for each of its linear layers a `ModuleDict` by the pair's key."""
+
+    def hook(self, layer: torch.nn.Module) -> Iterator[Any]:
+        """Let the linear layers that are there now give what their pairs add, too."""
+        for key, pairs in self.items():
+            linear = layer.get_submodule(key.replace(SEPARATOR, "."))
+            yield linear.register_forward_hook(_adder(pairs))
+
+
+def _adder(pairs: Any) -> Any:
+    def add(module: torch.nn.Module, given: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        for pair in pairs.values():
+            output = output + pair(given[0]).to(output.dtype)
+        return output
+
+    return add
+
+
+class StackAdapters:
+    """The low-rank matrices of a model's layers.
+
+    Args:
+        layers: of the model; given their matrices here.
+        seed: decides the first values.
+    """
+
+    def __init__(
+        self, config: TrainingConfig, plan: StackPlan, layers: Sequence[torch.nn.Module], seed: int
+    ) -> None:
+        self.layers = list(layers)
+        self._handles: list[Any] = []
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for unit in plan.units:
+                keys = adapter_pairs(config, plan, unit)
+                rank, alpha = rank_of(config, unit.index)
+                for layer in self.layers[unit.first : unit.last] if keys else ():
+                    self._add(layer, keys, rank, alpha, config)
+        self.hook()
+
+    def _add(
+        self,
+        layer: torch.nn.Module,
+        keys: Sequence[str],
+        rank: int,
+        alpha: float,
+        config: TrainingConfig,
+    ) -> None:
+        parameter = next(layer.parameters())
+        dtype = torch.float32 if config.adapters_full_precision else parameter.dtype
+        adapters = LayerAdapters()
+        for name, module in list(layer.named_modules()):
+            shape = linear_shape(module)
+            if shape is None:
+                continue
+            pairs = torch.nn.ModuleDict(
+                {key: LowRankPair(*shape, rank, alpha, config.qlora_dropout) for key in keys}
+            )
+            adapters[name.replace(".", SEPARATOR)] = pairs.to(parameter.device, dtype)
+        layer.add_module(ADAPTERS, adapters)
+
+    def hook(self) -> None:
+        """Attach to the linear layers that are there now; they may have been replaced."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = [
+            handle
+            for layer in self.layers
+            if isinstance(adapters := getattr(layer, ADAPTERS, None), LayerAdapters)
+            for handle in adapters.hook(layer)
+        ]
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Add what they learnt to the weights beside them, which are not quantised, and go."""
+        for handle in self._handles:
+            handle.remove()
+        for layer in self.layers:
+            adapters = getattr(layer, ADAPTERS, None)
+            if not isinstance(adapters, LayerAdapters):
+                continue
+            for key, module in adapters.items():
+                pairs, linear = (
+                    cast(Any, module),
+                    cast(Any, layer.get_submodule(key.replace(SEPARATOR, "."))),
+                )
+                for pair in pairs.values():
+                    update = pair.update().T if is_conv1d(linear) else pair.update()
+                    linear.weight += update.to(linear.weight.dtype)
+            delattr(layer, ADAPTERS)
+
+
+def rank_of(config: TrainingConfig, stack: int) -> tuple[int, float]:
+    """Rank and alpha of a stack; alpha keeps its proportion where a stack has a rank of its own."""
+    rank = config.qlora_rank
+    if config.qlora_strategy == "variable":
+        rank = (config.qlora_ranks or {}).get(stack, rank)
+    return rank, config.qlora_alpha * rank / config.qlora_rank
+
+
+def linear_shape(module: torch.nn.Module) -> tuple[int, int] | None:
+    """Inputs and outputs of a linear layer; None: it is none."""
+    if isinstance(module, torch.nn.Linear):
+        return module.in_features, module.out_features
+    if is_conv1d(module):
+        num_in, num_out = cast(Any, module).weight.shape
+        return int(num_in), int(num_out)
+    return None

@@ -1,0 +1,180 @@
+"""What a frozen trunk makes of a batch: computed, or read from a cache of examples.
+
+A batch says which examples it holds (`example_ids`, one for each, and `example_lengths`), and where
+they lie: one after the other in a packed row (`cu_seq_lens`), or a row each, from its beginning.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from infrastructure.training.stackwise.activation_cache import (
+    CACHE_DTYPES,
+    Cache,
+    Pages,
+    example_id,
+    trunk_hash,
+)
+from infrastructure.training.stackwise.rack import Rack
+from infrastructure.training.stackwise.stack_phases import StackPhase
+from infrastructure.training.stackwise.time_step_caches import CacheMode, TimeStepCaches
+
+IDS, LENGTHS = "example_ids", "example_lengths"
+PAGE_EXAMPLES = 16  # computed together, whatever batches ask for them later
+MEGABYTE = 1_000_000
+
+Batch = Mapping[str, Any]
+Run = Callable[[Batch], Any]
+
+
+class Data(Protocol):
+    """What is asked of a data source; see `base_adapter.DataSource`."""
+
+    @property
+    def num_examples(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Any: ...
+
+
+@dataclass
+class CacheSource:
+    """Where cached activations come from, and where they are kept.
+
+    Attributes:
+        data: the training examples.
+        prepare_batch: makes a batch of examples, as in training.
+        root: the folder that caches lie in.
+        facts: what else the values depend on: the number format, the version of the labels.
+    """
+
+    data: Data
+    prepare_batch: Callable[[Sequence[Any]], dict[str, Any]]
+    root: Path
+    facts: dict[str, Any]
+
+
+class TrunkCache:
+    """The cache of a training's frozen trunks, a phase after the other.
+
+    Args:
+        num_time_steps, num_boundaries: that there will be.
+        size: time steps that are kept; None: all.
+
+    Raises:
+        ValueError: the data cannot be cached, or there is no space for it; says what to do.
+    """
+
+    def __init__(
+        self,
+        rack: Rack,
+        source: CacheSource,
+        *,
+        dtype: str,
+        budget_megabytes: int,
+        mode: CacheMode,
+        size: int | None,
+        num_time_steps: int,
+        num_boundaries: int,
+    ) -> None:
+        self.rack, self.source = rack, source
+        self.dtype = CACHE_DTYPES[dtype]
+        self.pages = Pages(_all_examples(source.data), PAGE_EXAMPLES, identify=identity_of)
+        self.caches = TimeStepCaches(
+            source.root,
+            size,
+            mode=mode,
+            num_time_steps=num_time_steps,
+            num_boundaries=num_boundaries,
+            budget_bytes=budget_megabytes * MEGABYTE,
+        )
+        self.cache: Cache | None = None
+        self._opened: tuple[int, int] | None = None
+
+    def enter(self, phase: StackPhase, trunk: Iterator[tuple[str, torch.Tensor]], run: Run) -> None:
+        """Make the cache of a phase whole, as far as its budget goes."""
+        name = (phase.time_step or 0, phase.start)
+        if name == self._opened:
+            return
+        key = {
+            **self.source.facts,
+            "data": self.source.data.fingerprint,
+            "time_step": name[0],
+            "unit": phase.start,
+            "trunk_hash": trunk_hash(trunk),
+        }
+
+        def compute(examples: Sequence[Any]) -> list[torch.Tensor]:
+            batch = self.source.prepare_batch(examples)
+            hidden = run(batch).float().cpu()
+            return [hidden[place].clone() for place in places_of(batch)]
+
+        self.cache = self.caches.open(
+            key, self.pages, compute, hidden_size=self.rack.hidden_size, dtype=self.dtype
+        )
+        self._opened = name
+
+    def leave(self) -> None:
+        """A phase without a frozen trunk: nothing is read."""
+        self.cache = self._opened = None
+
+    def read(self, batch: Batch, like: torch.Tensor) -> torch.Tensor | None:
+        """The trunk's output of a batch (B, L, d) in the form of `like`'s device and type; None
+        where an example of it is not cached."""
+        if self.cache is None or IDS not in batch:
+            return None
+        found = self.cache.read(batch[IDS])
+        if found is None:
+            return None
+        rows, length = batch["input_ids"].shape
+        hidden = torch.zeros(rows, length, self.rack.hidden_size, dtype=like.dtype)
+        for place, values in zip(places_of(batch), found, strict=True):
+            hidden[place] = values.to(like.dtype)
+        return hidden.to(like.device, non_blocking=True)
+
+    def prefetch(self, examples: Sequence[Any]) -> None:
+        """Bring what a batch will need into memory."""
+        if self.cache is not None:
+            self.cache.prefetch([identity_of(example) for example in examples])
+
+    def close(self, is_over: bool) -> None:
+        """Let go of the caches; what is in them is deleted when the training is over."""
+        if is_over:
+            self.caches.discard()
+        self.caches.close()
+        self.leave()
+
+
+def identity_of(example: Any) -> bytes:
+    """What a tokenised example is known by."""
+    return example_id(example.input_ids, example.supervised)
+
+
+def places_of(batch: Batch) -> list[tuple[int, slice]]:
+    """Where the examples of a batch lie: row, and positions in it."""
+    lengths = batch[LENGTHS]
+    if "cu_seq_lens" not in batch:
+        return [(row, slice(0, length)) for row, length in enumerate(lengths)]
+    places, start = [], 0
+    for length in lengths:
+        places.append((0, slice(start, start + length)))
+        start += length
+    return places
+
+
+def _all_examples(data: Data) -> list[Any]:
+    """In the order of the first epoch, which never changes."""
+    with closing(data.train_batches(0, 0, max(1, min(data.num_examples, 1024)))) as batches:
+        examples = [example for batch in batches for example in batch]
+    if not examples or not hasattr(examples[0], "input_ids"):
+        raise ValueError(
+            "training.cache_activations needs examples of token ids, to know them again in each"
+            " epoch: leave it out for this data"
+        )
+    return examples
