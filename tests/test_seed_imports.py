@@ -1,7 +1,4 @@
-"""Every import of the specifications; `src.training` there is `infrastructure.training` here.
-
-An import works, or says with which part its feature comes.
-"""
+"""Every import of the specifications; `src.training` there is `infrastructure.training` here."""
 
 import subprocess
 import sys
@@ -15,6 +12,8 @@ THERE = [
     "from infrastructure.training.enhanced_trainer import EnhancedTrainer",
     "from infrastructure.deployment.deploy_training import TrainingDeployment, DeploymentConfig",
     "from infrastructure.training import TrainingConfig",
+    "from infrastructure.training import UnifiedTrainer, TrainingConfig",
+    "from infrastructure.training.unified_trainer import UnifiedTrainer, TrainingConfig",
     "from infrastructure.backup.backup_system import create_backup_system",
     "from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer",
     "from infrastructure.optimization.memory_optimizer import create_memory_optimizer",
@@ -29,22 +28,11 @@ THERE = [
     "from infrastructure.training.strategies import TrainingStrategy, StandardTrainingStrategy",
     "from infrastructure.training.strategies import FinetuningStrategy",
 ]
-LATER = {
-    "from infrastructure.training import UnifiedTrainer, TrainingConfig": (
-        "UnifiedTrainer comes with the part on stack-wise training"
-    ),
-}
 
 
 @pytest.mark.parametrize("line", THERE)
 def test_an_import_of_the_specifications_works(line: str) -> None:
     exec(line, {})
-
-
-@pytest.mark.parametrize("line", LATER)
-def test_an_import_of_a_later_part_says_so(line: str) -> None:
-    with pytest.raises(ImportError, match=LATER[line]):
-        exec(line, {})
 
 
 def test_all_that_the_package_offers_is_there() -> None:

@@ -27,6 +27,7 @@ _PLACES = {
     "TrainingContext": "infrastructure.training.context",
     "TrainingLoop": "infrastructure.training.loop",
     "TrainingMonitor": "infrastructure.monitoring.training_monitor",
+    "UnifiedTrainer": "infrastructure.training.unified_trainer",
     "UnslothTrainer": "infrastructure.training.unsloth_trainer",
     "apply_quantum_solution": "infrastructure.training.quantum.own_loop",
     "formulate_quantum_problem": "infrastructure.training.quantum.own_loop",
@@ -38,12 +39,9 @@ _PLACES = {
     "should_checkpoint": "infrastructure.training.context",
     "should_optimize": "infrastructure.training.quantum.own_loop",
 }
-_LATER = dict.fromkeys(
-    ("UnifiedTrainer", "BlockTrainer", "StackTrainer", "RackTrainer"), "stackwise"
-)
 
 __all__ = [*_PLACES]
-__getattr__ = lazy_names(__name__, _PLACES, _LATER, ELSEWHERE)
+__getattr__ = lazy_names(__name__, _PLACES, elsewhere=ELSEWHERE)
 
 
 def __dir__() -> list[str]:

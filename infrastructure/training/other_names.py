@@ -7,6 +7,8 @@ that name would be a second way to do what the object named here does already.
 ELSEWHERE = {
     "BatchProcessor": "DataPipeline(config).process_batch(batch) makes a batch for the model, and"
     " training.batch_size auto finds its size",
+    "BlockTrainer": "training.mode blockwise has a phase for each block, layerwise for each layer;"
+    " UnifiedTrainer(config).train_all_layers(dataloader, model_layers) trains so what you give it",
     "CPUCache": "cache.memory_size and cache.disk_size bound the cache of prepared data, which"
     " DataPipeline(config) keeps",
     "ComputeManager": "device and resources of the configuration say what is used;"
@@ -35,6 +37,8 @@ ELSEWHERE = {
     " MemoryOptimizer().memory_profiler(name) measures the memory of a block",
     "QuantumResourceManager": "resources.quantum names the sampler, its limits and its fallback;"
     " quantum_solve(problem) asks it",
+    "RackTrainer": "training.strategy end_to_end has one phase, of the whole rack with one loss;"
+    " UnifiedTrainer(config).train_all_layers(dataloader, model_layers) trains so what you give it",
     "ResourceErrorHandler": "training.recovery and resources.quantum.fallback say what is done;"
     " is_device_fault(error) of infrastructure.training.error_handlers tells a GPU's error",
     "ResourceManager": "MemoryOptimizer().optimize() frees memory, and find_fastest(config) of"
@@ -43,6 +47,9 @@ ELSEWHERE = {
     " raises alerts beyond its thresholds",
     "ResourceRecovery": "the loop goes back to its newest good checkpoint, as training.recovery"
     " says, and TrainingDeployment(config).run() goes on with a run that was killed",
+    "StackTrainer": "training.strategy progressive has a phase for each stack,"
+    " training.end_to_end_scope stackwise trains all of them in each step;"
+    " UnifiedTrainer(config).train_all_layers(dataloader, model_layers) trains so what you give it",
     "TrainingErrorHandler": "the loop answers errors as training.recovery says;"
     " is_out_of_memory(error) of infrastructure.training.error_handlers tells which kind one is",
     "TrainingOptimizer": "find_fastest(config) of infrastructure.deployment.tune_commands (temper"

@@ -4,7 +4,9 @@ The same loop, checkpoints and phases as everything else; what is named in a `Tr
 here what it does in a run of `temper train`.
 """
 
+import hashlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +19,14 @@ from infrastructure.config.data_config import DataConfig
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.resource_config import CacheConfig
 from infrastructure.config.training_config import TrainingConfig as TrainingConfig
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.data.order import epoch_order
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.hf_bridge.trainer_facts import frozen_fingerprint
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.model_adapters.layers_adapter import (
+    IGNORED,
     LayersAdapter,
     LayersModel,
     LoaderSource,
@@ -31,19 +34,30 @@ from infrastructure.training.model_adapters.layers_adapter import (
     inputs_and_targets,
 )
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from infrastructure.training.models.model_inputs import (
+    PROBE_ERRORS,
+    attention_implementation,
+    inner_model,
+    probing,
+)
+from infrastructure.training.models.packed_attention import use_plain_attention
 from infrastructure.training.models.packing_check import token_embeddings
 from infrastructure.training.precision import choose_device, choose_precision
 from infrastructure.training.stackwise.masking import MaskedObjective, objective_of
+from infrastructure.training.stackwise.reconstruction import TRAINING_ONLY
 from infrastructure.training.state import TrainingState
-
-IGNORED = -100
 
 
 class UnifiedTrainer:
     """Trains layers a unit at a time, or all at once, as a `TrainingConfig` says.
 
+    The batches are the loader's: `batch_size` is not read. A learning rate of "auto" is that of
+    weights that have been trained before. What belongs to a run (held-out data, files of metrics,
+    backup, views) is `temper train`'s; hooks can do it here.
+
     Args:
-        config: `mode`, `strategy` and what belongs to them; also epochs, rates, seed.
+        config: `mode`, `strategy` and what belongs to them; also epochs (of each phase), rates,
+            seed. Where it names neither mode nor strategy, the strategy is progressive.
         output_dir: checkpoints go to `output_dir/checkpoints`; a training that was broken off goes
             on from them when `train_all_layers` is called again with the same layers and data.
             None: nothing is saved.
@@ -52,6 +66,9 @@ class UnifiedTrainer:
 
     Attributes:
         trainer: what did the last training; None before.
+
+    Raises:
+        ValueError: the configuration asks for what is done with a model when it is loaded.
     """
 
     def __init__(
@@ -63,8 +80,9 @@ class UnifiedTrainer:
         hooks: Sequence[Hook] = (),
     ) -> None:
         config = config or TrainingConfig()
-        if config.strategy_for(ModelConfig()) == "standard" and config.strategy == "auto":
-            config = config.model_copy(update={"strategy": "progressive"})
+        refuse_settings_of_loading(config)
+        if config.strategy == "auto" and config.strategy_for(ModelConfig()) == "standard":
+            config = config.copy_with(strategy="progressive")
         self.config = config
         self.output_dir = None if output_dir is None else Path(output_dir)
         self.device, self.hooks = device, hooks
@@ -90,91 +108,147 @@ class UnifiedTrainer:
             embedding: of a list: from inputs to what the first layer is given; None: as they are.
             head: of a list: from what any layer gives to what the loss is given; None: as it is.
             loss: of a list: a mean over the batch; None: cross-entropy for targets that are whole
-                numbers, else the mean squared error.
+                numbers (-100: not counted), else the mean squared error.
 
         Returns:
-            The state at the end; the layers have been trained in place.
+            The state at the end; the layers have been trained in place. Which of their weights
+            collect gradients, and whether they are in training mode, is afterwards as it was.
 
         Raises:
             ValueError: layers, data and loss do not fit together; says how.
+            CheckpointError: `output_dir` holds another training.
         """
         device = choose_device(self.device)
-        model_config = ModelConfig(name="your layers")
-        config = self.config
         adapter: ModelAdapter
         if isinstance(model_layers, torch.nn.Module) and hasattr(model_layers, "config"):
-            if embedding or head or loss:
+            if any(part is not None for part in (embedding, head, loss)):
                 raise ValueError(
                     "a whole model has its own embedding, head and loss: leave them out, or give"
                     " its layers alone"
                 )
-            rows = TokenRows(dataloader, config.seed)
-            config = config.model_copy(update={"batch_size": rows.batch_size})
-            adapter = GivenModelAdapter(model_layers, rows, model_config, config, device)
+            rows = TokenRows(dataloader, self.config.seed)
+            check_fits(model_layers, rows)
+            given, batch_size, longest = model_layers, rows.batch_size, rows.longest
+            model_config, config = _sections(given, self.config, batch_size)
+            adapter = GivenModelAdapter(given, rows, model_config, config, device)
         else:
-            if config.time_step_masking:
+            if self.config.time_step_masking:
                 raise ValueError(
                     "training.time_step_masking hides tokens of a language model: give"
                     " train_all_layers the model itself, not a list of its layers"
                 )
-            source = LoaderSource(dataloader, config.seed)
-            config = config.model_copy(update={"batch_size": source.batch_size})
-            layers = _layers_of(model_layers)
-            example, _ = inputs_and_targets(source.collate([source.items[0]]))
-            model = LayersModel(layers, embedding, head, example[:2])
-            check_runs(model, example[:2])
-            adapter = LayersAdapter(model, source, loss, model_config, config, device)
+            source = LoaderSource(dataloader, self.config.seed)
+            inputs, targets = inputs_and_targets(source.first_batch())
+            given = LayersModel(_layers_of(model_layers), embedding, head, inputs[:2])
+            longest = DataConfig().max_length
+            model_config, config = _sections(given, self.config, source.batch_size)
+            adapter = LayersAdapter(given, source, loss, model_config, config, device)
+            check_runs(adapter, given, inputs, targets)
         trainer = self.trainer = EnhancedTrainer(
             model_config,
             config,
-            DataConfig(),
+            DataConfig(max_length=longest),
             adapter,
             device=self.device,
             checkpoint_directory=self.output_dir and self.output_dir / "checkpoints",
             hooks=self.hooks,
         )
-        trained = [(p, p.requires_grad) for p in trainer.initialize_model().parameters()]
-        try:
+        with as_it_was(given):
             self._go_on(trainer)
             return trainer.train()
-        finally:  # the layers are the caller's
-            for parameter, was_trained in trained:
-                parameter.requires_grad_(was_trained)
 
     def _go_on(self, trainer: EnhancedTrainer) -> None:
         """Take up what an earlier call left."""
-        if self.output_dir is None:
-            return
-        saved = CheckpointManager(self.output_dir / "checkpoints").checkpoints()
-        if saved:
-            trainer.restore(saved[-1])
+        if trainer.checkpoints is not None and trainer.checkpoints.checkpoints():
+            trainer.restore(trainer.checkpoints.newest())
+
+
+def refuse_settings_of_loading(config: TrainingConfig) -> None:
+    """Raise ValueError for settings that Temper carries out where it loads a model."""
+    asked = {
+        "gradient_checkpointing": config.gradient_checkpointing,
+        "compile_mode": config.compile_mode is not None,
+        "memory_efficient_attention": config.memory_efficient_attention is not None,
+        "mixed_precision = fp8": config.mixed_precision == "fp8",
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise ValueError(
+                f"training.{name} is done where Temper loads the model: do it with the model that"
+                " you give, and leave it out here"
+            )
+
+
+def _sections(
+    model: torch.nn.Module, config: TrainingConfig, batch_size: int
+) -> tuple[ModelConfig, TrainingConfig]:
+    """The sections of a training of this model, with the loader's batches."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    name = f"{type(inner_model(model)).__name__} of {count:,} parameters"
+    return ModelConfig(name=name), config.copy_with(batch_size=batch_size)
+
+
+@contextmanager
+def as_it_was(model: torch.nn.Module) -> Generator[None, None, None]:
+    """Afterwards the model has the modes, attention and trainable weights of before, and nothing
+    that was there for its training alone."""
+    trained = [(p, p.requires_grad) for p in model.parameters()]
+    modes = [(module, module.training) for module in model.modules()]
+    attention = attention_implementation(model)
+    try:
+        yield
+    finally:
+        if hasattr(model, TRAINING_ONLY):
+            delattr(model, TRAINING_ONLY)
+        for parameter, was_trained in trained:
+            parameter.requires_grad_(was_trained)
+        for module, was_training in modes:
+            module.training = was_training
+        if attention_implementation(model) != attention:
+            use_plain_attention(model)
 
 
 class TokenRows:
     """The rows of a loader's batches, as examples of a language model. All of them are kept.
 
+    Attributes:
+        longest: tokens of the longest row.
+
     Raises:
-        ValueError: the loader gives no rows of token ids.
+        ValueError: the loader gives no rows of token ids, or nothing in them is to be learnt.
     """
 
     def __init__(self, loader: Iterable[Any], seed: int) -> None:
         source = LoaderSource(loader, seed)
         batches = [rows_of(source.collate([item])) for item in source.items]
         self.examples = [row for rows in batches for row in rows]
-        self.batch_size = source.batch_size * max(map(len, batches))
-        self.seed, self.shuffles, self.fingerprint = seed, source.shuffles, source.fingerprint
+        if not any(row.supervised.any() for row in self.examples):
+            raise ValueError(
+                "no token of the data loader's rows is to be learnt: all are padding, have the"
+                " label -100, or stand first in their row"
+            )
+        self.batch_size = source.batch_size * max(1, *map(len, batches))
+        self.longest = max(2, *(len(row.input_ids) for row in self.examples))
+        left_out = len(source.items) - source.num_examples  # by drop_last, of rows of one item each
+        self.num_examples = len(self.examples) - left_out
+        self.seed, self.shuffles = seed, source.shuffles
 
     @property
-    def num_examples(self) -> int:
-        return len(self.examples)
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.num_examples} {self.shuffles}".encode())
+        for row in self.examples:
+            digest.update(f"{len(row.input_ids)} ".encode())
+            digest.update(row.input_ids.tobytes())
+            digest.update(row.supervised.tobytes())
+        return digest.hexdigest()
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
     ) -> Generator[Sequence[Any], None, None]:
-        count = len(self.examples)
+        count, end = len(self.examples), self.num_examples
         order = epoch_order(count, self.seed, epoch) if self.shuffles else range(count)
-        for start in range(start_example, count, batch_size):
-            yield [self.examples[int(i)] for i in order[start : start + batch_size]]
+        for start in range(start_example, end, batch_size):
+            yield [self.examples[int(i)] for i in order[start : min(start + batch_size, end)]]
 
     def evaluation_batches(self, batch_size: int) -> Generator[Sequence[Any], None, None]:
         yield from ()
@@ -196,45 +270,111 @@ class GivenModelAdapter(StandardModelAdapter):
 
     def initialize_model(self) -> torch.nn.Module:
         self.model = self._given.to(self.device)
-        config: Any = getattr(self.model, "config")  # noqa: B009 (no attribute of every module)
-        self.tokenizer = SimpleNamespace(pad_token_id=config.pad_token_id or 0)
+        self.tokenizer = SimpleNamespace(pad_token_id=_token_of(self.model, "pad_token_id") or 0)
         with choose_precision(self.training_config.mixed_precision, self.device).autocast():
             self._probe(self.model)
         return self.model
 
     def _masks(self, model: torch.nn.Module) -> MaskedObjective | None:
-        """The last token of the vocabulary stands for a hidden one, unless the model names one."""
-        config, size = self.training_config, token_embeddings(model).num_embeddings
-        of_model: Any = model.config
-        mask = getattr(of_model, "mask_token_id", None)
-        special = [of_model.pad_token_id, of_model.bos_token_id]
-        return objective_of(
-            config,
-            size - 1 if mask is None else mask,
-            size,
-            [token for token in special if token is not None],
-        )
+        """The last token of the vocabulary stands for a hidden one, unless the model names one.
+
+        Raises:
+            ValueError: that token is in the data.
+        """
+        if not self.training_config.time_step_masking:
+            return None
+        size = token_embeddings(model).num_embeddings
+        mask = _token_of(model, "mask_token_id")
+        if mask is None:
+            mask = size - 1
+            if any((row.input_ids == mask).any() for row in self._rows_given.examples):
+                raise ValueError(
+                    f"training.time_step_masking: the last token of the model, {mask}, would stand"
+                    " for a hidden one, and is in the data: name one that is not, as"
+                    " model.config.mask_token_id"
+                )
+        special = [_token_of(model, name) for name in ("pad_token_id", "bos_token_id")]
+        control = [token for token in special if token is not None]
+        return objective_of(self.training_config, mask, size, control)
+
+    def describe(self) -> dict[str, Any]:
+        """With a hash of what is in no checkpoint: the base of a LoRA."""
+        assert self.model is not None
+        facts = {"lora": hasattr(self.model, "peft_config")}
+        return {**super().describe(), **facts, "base_sha256": frozen_fingerprint(self.model)}
 
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
         return self._rows_given
 
 
+def _token_of(model: torch.nn.Module, name: str) -> int | None:
+    """A token that the configuration of a model names, and the model has."""
+    token = getattr(inner_model(model).config, name, None)
+    is_there = isinstance(token, int) and 0 <= token < token_embeddings(model).num_embeddings
+    return token if is_there else None
+
+
+def check_fits(model: torch.nn.Module, rows: TokenRows) -> None:
+    """Whether the model has an embedding for each token and position.
+
+    Raises:
+        ValueError: it has not; names token or length.
+    """
+    size = token_embeddings(model).num_embeddings
+    for row in rows.examples:
+        for token in (int(row.input_ids.min(initial=0)), int(row.input_ids.max(initial=0))):
+            if not 0 <= token < size:
+                raise ValueError(
+                    f"the data loader gives token {token}, and the model knows 0 to {size - 1}:"
+                    " use the model's own tokenizer; what is not learnt has the label -100, and"
+                    " padding the attention_mask 0"
+                )
+    config: Any = inner_model(model).config
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and rows.longest > positions:
+        raise ValueError(
+            f"the data loader gives a row of {rows.longest} tokens, and the model has {positions}"
+            " positions: cut the rows"
+        )
+
+
 def rows_of(batch: Any) -> list[TokenizedExample]:
-    """The rows of a batch: `input_ids` (B, L), and where given `labels` (-100: not learnt) and
-    `attention_mask` (0: padding)."""
+    """The rows of a batch: `input_ids` (B, L), and where given `labels` (the same ids, or -100: not
+    learnt) and `attention_mask` (0: padding, of which nothing is left). Empty rows are left out.
+
+    Raises:
+        ValueError: they are something else; says what.
+    """
     ids, targets = inputs_and_targets(batch)
     if ids.is_floating_point() or ids.ndim != 2:
         raise ValueError(
             "a language model reads token ids of shape (batch, length); the data loader gives"
-            f" {str(ids.dtype).removeprefix('torch.')}{list(ids.shape)}"
+            f" {_described(ids)}"
         )
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    for name, other in (("labels", targets), ("attention_mask", mask)):
+        if other is not None and getattr(other, "shape", None) != ids.shape:
+            what = _described(other) if isinstance(other, torch.Tensor) else type(other).__name__
+            raise ValueError(
+                f"{name} of a batch are of the shape of its input_ids, {list(ids.shape)}; these are"
+                f" {what}"
+            )
     keep = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-    learnt = keep if targets is ids else (targets != IGNORED) & keep
+    learnt = keep & (targets != IGNORED)
+    if (learnt & (targets != ids)).any():
+        raise ValueError(
+            "labels stand under their own tokens here, as in transformers: each is the id at its"
+            " place, or -100; these are others (are they shifted by one already?)"
+        )
     return [
         TokenizedExample(row[kept].numpy().astype(np.int32), _supervised(marks[kept].numpy()))
-        for row, marks, kept in zip(ids, learnt, keep, strict=True)
+        for row, marks, kept in zip(ids.cpu(), learnt.cpu(), keep.cpu(), strict=True)
+        if kept.any()
     ]
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _supervised(marks: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -246,25 +386,58 @@ def _supervised(marks: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 def _layers_of(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     if isinstance(layers, torch.nn.ModuleList | torch.nn.Sequential):
         layers = list(layers)
-    if isinstance(layers, torch.nn.Module) or not layers:
+    if isinstance(layers, torch.nn.Module) or not isinstance(layers, Sequence) or not layers:
         raise ValueError(
             "model_layers is a causal language model of transformers, or a list of layers with at"
-            f" least one; this is {type(layers).__name__}"
+            f" least one; this is {'an empty ' if layers == [] else ''}{type(layers).__name__}"
         )
+    for number, layer in enumerate(layers, 1):
+        if not isinstance(layer, torch.nn.Module):
+            raise ValueError(f"layer {number} is no torch.nn.Module: {type(layer).__name__}")
+        if any(layer is other for other in layers[: number - 1]):
+            raise ValueError(
+                f"layer {number} stands in the list twice: layers that share all their weights"
+                " cannot train one after the other"
+            )
     return list(layers)
 
 
-def check_runs(model: LayersModel, example: torch.Tensor) -> None:
-    """Run the layers on the first batch.
+def check_runs(
+    adapter: LayersAdapter, model: LayersModel, inputs: torch.Tensor, targets: Any
+) -> None:
+    """Run the layers on the first batch, and compute its loss.
 
     Raises:
-        ValueError: they cannot be run on it; says what to give.
+        ValueError: they cannot be run on it, or do not give one shape; says what to give.
     """
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise ValueError("the layers have no weights: there is nothing to train")
+    with probing(model), torch.no_grad():
+        hidden = _run(model.embedding, inputs.to(parameter.device), "the embedding cannot be run")
+        for number, layer in enumerate(model.layers, 1):
+            what = f"layer {number} cannot be run"
+            found = _run(layer, hidden, what)
+            if not isinstance(found, torch.Tensor) or found.shape != hidden.shape:
+                made = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found)
+                raise ValueError(
+                    f"layer {number} makes {made} of {tuple(hidden.shape)}: layers hand hidden"
+                    " states of one shape on; what changes it belongs into embedding or head"
+                )
+            hidden = found
+        _run(model.head, hidden, "the head cannot be run")
+    on_device = targets.to(parameter.device) if isinstance(targets, torch.Tensor) else targets
+    batch = {"inputs": inputs.to(parameter.device), "targets": on_device, "num_items": 1}
+    with probing(model), torch.no_grad():
+        adapter.compute_loss(model, batch)
+
+
+def _run(module: torch.nn.Module, given: torch.Tensor, what: str) -> Any:
     try:
-        with torch.no_grad():
-            model(example.to(next(model.parameters()).device))
-    except (AssertionError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        return module(given)
+    except (AssertionError, *PROBE_ERRORS) as error:
         raise ValueError(
-            f"the layers cannot be run on a batch of the data loader ({error}): give"
-            " train_all_layers an embedding that makes of it what the first layer is given"
+            f"{what} on a batch of the data loader ({error}): give train_all_layers an embedding"
+            " that makes of it what the first layer is given; of a model of transformers give the"
+            " model itself"
         ) from error

@@ -48,6 +48,7 @@ from infrastructure.training import (
     ModelManager,
     StreamingDataset,
     TrainingContext,
+    UnifiedTrainer,
     apply_quantum_solution,
     formulate_quantum_problem,
     initialize_training,
@@ -60,12 +61,12 @@ from infrastructure.training.strategies import STRATEGIES, TrainingStrategy
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
 from tests.deployment.runs import deploy, runs_of, small_config, small_settings
 from tests.seeds.blocks import Block, all_blocks, num_fences
+from tests.training.models.architectures import tiny_model
 from tests.training.test_context import configure
 
 ROOT = Path(infrastructure.__file__).parent
 BLOCKS = all_blocks()
 RUNS, REFUSED, PSEUDO_CODE = "runs", "refused", "pseudo-code"
-LATER = "comes with the part on stack-wise training"  # part G turns these into blocks that run
 
 
 @dataclass(frozen=True)
@@ -792,12 +793,29 @@ def test_performance_monitoring_of_003() -> None:
 # 004
 
 
-@refused(f"UnifiedTrainer {LATER}", "004 Quick Start")
+def batches_and_layers() -> dict[str, Any]:
+    """Three batches of token ids, and a Llama of eight layers."""
+    ids = torch.Generator().manual_seed(0)
+    batches = [torch.randint(3, 90, (4, 12), generator=ids) for _ in range(3)]
+    return {
+        "dataloader": [{"input_ids": rows, "labels": rows} for rows in batches],
+        "model_layers": tiny_model("llama", num_hidden_layers=8),
+    }
+
+
+@runs("004 Quick Start")
 def test_the_quick_start_of_004() -> None:
-    execute("004 Quick Start", {"dataloader": [], "model_layers": []})
+    """In two blocks, each in three epochs; masks are of the first and of the last time step."""
+    names = execute("004 Quick Start", batches_and_layers())
+    training = names["trainer"].trainer
+    assert [phase.name for phase in training.loop.phases] == [
+        "layers 1 to 4 of 8, time step 0",
+        "layers 5 to 8 of 8, time step 9",
+    ]
+    assert training.state.step == 2 * 3 * 3
 
 
-STACKWISE_OF_004 = [
+TRAININGS_OF_004 = [
     "004 Progressive Training",
     "004 End-to-End Stack-wise Training",
     "004 End-to-End Rack-wise Training",
@@ -806,9 +824,20 @@ STACKWISE_OF_004 = [
 ]
 
 
-@pytest.mark.parametrize("name", STACKWISE_OF_004)
-@runs(*STACKWISE_OF_004)
-def test_a_stackwise_training_of_004(name: str, here: Path) -> None:
+@pytest.mark.parametrize("name", TRAININGS_OF_004)
+def test_a_configuration_of_004_trains_given_layers(name: str) -> None:
+    names = {"TrainingConfig": TrainingConfig, "ProgressiveConfig": ProgressiveConfig}
+    config = execute(name, names)["config"]
+    config.num_epochs = 1
+    made = batches_and_layers()
+    state = UnifiedTrainer(config).train_all_layers(made["dataloader"], made["model_layers"])
+    num_phases = {"004 Progressive Training": 8, "004 Time-Step-Based Masking": 4}.get(name, 1)
+    assert state.step == num_phases * 3
+
+
+@pytest.mark.parametrize("name", TRAININGS_OF_004)
+@runs(*TRAININGS_OF_004)
+def test_a_training_of_004(name: str, here: Path) -> None:
     """As written, on a model of eight layers and a few rows."""
     names = {"TrainingConfig": TrainingConfig, "ProgressiveConfig": ProgressiveConfig}
     training = execute(name, names)["config"]
@@ -822,9 +851,15 @@ def test_a_stackwise_training_of_004(name: str, here: Path) -> None:
     assert summary["steps"] == phases * 3
 
 
-@refused(f"BlockTrainer {LATER}", "004 Architecture")
+@refused(ELSEWHERE["BlockTrainer"], "004 Architecture")
 def test_the_parts_of_004() -> None:
-    assert "block_trainer.py" in text_of("004 Architecture")
+    """Its trainers are one; what it has folders for are modules."""
+    tree = text_of("004 Architecture")
+    assert re.findall(r"(\w+)_trainer\.py", tree) == ["unified", "block", "fusion"]
+    folders = re.findall(r"── (masking|quantization|caching)/", tree)
+    assert folders == ["masking", "quantization", "caching"]
+    for module in ("masking", "quantized_trunk", "activation_cache"):
+        importlib.import_module(f"infrastructure.training.stackwise.{module}")
     exec("from infrastructure.training import BlockTrainer", {})
 
 
@@ -848,10 +883,14 @@ NOT_OURS = {"CurriculumStrategy", "DataLoader", "Path", "TrainingDeployment", "T
 def test_every_class_of_the_documents_is_ours_or_says_where_it_is() -> None:
     """None ends in an AttributeError."""
     python = "\n".join(block.text for block in BLOCKS.values() if block.language == "python")
+    told_of_004 = Path(__file__).with_name("004.txt").read_text()
+    hierarchy = re.search(r"Hierarchical Trainers\*\*: (.*)", told_of_004)
+    assert hierarchy
     used = set(re.findall(r"\b([A-Z]\w+)\(|^class (\w+)", python, re.MULTILINE))
     names = {name for pair in used for name in pair if name} - NOT_OURS
+    names |= set(hierarchy[1].split(" → "))
     told = {name for name in names if name not in training_names.__all__}
-    assert told == {*ELSEWHERE, "UnifiedTrainer"}
+    assert told == ELSEWHERE.keys()
     for name in told:
         with pytest.raises(ImportError, match=name):
             getattr(training_names, name)
@@ -862,6 +901,7 @@ CLASSES = {
     "MemoryOptimizer": MemoryOptimizer,
     "TrainingDeployment": TrainingDeployment,
     "TrainingMonitor": TrainingMonitor,
+    "UnifiedTrainer": UnifiedTrainer,
 }
 
 

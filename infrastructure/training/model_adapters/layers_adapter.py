@@ -7,9 +7,10 @@ import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.resource_config import CacheConfig
@@ -23,7 +24,8 @@ from infrastructure.training.model_adapters.base_adapter import (
 )
 
 Loss = Callable[[torch.Tensor, Any], torch.Tensor]
-NUM_HASHED = 64  # items of a large data set that its fingerprint is made of
+NUM_HASHED = 64  # items that a fingerprint is made of where each one has to be read from somewhere
+IGNORED = -100  # a target that is not counted
 
 
 class LayersModel(torch.nn.Module):
@@ -44,9 +46,9 @@ class LayersModel(torch.nn.Module):
         probe_input: torch.Tensor,
     ) -> None:
         super().__init__()
-        self.embedding = embedding or torch.nn.Identity()
+        self.embedding = torch.nn.Identity() if embedding is None else embedding
         self.layers = torch.nn.ModuleList(layers)
-        self.head = head or torch.nn.Identity()
+        self.head = torch.nn.Identity() if head is None else head
         self.register_buffer("probe_input", probe_input, persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -61,8 +63,8 @@ class LoaderSource:
     """Batches of a loader as a data source: in an order that a resumed training has again.
 
     A `DataLoader` over a data set that has a length is read by its items, shuffled by the
-    training's seed where the loader shuffles. Any other iterable is read once, and its batches are
-    kept: each is then one example.
+    training's seed where the loader shuffles, in this process. Any other iterable is read once, and
+    its batches are kept: each is then one example.
 
     Raises:
         ValueError: there is no batch.
@@ -79,32 +81,35 @@ class LoaderSource:
             self.collate = loader.collate_fn  # type: ignore[attr-defined]
             self.shuffles = isinstance(loader.sampler, RandomSampler)  # type: ignore[attr-defined]
         else:
-            self.items = list(loader)
-        if len(self.items) == 0:
+            self.items = _kept(loader, seed)
+        count = len(self.items)
+        self.num_examples = count - count % self.batch_size if _drops_last(loader) else count
+        if self.num_examples == 0:
             raise ValueError("the data loader gives no batch: there is nothing to train on")
 
-    @property
-    def num_examples(self) -> int:
-        return len(self.items)
+    def first_batch(self) -> Any:
+        """One batch, to look at."""
+        return self.collate([self.items[i] for i in range(min(self.batch_size, len(self.items)))])
 
     @property
     def fingerprint(self) -> str:
-        """Of the number of items, and of some of them, evenly spread."""
+        """Of the number of items, and of all that are in memory; of others, of some of them."""
         count = len(self.items)
-        digest = hashlib.sha256(f"{count} {self.shuffles}".encode())
-        for index in sorted({i * count // NUM_HASHED for i in range(NUM_HASHED)}):
-            for tensor in _tensors(self.items[index]):
-                digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-                digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest = hashlib.sha256(f"{count} {self.num_examples} {self.shuffles}".encode())
+        in_memory = isinstance(self.items, list | tuple | TensorDataset)
+        hashed = count if in_memory else min(count, NUM_HASHED)
+        for index in range(hashed):
+            for part in _contents(self.items[index * count // hashed]):
+                digest.update(part)
         return digest.hexdigest()
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
     ) -> Generator[Sequence[Any], None, None]:
-        count = len(self.items)
+        count, end = len(self.items), self.num_examples
         order = epoch_order(count, self.seed, epoch) if self.shuffles else range(count)
-        for start in range(start_example, count, batch_size):
-            yield [self.items[int(i)] for i in order[start : start + batch_size]]
+        for start in range(start_example, end, batch_size):
+            yield [self.items[int(i)] for i in order[start : min(start + batch_size, end)]]
 
     def evaluation_batches(self, batch_size: int) -> Generator[Sequence[Any], None, None]:
         yield from ()
@@ -115,7 +120,8 @@ class LayersAdapter(ModelAdapter):
 
     Args:
         source: the data.
-        loss: of the head's output and the batch's targets: a mean over the batch.
+        loss: of the head's output and the batch's targets: a mean over the batch; None: see
+            `default_loss`.
     """
 
     def __init__(
@@ -128,34 +134,51 @@ class LayersAdapter(ModelAdapter):
         device: torch.device,
     ) -> None:
         super().__init__(model_config, training_config, device)
-        self._layers_model, self._source = model, source
-        self.loss = loss or default_loss
+        self._layers_model, self._source, self._loss = model, source, loss
 
     def initialize_model(self) -> torch.nn.Module:
         self.model = self._layers_model.to(self.device)
         return self.model
 
     def prepare_batch(self, examples: Sequence[Any]) -> Batch:
-        inputs, targets = inputs_and_targets(self._source.collate(list(examples)))
+        inputs, targets = self._batch_of(examples)
         return {
             "inputs": inputs.to(self.device),
             "targets": targets.to(self.device) if isinstance(targets, torch.Tensor) else targets,
+            "num_items": self._count(inputs, targets),
         }
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
-        num_items = len(batch["inputs"])
-        return LossOutput(
-            self.loss(model(batch["inputs"]), batch["targets"]) * num_items, num_items
-        )
+        output, targets, num_items = model(batch["inputs"]), batch["targets"], batch["num_items"]
+        if self._loss is None:
+            return LossOutput(default_loss(output, targets), num_items)
+        mean = self._loss(output, targets)
+        if not isinstance(mean, torch.Tensor) or mean.ndim:
+            shape = f"a tensor {list(mean.shape)}" if isinstance(mean, torch.Tensor) else mean
+            raise ValueError(
+                f"the loss gives {shape}: let it give a tensor with one number, the mean over the"
+                " batch"
+            )
+        return LossOutput(mean * num_items, num_items)
 
     def count_items(self, examples: Sequence[Any]) -> int:
-        return len(self.prepare_batch(examples)["inputs"])
+        return self._count(*self._batch_of(examples))
 
     def count_tokens(self, examples: Sequence[Any]) -> int:
-        return self.count_items(examples)
+        return len(self._batch_of(examples)[0])
 
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
         return self._source
+
+    def _batch_of(self, examples: Sequence[Any]) -> tuple[torch.Tensor, Any]:
+        return inputs_and_targets(self._source.collate(list(examples)))
+
+    def _count(self, inputs: torch.Tensor, targets: Any) -> int:
+        """Targets that count, so that a batch in pieces has the gradient of the whole; rows, where
+        the loss is a mean."""
+        if self._loss is None and isinstance(targets, torch.Tensor) and _is_whole(targets):
+            return int((targets != IGNORED).sum())
+        return len(inputs)
 
 
 def inputs_and_targets(batch: Any) -> tuple[torch.Tensor, Any]:
@@ -176,8 +199,17 @@ def inputs_and_targets(batch: Any) -> tuple[torch.Tensor, Any]:
         return batch[0], batch[-1]
     raise ValueError(
         "a batch of the data loader is a tensor, a pair of inputs and targets, or a mapping with"
-        f" input_ids and labels; this one is {type(batch).__name__}"
+        f" input_ids and labels; this one is {_described(batch)}"
     )
+
+
+def _described(batch: Any) -> str:
+    name = f"of type {type(batch).__name__}"
+    if isinstance(batch, Mapping):
+        return f"{name} with {', '.join(map(str, batch)) or 'nothing'}"
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return f"{name}, with {', '.join(type(one).__name__ for one in batch) or 'nothing'}"
+    return name
 
 
 def _is_pair(batch: Any) -> bool:
@@ -186,43 +218,74 @@ def _is_pair(batch: Any) -> bool:
 
 
 def default_loss(output: torch.Tensor, targets: Any) -> torch.Tensor:
-    """Cross-entropy over the last dimension for targets that are whole numbers (-100: not counted),
-    else the mean squared error.
+    """The sum over the batch of the cross-entropies over the last dimension, for targets that are
+    whole numbers (-100: not counted); else of each row's mean squared error.
 
     Raises:
         ValueError: their shapes do not fit together; names both.
     """
     if not isinstance(targets, torch.Tensor):
         raise ValueError("the targets of a batch are no tensor: give train_all_layers a loss")
-    if not targets.is_floating_point() and targets.shape == output.shape[:-1]:
-        return F.cross_entropy(output.flatten(0, -2), targets.flatten())
+    if output.dtype in (torch.bfloat16, torch.float16):
+        output = output.float()
+    if _is_whole(targets) and targets.shape == output.shape[:-1]:
+        rows, classes = output.flatten(0, -2), targets.flatten().long()
+        return F.cross_entropy(rows, classes, ignore_index=IGNORED, reduction="sum")
     if targets.is_floating_point() and targets.shape == output.shape:
-        return F.mse_loss(output, targets)
+        return F.mse_loss(output, targets) * len(output)
     raise ValueError(
         f"targets of shape {tuple(targets.shape)} do not fit what the last layer gives,"
         f" {tuple(output.shape)}: give train_all_layers a head, or a loss"
     )
 
 
+def _is_whole(targets: torch.Tensor) -> bool:
+    return not targets.is_floating_point() and not targets.is_complex()
+
+
 def _has_items(loader: Any) -> bool:
-    """Whether it is a PyTorch loader whose data set can be read in any order."""
-    return (
-        isinstance(loader, DataLoader)
-        and isinstance(loader.dataset, Sized)
-        and hasattr(loader.dataset, "__getitem__")
-        and loader.batch_size is not None
-        and isinstance(loader.sampler, RandomSampler | SequentialSampler)
-    )
+    """Whether it is a PyTorch loader that takes each item of a data set once, in order or not."""
+    if not isinstance(loader, DataLoader) or loader.batch_size is None:
+        return False
+    data, sampler = loader.dataset, loader.sampler
+    is_indexed = isinstance(data, Sized) and hasattr(data, "__getitem__")
+    if type(sampler) is RandomSampler:
+        return is_indexed and not sampler.replacement and sampler.num_samples == len(data)  # type: ignore[arg-type]
+    return is_indexed and type(sampler) is SequentialSampler
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _drops_last(loader: Any) -> bool:
+    return _has_items(loader) and bool(loader.drop_last)
+
+
+def _kept(loader: Iterable[Any], seed: int) -> list[Any]:
+    """All batches; what they draw from PyTorch's random numbers is the same each time."""
+    try:
+        batches = iter(loader)
+    except TypeError as error:
+        raise ValueError(
+            f"the data loader is {_described(loader)}: give a DataLoader, or any list of batches"
+        ) from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return list(batches)
+
+
+def _contents(value: Any) -> Iterator[bytes]:
+    """What decides that an item is this one and no other."""
     if isinstance(value, torch.Tensor):
-        yield value
+        value = value.detach().cpu().contiguous()
+        yield f"{tuple(value.shape)} {value.dtype}".encode()
+        yield value.flatten().view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield f"{value.shape} {value.dtype}".encode()
+        yield value.tobytes()
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for key, one in value.items():
+            yield repr(key).encode()
+            yield from _contents(one)
+    elif isinstance(value, str | bytes | int | float | np.generic | None):
+        yield repr(value).encode()
+    elif isinstance(value, Sequence | np.ndarray):
         for one in value:
-            yield from _tensors(one)
-    elif isinstance(value, int | float):
-        yield torch.tensor(value)
+            yield from _contents(one)
