@@ -42,7 +42,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"recovery", "resume_contract", "training_facts"},
     {"stepping"},
     {"recovering"},
-    {"loop", "observers", "monitor_observer", "profiling", "run_lock"},
+    {"loop", "observers", "monitor_observer", "stack_observers", "profiling", "run_lock"},
     {
         "choices",
         "accepted_changes",
@@ -57,7 +57,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"quantum"},
     {"batch_planner"},
     {"enhanced_trainer"},
-    {"machine_limits"},
+    {"machine_limits", "stack_saving"},
     {"unsloth_trainer", "unified_trainer"},
     {"trainer_factory"},
     {"whole_config"},

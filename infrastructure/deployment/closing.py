@@ -14,6 +14,8 @@ def paths_of(run_path: Path) -> dict[str, str]:
     paths = {
         "run": run_path,
         "model": run_path / "final",
+        "stacks": run_path / "stacks",
+        "rack": run_path / "rack",
         "checkpoints": run_path / "checkpoints",
         "metrics": run_path / "metrics.jsonl",
         "report": run_path / "report.html",

@@ -66,6 +66,7 @@ from infrastructure.training.observers import (
 from infrastructure.training.quantum.quantum_records import quantum_observers, quantum_probes
 from infrastructure.training.resume_contract import canonical_name
 from infrastructure.training.run_lock import only_trainer_of, waited_for
+from infrastructure.training.stack_saving import stack_observers
 from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
 from infrastructure.training.watching import check_watching, watching_hooks
@@ -374,6 +375,7 @@ class TrainingDeployment:
         watching = watching_hooks(self.config, run.path, *watched, self.say, probes)
         recorded = quantum_observers(run.path, trainer.hooks.hooks, self.say)
         trainer.add_hooks([*recorded, *watching, *self._observers(run, copies)])
+        trainer.add_hooks(stack_observers(trainer, run.path))
         trainer.add_hooks(copies.observers())
         trainer.add_hooks([*checking_hooks(self.config, trainer, run.path), forecast.peak])
         if checkpoint is not None:

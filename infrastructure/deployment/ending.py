@@ -22,6 +22,7 @@ from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report import write_report
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.stack_saving import save_stacks_and_rack
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class Ending:
         """Save the trained model, measure it, wait for its copies."""
         with self.stages.stage("save"):
             self.trainer.adapter.save(self.run.final)
+            for problem in save_stacks_and_rack(self.trainer, self.run.path):
+                self.say(f"note: {problem}")
         self.say("Measuring the trained model")
         with self.stages.stage("evaluate"):
             after = measure(self.trainer)

@@ -42,6 +42,8 @@ OUTCOMES = {
 
 WHAT_LIES_WHERE = {
     "final": "the trained model in the standard Hugging Face layout, with its tokenizer",
+    "stacks": "each stack of layers by itself; all of them are the model",
+    "rack": "the whole model once more, with plain weights",
     "checkpoints": "everything that is needed to go on, bit for bit",
     "metrics.jsonl": "a line for every logged step",
     "metrics.csv": "the same, for a spreadsheet",

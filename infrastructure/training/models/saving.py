@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model
+from safetensors.torch import load_model, save_file
 from safetensors.torch import save_model as save_module
 
 from infrastructure.core.checksums import write_sums
@@ -29,6 +29,7 @@ from infrastructure.training.models.source import (
 WEIGHTS = "model.safetensors"
 HOW_IT_WAS_LOADED = ("is_local", "local_files_only")  # transformers writes these down, too
 BASE = "base"
+TRAINING_ONLY = "training_only"  # the attribute of a model that holds what is never saved with it
 
 LORA_CARD = """---
 library_name: peft
@@ -82,6 +83,27 @@ def save_model(
         write_sums(part)
 
 
+def save_whole(
+    model: torch.nn.Module, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor]
+) -> None:
+    """Write a model with the weights `state` into `directory`, which is replaced if it exists: in
+    the layout that plain transformers reads, or, of any other module, as `model.safetensors`.
+
+    Args:
+        model: without wrappers around it.
+        state: by the names of the plain model, in which nothing is quantised.
+    """
+    directory = directory.resolve()
+    with whole_directory(directory) as part:
+        if hasattr(model, "save_pretrained"):
+            _save_pretrained(model, part, state_dict=state)
+        else:
+            save_file({n: t.contiguous() for n, t in state.items()}, part / WEIGHTS)
+        if tokenizer is not None:
+            save_tokenizer(tokenizer, part)
+        write_sums(part)
+
+
 def save_tokenizer(tokenizer: Any, directory: Path) -> None:
     """Write a tokenizer the same way wherever it was loaded from: a run that was interrupted loads
     its own, and ends with the same files as one that was not."""
@@ -95,6 +117,11 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
 
 
 def _save_pretrained(model: Any, directory: Path, **arguments: Any) -> None:
+    if hasattr(model, TRAINING_ONLY):
+        state = arguments.get("state_dict") or model.state_dict()
+        arguments["state_dict"] = {
+            name: tensor for name, tensor in state.items() if f".{TRAINING_ONLY}." not in f".{name}"
+        }
     with without_progress_bars():
         model.save_pretrained(directory, **arguments)
 

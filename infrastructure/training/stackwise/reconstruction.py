@@ -8,7 +8,7 @@ normalisation and two matrices through a quarter of the width. It is thrown away
 import torch
 import torch.nn.functional as F
 
-TRAINING_ONLY = "training_only"  # the attribute of a model that holds what is never saved with it
+from infrastructure.training.models.saving import TRAINING_ONLY as TRAINING_ONLY
 
 
 class FeatureDecoders(torch.nn.ModuleList):

@@ -1,0 +1,320 @@
+"""The stacks of a model saved singly, and put together again.
+
+`stack_{s}.safetensors` holds the layers of unit s as a plain model has them, by their names there;
+the first one also what lies below the layers (the embeddings, and a head that is tied to them), the
+last one what lies above (the final norm, the head). A stack that the top has trained with, and that
+no later one has changed it after, holds it too: with those below it is a shallower model.
+
+`stack_{s}.json` says what the file is: the stack's place in the model, its time steps, its loss at
+its end, the settings that decide the result, and a SHA-256 over the tensors. It has a checksum of
+its own. It goes before a new tensor file comes, and comes back after it: a file without it counts
+for nothing.
+
+They are no part of what is copied to a place: all of them can be made again from the newest
+version, and the whole model is in `final/`.
+"""
+
+import hashlib
+import json
+import mmap
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.backup.packs import TensorBytes, decode, encode
+from infrastructure.backup.tensor_bytes import from_bytes, to_bytes
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import CheckpointError, DamagedFileError
+from infrastructure.core.files import atomic_write, remove_parts, sync_directory
+from infrastructure.training.models.model_inputs import inner_model
+from infrastructure.training.stackwise.plain_weights import plain_tensors
+from infrastructure.training.stackwise.rack import Rack
+from infrastructure.training.stackwise.stack_phases import Unit
+
+FORMAT_VERSION = 1
+FOLDER = "stacks"
+LAYERS, BELOW, ABOVE = "layers", "below", "above"
+_FILE = re.compile(r"stack_(\d+)\.(?:safetensors|json)")
+_WRAPPED = re.compile(r"^(?:_orig_mod\.|base_model\.model\.)+")
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class StackRecord:
+    """What stands beside a stack's tensors.
+
+    Attributes:
+        stack, num_stacks: from 0; of the model.
+        first_layer, end_layer, num_layers: layers [first_layer, end_layer), from 0, of so many.
+        holds: of "layers", "below" and "above".
+        time_steps: that its masks were of; empty: of none, or drawn for each example.
+        step: optimizer steps of the training when it was finished; None: it was not.
+        loss: at that step, of the model that ends with it; None: it was not trained.
+        final_step: at the training's end, which all stacks of it have then; None: before.
+        sha256: of the tensors' names, types, shapes and bytes.
+        model: its class, and the shapes of all its tensors as a hash.
+        training: the settings that decide the result, and the data's fingerprint.
+    """
+
+    stack: int
+    num_stacks: int
+    first_layer: int
+    end_layer: int
+    num_layers: int
+    holds: list[str]
+    sha256: str
+    model: dict[str, str]
+    training: dict[str, Any]
+    time_steps: list[int] = field(default_factory=list)
+    step: int | None = None
+    loss: float | None = None
+    final_step: int | None = None
+    num_parameters: int = 0
+    format: int = FORMAT_VERSION
+
+
+def stack_paths(folder: Path, stack: int) -> tuple[Path, Path]:
+    """The files of a stack: its tensors, and what they are."""
+    return folder / f"stack_{stack}.safetensors", folder / f"stack_{stack}.json"
+
+
+def stack_tensors(rack: Rack, unit: Unit, holds: Sequence[str]) -> Tensors:
+    """The tensors of a unit by their names in the plain model, as they are now.
+
+    Args:
+        holds: which of "layers", "below" and "above".
+    """
+    inner = inner_model(rack.model)
+    path = next(name for name, module in inner.named_modules() if module is rack.layers)
+    tensors: Tensors = {}
+    if LAYERS in holds:
+        for index in range(unit.first, unit.last):
+            tensors |= plain_tensors(rack.layers[index], f"{path}.{index}.")
+    if BELOW in holds or ABOVE in holds:
+        above = {plain_name(name) for name in rack.above}
+        for name, tensor in plain_tensors(inner, leave_out=rack.layers):
+            if (ABOVE if name in above else BELOW) in holds:
+                tensors[name] = tensor
+    return _each_once(tensors)
+
+
+def _each_once(tensors: Tensors) -> Tensors:
+    """Of a tensor with several names (a tied head) the first."""
+    seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
+    kept = {}
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if place not in seen or not tensor.numel():
+            kept[name] = tensor
+        seen.add(place)
+    return kept
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without the wrappers around the model."""
+    return _WRAPPED.sub("", name)
+
+
+def shapes_hash(rack: Rack) -> str:
+    """Of the names and shapes of all tensors of the plain model, whatever form they have."""
+    shapes = {name: list(t.shape) for name, t in plain_tensors(inner_model(rack.model))}
+    return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+
+
+def digest_of(tensors: Mapping[str, TensorBytes]) -> str:
+    """SHA-256 over names, types, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name, stored in sorted(tensors.items()):
+        digest.update(json.dumps([name, stored.dtype, list(stored.shape)]).encode())
+        digest.update(stored.data)
+    return digest.hexdigest()
+
+
+def write_stack(folder: Path, tensors: Tensors, record: StackRecord) -> bool:
+    """Write a stack, where it is not there already; whether it was written.
+
+    Args:
+        record: its `sha256` and `num_parameters` are found here.
+
+    Raises:
+        OSError: the disk refuses; the stack counts for nothing then.
+    """
+    stored = {name: to_bytes(tensor) for name, tensor in tensors.items()}
+    record.sha256 = digest_of(stored)
+    record.num_parameters = sum(tensor.numel() for tensor in tensors.values())
+    tensor_file, record_file = stack_paths(folder, record.stack)
+    buffers = encode(stored)
+    known = _known_digest(record_file)
+    is_there = known == record.sha256 and _size_of(tensor_file) == sum(map(len, buffers))
+    if not is_there:
+        _forget(record_file)
+        with atomic_write(tensor_file) as file:
+            for buffer in buffers:
+                file.write(buffer)
+    if not is_there or _known(record_file) != asdict(record):
+        write_record(record_file, asdict(record))
+    return not is_there
+
+
+def remove_others(folder: Path, num_stacks: int) -> None:
+    """Remove what killed processes left half-written, and stacks of an earlier division."""
+    remove_parts(folder)
+    for path in folder.glob("stack_*"):
+        found = _FILE.fullmatch(path.name)
+        if found is not None and int(found[1]) >= num_stacks:
+            path.unlink()
+
+
+def _known(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_record(path)
+    except (FileNotFoundError, DamagedFileError):
+        return None
+
+
+def _known_digest(path: Path) -> Any:
+    return (_known(path) or {}).get("sha256")
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
+
+
+def _forget(path: Path) -> None:
+    if path.exists():
+        path.unlink()
+        sync_directory(path.parent)
+
+
+def read_stack(folder: Path, stack: int) -> tuple[StackRecord, Tensors]:
+    """One stack, with its tensors on the CPU, compared with its sum.
+
+    Raises:
+        ValueError: it is not there, or of a later version of Temper.
+        DamagedFileError: it is not what was written.
+    """
+    record = read_stack_record(folder, stack)
+    with _stored(folder, record) as stored:
+        return record, {name: from_bytes(tensor) for name, tensor in stored.items()}
+
+
+def read_stack_record(folder: Path, stack: int) -> StackRecord:
+    """What one stack is.
+
+    Raises:
+        ValueError, DamagedFileError: as `read_stack`.
+    """
+    tensor_file, record_file = stack_paths(folder, stack)
+    if not record_file.is_file() or not tensor_file.is_file():
+        there = sorted(
+            {int(m[1]) for p in folder.glob("stack_*.json") if (m := _FILE.fullmatch(p.name))}
+        )
+        raise ValueError(
+            f"{folder} has no stack {stack}"
+            + (f"; it has: {', '.join(map(str, there))}" if there else ": it holds no stacks")
+        )
+    found = read_record(record_file)
+    if found.get("format") != FORMAT_VERSION:
+        raise ValueError(
+            f"{record_file} was written by another version of Temper (format"
+            f" {found.get('format')}; this one reads {FORMAT_VERSION})"
+        )
+    try:
+        return StackRecord(**found)
+    except TypeError as error:
+        raise DamagedFileError(f"{record_file} is no record of a stack ({error})") from error
+
+
+@contextmanager
+def _stored(folder: Path, record: StackRecord) -> Iterator[dict[str, TensorBytes]]:
+    """The tensors of a stack where they lie in its file, compared with its sum."""
+    tensor_file, _ = stack_paths(folder, record.stack)
+    try:
+        with tensor_file.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        stored = decode(data)
+    except (CheckpointError, ValueError) as error:  # an empty file cannot be mapped
+        raise DamagedFileError(f"{tensor_file} was damaged: {error}") from error
+    if digest_of(stored) != record.sha256:
+        raise DamagedFileError(f"{tensor_file} was damaged: it is not what was written")
+    yield stored
+
+
+def load_stacks(folder: str | Path, model: torch.nn.Module) -> list[StackRecord]:
+    """Give `model` the weights of all stacks in `folder`: it is the model then that was trained.
+
+    Args:
+        model: a plain one of the same shape, as transformers builds it from its configuration; its
+            number formats stay what they are.
+
+    Returns:
+        What each stack is.
+
+    Raises:
+        ValueError: a stack is missing, is of another training or model, or the training that wrote
+            them has not come to its end. The model is unchanged then.
+        DamagedFileError: a stack is not what was written; the model is unchanged.
+    """
+    folder = Path(folder)
+    records = [read_stack_record(folder, 0)]
+    records += [read_stack_record(folder, s) for s in range(1, records[0].num_stacks)]
+    _refuse_mixed(folder, records)
+    own = _each_once(dict(plain_tensors(inner_model(model))))
+    given: set[str] = set()
+    for record in records:  # all of them, before anything is changed
+        with _stored(folder, record) as stored:
+            for name, tensor in stored.items():
+                _refuse_other_model(record, name, tensor, own, model)
+            given |= stored.keys()
+    if missing := own.keys() - given:
+        raise ValueError(
+            f"the stacks in {folder} are of another model ({records[0].model['class']}): they hold"
+            f" no {min(missing)}, which {type(inner_model(model)).__name__} has"
+        )
+    with torch.no_grad():
+        for record in records:
+            with _stored(folder, record) as stored:
+                for name, tensor in stored.items():
+                    own[name].copy_(from_bytes(tensor))
+    return records
+
+
+def _refuse_mixed(folder: Path, records: Sequence[StackRecord]) -> None:
+    first = records[0]
+    for record in records[1:]:
+        if record.model != first.model or record.num_stacks != first.num_stacks:
+            raise ValueError(f"stack {record.stack} in {folder} is of another model than stack 0")
+        if record.training != first.training:
+            raise ValueError(
+                f"stack {record.stack} in {folder} is of another training than stack 0"
+            )
+    unfinished = [r.stack for r in records if r.final_step is None]
+    if unfinished or len({r.final_step for r in records}) > 1:
+        raise ValueError(
+            f"the training that wrote the stacks in {folder} has not come to its end: go on with it"
+            " first (temper train-resume), or read a single one with read_stack"
+        )
+
+
+def _refuse_other_model(
+    record: StackRecord,
+    name: str,
+    tensor: TensorBytes,
+    own: Mapping[str, torch.Tensor],
+    model: torch.nn.Module,
+) -> None:
+    shape = tuple(own[name].shape) if name in own else None
+    if shape == tuple(tensor.shape):
+        return
+    kind = type(inner_model(model)).__name__
+    has = "has no such tensor" if shape is None else f"has it as {list(shape)}"
+    raise ValueError(
+        f"stack {record.stack} is of another model ({record.model['class']}): it holds {name} as"
+        f" {list(tensor.shape)}, and this {kind} {has}"
+    )

@@ -1,0 +1,219 @@
+"""The stacks of real runs: written when they are finished, all of them the model at the end, the
+same files after a kill."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from infrastructure.core.files import file_sha256
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
+)
+from infrastructure.training.stack_observers import StackFiles
+from infrastructure.training.stackwise.stack_files import load_stacks, read_stack
+from tests.deployment.runs import deploy, losses
+from tests.slow import slow_but
+from tests.training.strategies.test_stackwise_strategy import (
+    AT_ONCE,
+    LAYERS,
+    SEQUENTIAL,
+    STEPS,
+    config_of,
+    train,
+    weights_after,
+)
+
+RUNS = {
+    **{name: SEQUENTIAL[name] for name in ("progressive", "with_top", "reconstruct")},
+    **{name: AT_ONCE[name] for name in ("stackwise", "rackwise")},
+    "always": {"mode": "blockwise", "block_size": 2, "train_head": "always"},
+    "trainable": {"mode": "fused", "block_size": 2, "fusion_mode": "trainable"},
+    "once": {"strategy": "progressive", "progressive": {"growth": "once", "init": "middle"}},
+}
+
+
+def plain_model(run: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(run / "final", output_loading_info=False)
+
+
+def digests(run: Path) -> dict[str, str]:
+    return {path.name: file_sha256(path) for path in (run / "stacks").iterdir()}
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    result: torch.Tensor = model.eval()(torch.arange(20).unsqueeze(0)).logits
+    return result
+
+
+@pytest.mark.parametrize("name", slow_but(["progressive", "reconstruct", "once", "rackwise"], RUNS))
+def test_the_stacks_of_a_run_are_its_model(name: str, tmp_path: Path) -> None:
+    run = train(tmp_path, "runs", **RUNS[name])
+    final = plain_model(run)
+    expected = logits(final)
+    with torch.no_grad():
+        for parameter in final.parameters():
+            parameter.fill_(0.5)
+    records = load_stacks(run / "stacks", final)
+    assert torch.equal(logits(final), expected)
+    assert [record.stack for record in records] == list(range(len(records)))
+    assert records[-1].end_layer == records[-1].num_layers == LAYERS
+    assert "above" in records[-1].holds
+    assert not [n for s in records for n in read_stack(run / "stacks", s.stack)[1] if "only" in n]
+    told = dict(losses(run))
+    sequential = name not in AT_ONCE
+    for record in records:
+        expected_step = STEPS * (record.stack + 1) if sequential else STEPS
+        assert (record.step, record.final_step) == (expected_step, max(told))
+        assert record.loss == pytest.approx(told[expected_step])
+
+
+def test_the_top_is_with_whom_it_has_trained_last(tmp_path: Path) -> None:
+    run = train(tmp_path, "first", mode="blockwise", block_size=2)
+    assert [read_stack(run / "stacks", s)[0].holds for s in range(2)] == [
+        ["layers", "below", "above"],
+        ["layers", "above"],
+    ]
+    run = train(tmp_path, "always", **RUNS["always"])
+    assert read_stack(run / "stacks", 0)[0].holds == ["layers", "below"]
+
+
+def test_a_finished_stack_is_there_while_the_next_one_trains(tmp_path: Path) -> None:
+    """Each is written at the end of its phase, as it is then."""
+    config = config_of(tmp_path, **RUNS["trainable"])
+    seen: list[tuple[int, list[str], torch.Tensor]] = []
+    original = StackFiles.phase_end
+
+    def look(self: StackFiles, state: Any) -> None:
+        original(self, state)
+        stack = state.position.phase
+        record, tensors = read_stack(self.folder, stack)
+        assert record.final_step is None
+        name = f"model.layers.{2 * stack}.mlp.up_proj.weight"
+        files = sorted(path.name for path in self.folder.glob("*.json"))
+        seen.append((state.step, files, tensors[name]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StackFiles, "phase_end", look)
+        run, _ = deploy(config)
+    assert [(step, files) for step, files, _ in seen] == [
+        (STEPS, ["stack_0.json"]),
+        (2 * STEPS, ["stack_0.json", "stack_1.json"]),
+    ]
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(seen[0][2], weights_after(run, STEPS)[name])
+    final = load_file(run / "stacks/stack_0.safetensors")[name]
+    assert torch.equal(final, weights_after(run, 2 * STEPS)[name])
+    assert not torch.equal(final, seen[0][2])  # it went on training with the second
+
+
+def test_time_steps_are_named(tmp_path: Path) -> None:
+    shape = {"target_stacks": 2}
+    run = train(
+        tmp_path,
+        "runs",
+        strategy="progressive",
+        progressive=shape,
+        time_step_masking=True,
+        num_time_steps=4,
+    )
+    assert [read_stack(run / "stacks", s)[0].time_steps for s in range(2)] == [[0], [3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    slow_but(
+        [("trainable", [STEPS + 2])],
+        [("trainable", [STEPS + 2]), *((name, [STEPS - 2, STEPS + 2]) for name in RUNS)],
+    ),
+)
+def test_a_run_that_is_killed_ends_with_the_same_files(
+    name: str, steps: list[int], tmp_path: Path
+) -> None:
+    """Killed in the first phase, and in the second; with its stacks and without, as on another
+    machine."""
+    whole = train(tmp_path, "whole", **RUNS[name])
+    expected = digests(whole)
+    for step in (step for step in steps if step < len(losses(whole))):
+        config = config_of(tmp_path, **RUNS[name])
+        config.output_dir = str(tmp_path / f"again-{step}")
+        stopped = stop_at(config, step)
+        if step > STEPS:  # brought to another machine, where there are no stacks
+            for path in (stopped / "stacks").iterdir():
+                path.unlink()
+        went_on, _ = deploy(config)
+        assert went_on == stopped
+        assert digests(went_on) == expected
+
+
+def stop_at(config: Any, step: int) -> Path:
+    """A run that a signal ends after `step` steps."""
+    original = StackFiles.step_end
+
+    def stop(self: StackFiles, state: Any) -> None:
+        original(self, state)
+        if state.step == step:
+            state.interrupt("killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StackFiles, "step_end", stop)
+        run, _ = deploy(config)
+    newest = CheckpointManager(run / "checkpoints").newest()
+    assert load_checkpoint(newest).values["step"] == step
+    return run
+
+
+def test_a_run_of_fewer_steps_leaves_the_model_as_it_is(tmp_path: Path) -> None:
+    """Whatever stack was in training then; the ones above are as they were at first."""
+    run = train(tmp_path, "runs", mode="blockwise", block_size=2, max_steps=STEPS - 2)
+    final = plain_model(run)
+    expected = logits(final)
+    records = load_stacks(run / "stacks", final)
+    assert torch.equal(logits(final), expected)
+    told = dict(losses(run))
+    assert records[0].loss == pytest.approx(told[STEPS - 2])
+    assert [(record.step, record.final_step) for record in records] == [(None, STEPS - 2)] * 2
+    assert records[1].loss is None
+
+
+def test_no_stacks_where_none_are_wanted(tmp_path: Path) -> None:
+    run = train(tmp_path, "runs", mode="blockwise", block_size=2, save_stacks=False)
+    assert not (run / "stacks").exists()
+    run = train(tmp_path, "standard", strategy="standard")
+    assert not (run / "stacks").exists()
+
+
+def test_a_disk_that_refuses_costs_the_files_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from infrastructure.training import stack_observers
+
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stack_observers, "write_stack", refuse)
+    config = config_of(tmp_path, mode="blockwise", block_size=2)
+    with caplog.at_level(logging.WARNING):
+        run, said = deploy(config)
+    assert (run / "final").is_dir()
+    assert "stack 0 was not written: [Errno 28] No space left on device" in caplog.text
+    assert any("the stacks in" in line and "are not complete" in line for line in said)
+
+
+def test_the_rack_is_the_whole_model(tmp_path: Path) -> None:
+    """A folder that plain transformers reads."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = train(tmp_path, "runs", **RUNS["reconstruct"], save_rack=True)
+    rack, found = AutoModelForCausalLM.from_pretrained(run / "rack", output_loading_info=True)
+    assert not found["unexpected_keys"]
+    assert not found["missing_keys"]
+    assert torch.equal(logits(rack), logits(plain_model(run)))
+    assert AutoTokenizer.from_pretrained(run / "rack")("12").input_ids
