@@ -34,6 +34,11 @@ RUNS = {
     "always": {"mode": "blockwise", "block_size": 2, "train_head": "always"},
     "trainable": {"mode": "fused", "block_size": 2, "fusion_mode": "trainable"},
     "once": {"strategy": "progressive", "progressive": {"growth": "once", "init": "middle"}},
+    "qlora": {
+        "strategy": "progressive",
+        "progressive": {"target_stacks": 2, "trunk_strategy": "qlora"},
+        "quantization_enabled": True,
+    },
 }
 
 
@@ -53,7 +58,9 @@ def logits(model: Any) -> torch.Tensor:
     return result
 
 
-@pytest.mark.parametrize("name", slow_but(["progressive", "reconstruct", "once", "rackwise"], RUNS))
+@pytest.mark.parametrize(
+    "name", slow_but(["progressive", "reconstruct", "qlora", "rackwise"], RUNS)
+)
 def test_the_stacks_of_a_run_are_its_model(name: str, tmp_path: Path) -> None:
     run = train(tmp_path, "runs", **RUNS[name])
     final = plain_model(run)
@@ -211,7 +218,7 @@ def test_the_rack_is_the_whole_model(tmp_path: Path) -> None:
     """A folder that plain transformers reads."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run = train(tmp_path, "runs", **RUNS["reconstruct"], save_rack=True)
+    run = train(tmp_path, "runs", **RUNS["qlora"], save_rack=True)
     rack, found = AutoModelForCausalLM.from_pretrained(run / "rack", output_loading_info=True)
     assert not found["unexpected_keys"]
     assert not found["missing_keys"]

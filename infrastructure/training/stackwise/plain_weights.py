@@ -5,7 +5,8 @@ Nothing of the model changes. A weight that is plain already is given as it is; 
 made at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -13,12 +14,17 @@ from infrastructure.training.models.saving import TRAINING_ONLY
 from infrastructure.training.stackwise.quantized_trunk import (
     QuantizedLinear,
     QuantizedWeight,
+    is_conv1d,
     quantized_name,
 )
+from infrastructure.training.stackwise.stack_adapters import SEPARATOR, LayerAdapters
+from infrastructure.training.stackwise.stack_phases import ADAPTERS
 
 Named = Iterator[tuple[str, torch.Tensor]]
+LEFT_OUT = (TRAINING_ONLY, ADAPTERS)
 
 
+@torch.no_grad()
 def plain_tensors(
     module: torch.nn.Module, prefix: str = "", leave_out: torch.nn.Module | None = None
 ) -> Named:
@@ -29,25 +35,58 @@ def plain_tensors(
         prefix: of the names.
         leave_out: a module inside that is passed over.
     """
-    for name, parameter in module.named_parameters(recurse=False):
-        yield f"{prefix}{name}", parameter.detach()
-    for name, weight in _quantized_weights(module):
-        yield f"{prefix}{name}", weight
+    yield from _tensors(module, prefix, leave_out, {})
+
+
+def _tensors(
+    module: torch.nn.Module,
+    prefix: str,
+    leave_out: torch.nn.Module | None,
+    adapters: Mapping[int, Any],
+) -> Named:
+    """Those of `plain_tensors`.
+
+    Args:
+        adapters: low-rank pairs by the `id` of the linear layer beside them.
+    """
+    if isinstance(beside := getattr(module, ADAPTERS, None), LayerAdapters):
+        adapters = {
+            id(module.get_submodule(key.replace(SEPARATOR, "."))): pairs
+            for key, pairs in beside.items()
+        }
+    pairs = adapters.get(id(module), {})
+    for name, weight in _own_weights(module):
+        yield f"{prefix}{name}", _adapted(module, weight, pairs) if name == "weight" else weight
     for name, buffer in module.named_buffers(recurse=False):
         if name not in module._non_persistent_buffers_set:
             yield f"{prefix}{name}", buffer
     for name, child in module.named_children():
-        is_left_out = child is leave_out or name == TRAINING_ONLY
-        if not is_left_out and not isinstance(child, QuantizedWeight):
-            yield from plain_tensors(child, f"{prefix}{name}.", leave_out)
+        if child is leave_out or name in LEFT_OUT or isinstance(child, QuantizedWeight):
+            continue
+        yield from _tensors(child, f"{prefix}{name}.", leave_out, adapters)
 
 
-def _quantized_weights(module: torch.nn.Module) -> Named:
-    """Those that lie directly in a module, as they are computed with."""
+def _own_weights(module: torch.nn.Module) -> Named:
+    """The parameters directly in a module, as they are computed with."""
     if isinstance(module, QuantizedLinear):
         stored = module.quantized_weight
         weight = stored.dequantized(stored.dtype)
         yield "weight", weight.t() if module.is_conv1d else weight
+    for name, parameter in module.named_parameters(recurse=False):
+        yield name, parameter.detach()
     for name in getattr(module, "quantized_names", ()):  # of experts
         stored = getattr(module, quantized_name(name))
         yield name, stored.dequantized(stored.dtype)
+
+
+def _adapted(module: torch.nn.Module, weight: torch.Tensor, pairs: Any) -> torch.Tensor:
+    """A weight with what the pairs beside it add, as `StackAdapters.merge` does it."""
+    for pair in pairs.values():
+        update = pair.update().T if _is_transposed(module) else pair.update()
+        weight = weight + update.to(weight.dtype)
+    return weight
+
+
+def _is_transposed(module: torch.nn.Module) -> bool:
+    """Whether the plain weight is (in, out)."""
+    return module.is_conv1d if isinstance(module, QuantizedLinear) else is_conv1d(module)

@@ -238,7 +238,7 @@ def _stored(folder: Path, record: StackRecord) -> Iterator[dict[str, TensorBytes
     try:
         with tensor_file.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        stored = decode(data)
+        stored = decode(memoryview(data))
     except (CheckpointError, ValueError) as error:  # an empty file cannot be mapped
         raise DamagedFileError(f"{tensor_file} was damaged: {error}") from error
     if digest_of(stored) != record.sha256:

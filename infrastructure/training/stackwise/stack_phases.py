@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.models.saving import TRAINING_ONLY
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.state import Phase
 
@@ -157,6 +158,7 @@ def _phase(
         depth = len(rack)
         top = units[max(0, len(units) - config.with_top)].first
         names += weight_names(rack, top, depth)
+    names += decoder_names(rack, unit)
     what = f"{unit.name} of {len(rack)}"
     if time_step is not None:
         what += f", time step {time_step}"
@@ -169,6 +171,12 @@ def _phase(
 def weight_names(rack: Rack, first: int, last: int) -> list[str]:
     """The parameters of layers [first, last) without low-rank matrices beside them."""
     return [name for name, _ in rack.parameters_of(first, last) if ADAPTERS not in name]
+
+
+def decoder_names(rack: Rack, unit: Unit) -> list[str]:
+    """The parameters of a unit's feature decoder, where it has one."""
+    prefix = f"{TRAINING_ONLY}.{unit.index}."
+    return [name for name, _ in rack.model.named_parameters() if name.startswith(prefix)]
 
 
 def adapter_names(rack: Rack, first: int, last: int, keys: Sequence[str]) -> list[str]:

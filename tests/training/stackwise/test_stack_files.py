@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.errors import DamagedFileError
-from infrastructure.training.models.model_manager import load_saved
 from infrastructure.training.stackwise.plain_weights import plain_tensors
 from infrastructure.training.stackwise.quantized_trunk import dequantize_layers, quantize_layers
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.stackwise.reconstruction import FeatureDecoders
+from infrastructure.training.stackwise.stack_adapters import StackAdapters
 from infrastructure.training.stackwise.stack_files import (
     ABOVE,
     BELOW,
@@ -28,7 +29,7 @@ from infrastructure.training.stackwise.stack_files import (
     stack_tensors,
     write_stack,
 )
-from infrastructure.training.stackwise.stack_phases import Unit
+from infrastructure.training.stackwise.stack_phases import Unit, plan_stacks
 from tests.training.models.architectures import VOCAB_SIZE, tiny_model
 
 NAMES = ("llama", "gpt2", "gemma2", "phi", "bloom", "qwen3_moe")
@@ -120,6 +121,37 @@ def test_what_is_there_for_training_only_is_not_saved(tmp_path: Path) -> None:
     plain = other_weights(tiny_model("llama"))
     load_stacks(tmp_path, plain)
     assert torch.equal(logits(plain), logits(model))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_low_rank_matrices_are_saved_as_they_will_be_merged(
+    name: str, is_quantized: bool, tmp_path: Path
+) -> None:
+    model = tiny_model(name)
+    rack = Rack(model)
+    config = TrainingConfig(
+        strategy="progressive",
+        progressive={"target_stacks": 2, "trunk_strategy": "qlora"},
+        qlora_rank=2,
+    )
+    adapters = StackAdapters(config, plan_stacks(config, rack, 1), list(rack.layers), 0)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("lora_B"):
+            torch.nn.init.normal_(parameter)
+    if is_quantized:
+        quantize_layers([rack.layers[0]], "nf_fp8")
+        adapters.hook()
+    before = logits(model)
+    write_all(tmp_path, model)
+    assert torch.equal(logits(model), before)
+    plain = other_weights(tiny_model(name))
+    load_stacks(tmp_path, plain)
+    assert torch.allclose(logits(plain), before, atol=1e-4)
+    dequantize_layers([model])
+    adapters.merge()
+    assert torch.equal(logits(plain), logits(model))
+    assert not torch.allclose(logits(tiny_model(name)), before, atol=1e-2)  # they do something
 
 
 def flip_a_bit(path: Path, place: int) -> None:
@@ -267,5 +299,3 @@ def test_saved_models_have_no_parts_for_training_only(tmp_path: Path) -> None:
     assert not found["unexpected_keys"]
     assert not found["missing_keys"]
     assert torch.equal(logits(plain), logits(model))
-    loaded = load_saved(tmp_path / "final", device=torch.device("cpu")).model
-    assert torch.equal(logits(loaded), logits(model))
