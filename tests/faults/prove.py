@@ -27,6 +27,8 @@ PROOFS = {
     "G13": ("benchmarks.restore_speed", "a verified restore"),
     "G1": ("tests.faults.kills", "killed at any instant"),
     "G1 runs": ("tests.faults.run_kills", "whole runs, their helpers, their machines killed"),
+    "G1 ends": ("tests.faults.end_kills", "killed up to the last byte of the last copy"),
+    "G1 stackwise": ("tests.faults.stackwise_run", "killed in every phase of stack-wise training"),
     "G2": ("tests.faults.power_cuts", "the power goes"),
     "G2 runs": ("tests.faults.run_power_cuts", "the power goes in the middle of a whole run"),
     "G2 real": ("tests.faults.real_cuts", "a real file system is cut off its power"),

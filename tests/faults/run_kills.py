@@ -13,9 +13,14 @@ from tests.faults.run_storm import MUTANTS
 NUM_STORMS, NUM_KILLS_EACH, NUM_MUTANT_KILLS = 2, 100, 4
 
 
-def storm(*arguments: str) -> Figures:
+def in_a_folder(module: str, *arguments: str) -> Figures:
+    """The figures of a proof that works in a folder of its own."""
     with tempfile.TemporaryDirectory() as directory:
-        return run_module("tests.faults.run_storm", directory, *arguments)
+        return run_module(module, directory, *arguments)
+
+
+def storm(*arguments: str) -> Figures:
+    return in_a_folder("tests.faults.run_storm", *arguments)
 
 
 def whole_storm(seed: int) -> Figures:

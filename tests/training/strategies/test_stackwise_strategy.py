@@ -13,11 +13,14 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.stackwise import trunk_output
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.stackwise.stack_phases import divide, plan_stacks
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy, losses, small_settings
+from tests.deployment.test_going_on import StopAfter
+from tests.slow import slow_but
 from tests.training.models.architectures import tiny_model
 
 LAYERS = 4
@@ -172,7 +175,11 @@ def test_a_silent_new_stack_begins_where_the_one_below_ended(tmp_path: Path) -> 
     assert trainer.evaluate() == pytest.approx(below, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", [*SEQUENTIAL, *AT_ONCE, *FURTHER])
+QUICK = ["fused", "with_top", "lopt", "once", "cached", "qlora", "quantised new stacks", "masked"]
+OTHERS = [name for name in (*SEQUENTIAL, *AT_ONCE, *FURTHER) if name not in QUICK]
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, OTHERS))
 def test_a_run_that_is_broken_off_comes_to_the_same_end(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +277,25 @@ def test_cached_is_recomputed(name: str, dtype: str, tolerance: float, tmp_path:
     [one, other] = [[loss for _, loss in losses(run)] for run in (kept, computed)]
     assert one == pytest.approx(other, rel=tolerance)
     assert list((kept / "activations").iterdir()) == []  # it is over
+
+
+@pytest.mark.parametrize("mutant", [None, "no trunk hash"])
+def test_what_another_training_left_is_not_believed(
+    mutant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same data, with another trunk, in the same folder."""
+    if mutant is not None:
+        monkeypatch.setattr(trunk_output, "trunk_hash", lambda named: "the same")
+    shape = {**BLOCKS, "cache_activations": True, "cache_dtype": "fp32", "mixed_precision": "fp32"}
+    shape["cache_dir"] = str(tmp_path / "kept")
+    first = config_of(tmp_path, **shape, learning_rate=3e-3)
+    left = TrainerFactory().for_run(first, hooks=[StopAfter(STEPS + 2)])
+    left.train()
+    assert any((tmp_path / "kept").rglob("key.json"))
+    there = train(tmp_path, "there", **shape, learning_rate=1e-3)
+    shape["cache_dir"] = str(tmp_path / "another")
+    alone = train(tmp_path, "alone", **shape, learning_rate=1e-3)
+    assert (losses(there) == losses(alone)) == (mutant is None)
 
 
 def test_a_quantised_trunk_is_smaller_and_comes_back(tmp_path: Path) -> None:
