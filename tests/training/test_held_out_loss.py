@@ -141,3 +141,17 @@ def test_an_error_in_the_measurement_is_raised() -> None:
     model = ToyModel()
     with pytest.raises(KeyError):
         HeldOutLoss(model, Broken(None, model), Precision("fp32", "cpu")).measure([[0, 1, 2]])
+
+
+def test_it_is_computed_in_the_precision_of_the_training() -> None:
+    seen: list[torch.dtype] = []
+
+    class Seeing(Measuring):
+        def compute_loss(self, model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+            seen.append(torch.get_autocast_dtype("cpu"))
+            assert torch.is_autocast_enabled("cpu")
+            return super().compute_loss(model, batch)
+
+    model = ToyModel()
+    HeldOutLoss(model, Seeing(None, model), Precision("bf16", "cpu")).measure(BATCHES)
+    assert seen == [torch.bfloat16] * len(BATCHES)

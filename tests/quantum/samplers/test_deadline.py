@@ -20,8 +20,9 @@ def test_the_time_runs_from_the_beginning() -> None:
     assert (deadline.elapsed_seconds, deadline.seconds_left) == (0.0, 10.0)
     clock.now += 4.0
     assert (deadline.elapsed_seconds, deadline.seconds_left) == (4.0, 6.0)
+    clock.now += 5.5
     assert not deadline.is_over
-    clock.now += 6.0
+    clock.now += 0.5
     assert deadline.is_over
     clock.now += 1.0
     assert deadline.seconds_left == -1.0

@@ -1,13 +1,16 @@
 """Where a sampler fails, the next one answers."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import dimod
 import pytest
 
 from infrastructure.core.errors import SamplerError
+from infrastructure.quantum.samplers import fallback
 from infrastructure.quantum.samplers.fallback import FallbackSampler
+from tests.faults.drive_model import Clock
 
 QUESTION = dimod.BinaryQuadraticModel({"a": 1.0, "b": -1.0}, {"ab": 0.5}, "BINARY")
 SECRET = "DEV-" + "0123456789abcdef01234567"
@@ -102,3 +105,73 @@ def test_an_empty_answer_is_none() -> None:
     assert "an empty answer" in both.failures[0]
     with pytest.raises(SamplerError, match="an empty answer"):
         FallbackSampler({"silent": Silent()}).sample(QUESTION)
+
+
+class Timed(dimod.Sampler):
+    """Notes what it is given; takes its time, and answers or fails."""
+
+    properties: ClassVar[dict[str, Any]] = {}
+    parameters: ClassVar[dict[str, Any]] = {"time_limit": [], "num_reads": [], "flavour": []}
+
+    def __init__(self, clock: Clock, seconds: float, fails: bool = True) -> None:
+        self.clock, self.seconds, self.fails = clock, seconds, fails
+        self.given: list[dict[str, Any]] = []
+
+    def sample(self, bqm: dimod.BinaryQuadraticModel, **given: Any) -> dimod.SampleSet:
+        self.given.append(given)
+        self.clock.now += self.seconds
+        if self.fails:
+            raise ConnectionError("offline")
+        return dimod.ExactSolver().sample(bqm)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(1000.0)
+    monkeypatch.setattr(fallback, "time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+def test_each_one_may_use_an_equal_share_of_the_time_that_is_left(clock: Clock) -> None:
+    chain = [Timed(clock, 2.0), Timed(clock, 10.0), Timed(clock, 0.0, fails=False)]
+    sampler = FallbackSampler({str(number): one for number, one in enumerate(chain)})
+    sampler.sample(QUESTION, time_limit=30.0)
+    assert [one.given for one in chain] == [
+        [{"time_limit": 10.0}],
+        [{"time_limit": 14.0}],
+        [{"time_limit": 18.0}],
+    ]
+    assert sampler.answered_by == "2"
+
+
+def test_where_all_the_time_is_used_none_is_left_and_without_a_limit_none_is_told(
+    clock: Clock,
+) -> None:
+    late, last = Timed(clock, 9.0), Timed(clock, 0.0, fails=False)
+    sampler = FallbackSampler({"late": late, "last": last})
+    sampler.sample(QUESTION, time_limit=5.0)
+    sampler.sample(QUESTION, num_reads=3)
+    assert late.given == [{"time_limit": 2.5}, {"num_reads": 3}]
+    assert last.given == [{"time_limit": 0.0}, {"num_reads": 3}]
+
+
+def test_a_time_limit_is_no_unknown_keyword_and_goes_to_those_that_know_it() -> None:
+    sampler, _ = chain({0})
+    assert sampler.sample(QUESTION, time_limit=5.0).first.energy == -1.0
+
+
+def test_before_the_first_question_nobody_has_answered_or_failed() -> None:
+    sampler, _ = chain(set())
+    assert (sampler.answered_by, sampler.failures) == ("", [])
+
+
+def test_all_unknown_keywords_are_named_in_their_order() -> None:
+    with pytest.raises(ValueError, match="knows a, b, c"):
+        chain(set())[0].sample(QUESTION, c=1, a=2, b=3)
+
+
+def test_of_a_keyword_that_several_know_the_first_one_says_what_it_is(clock: Clock) -> None:
+    first, second = Remote(set()), Timed(clock, 0.0)
+    first.parameters = {"num_reads": ["properties"]}  # type: ignore[misc]
+    sampler = FallbackSampler({"first": first, "second": second})
+    assert sampler.parameters == {"time_limit": [], "num_reads": ["properties"], "flavour": []}

@@ -8,6 +8,7 @@ import pytest
 from infrastructure.training.checkpoints.save_schedule import (
     LONGEST_SECONDS,
     MEAN_SECONDS_BETWEEN_FAILURES,
+    NUM_REMEMBERED,
     SHORTEST_SECONDS,
     SaveSchedule,
 )
@@ -143,3 +144,54 @@ def test_saving_counts_into_the_time_before_the_next(clock: Clock) -> None:
     assert schedule.kind_due(2) is None
     clock.now += 1
     assert schedule.kind_due(3) == "scheduled"
+
+
+def test_the_dearest_of_the_last_saves_counts_and_older_ones_are_forgotten(clock: Clock) -> None:
+    schedule = SaveSchedule("auto", clock=clock)
+    for cost_seconds in (20.0, *[0.05] * (NUM_REMEMBERED - 1)):
+        schedule.note_save(1, cost_seconds)
+    dear = schedule.current_interval_seconds
+    schedule.note_save(1, 0.05)
+    assert dear == pytest.approx(math.sqrt(400) * schedule.current_interval_seconds)
+
+
+def test_before_a_deadline_two_of_the_longest_steps_and_dearest_saves_have_room(
+    clock: Clock,
+) -> None:
+    schedule = SaveSchedule(None, deadline_seconds=1000, clock=clock)
+    schedule.start(0)
+    for gap, cost in ((1.0, 15.0), (40.0, 2.0), (3.0, 4.0)):
+        clock.now += gap
+        schedule.kind_due(1)
+        schedule.note_save(1, cost)
+    room = 20 + 2 * (40 + 15)
+    clock.now += schedule.seconds_left - room - 0.5
+    assert not schedule.deadline_is_near
+    clock.now += 0.5
+    assert schedule.deadline_is_near
+
+
+def test_a_step_that_was_long_once_is_forgotten(clock: Clock) -> None:
+    schedule = SaveSchedule(None, deadline_seconds=1000, clock=clock)
+    schedule.start(0)
+    for gap in (300.0, *[0.0] * NUM_REMEMBERED):
+        clock.now += gap
+        schedule.kind_due(1)
+    clock.now += 400
+    assert not schedule.deadline_is_near
+
+
+def test_what_took_time_before_a_training_goes_on_is_no_step(clock: Clock) -> None:
+    schedule = SaveSchedule(200, deadline_seconds=1000, clock=clock)
+    clock.now += 300
+    schedule.start(4)
+    assert schedule.kind_due(5) is None
+    clock.now += 600
+    assert not schedule.deadline_is_near
+
+
+def test_a_save_needs_no_request(clock: Clock, tmp_path: Path) -> None:
+    schedule = SaveSchedule(30, request=tmp_path / "save_now", clock=clock)
+    schedule.note_save(1, 0.1)
+    clock.now += 30
+    assert schedule.kind_due(2) == "scheduled"

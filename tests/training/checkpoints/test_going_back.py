@@ -1,0 +1,83 @@
+"""Back to the newest checkpoint that is good, in the same process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from infrastructure.core.errors import CheckpointError
+from infrastructure.training.checkpoints.going_back import go_back
+from infrastructure.training.checkpoints.snapshot import take_snapshot
+from tests.training.toy_training import Training
+
+
+def save(training: Training, step: int, healthy: bool = True) -> Path:
+    """A checkpoint whose weights are all its step."""
+    training.state.step = step
+    with torch.no_grad():
+        for parameter in training.state.model.parameters():
+            parameter.fill_(step)
+    snapshot = take_snapshot(training.state, training.parts)
+    return training.checkpoints.save(snapshot, healthy=healthy)
+
+
+def weights_after(training: Training) -> set[float]:
+    return {*training.weights.tolist()}
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Training:
+    return Training(tmp_path)
+
+
+def test_the_newest_serves(training: Training) -> None:
+    save(training, 1)
+    newest = save(training, 2)
+    training.state.step = 3
+    assert go_back(training.checkpoints, training.state, training.parts) == newest
+    assert (training.state.step, weights_after(training)) == (2, {2.0})
+
+
+def test_of_this_very_step_too(training: Training) -> None:
+    newest = save(training, 2)
+    assert go_back(training.checkpoints, training.state, training.parts) == newest
+
+
+def test_what_is_damaged_later_or_evidence_is_passed_over(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = save(training, 1)
+    damaged = save(training, 2)
+    save(training, 3, healthy=False)
+    save(training, 9)
+    damaged.write_bytes(b"?")
+    training.state.step = 5
+    assert go_back(training.checkpoints, training.state, training.parts) == good
+    assert weights_after(training) == {1.0}
+    assert f"not going back to {damaged.stem[:12]}: " in caplog.text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_no_way_to_go_on(training: Training, value: float) -> None:
+    save(training, 1)
+    good = save(training, 2)
+    with torch.no_grad():
+        training.state.model.head.weight[0, 0] = value
+    training.state.step = 3
+    training.checkpoints.save(take_snapshot(training.state, training.parts))
+    assert go_back(training.checkpoints, training.state, training.parts) == good
+
+
+def test_a_buffer_may_be_infinite_and_whole_numbers_are_numbers(training: Training) -> None:
+    training.state.model.register_buffer("mask", torch.tensor([float("-inf")]))
+    training.state.model.register_buffer("count", torch.tensor([7]))
+    newest = save(training, 2)
+    assert go_back(training.checkpoints, training.state, training.parts) == newest
+
+
+def test_without_a_good_one_the_state_stays(training: Training) -> None:
+    save(training, 2, healthy=False)
+    training.state.step = 3
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be gone back to"):
+        go_back(training.checkpoints, training.state, training.parts)
+    assert (training.state.step, weights_after(training)) == (3, {2.0})
