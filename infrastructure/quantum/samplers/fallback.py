@@ -88,7 +88,6 @@ class FallbackSampler(dimod.Sampler):
     ) -> dimod.SampleSet:
         known = {key: value for key, value in parameters.items() if key in sampler.parameters}
         found = sampler.sample(bqm, **known)
-        found.resolve()  # a remote solver answers, or fails, only now
-        if not len(found):
+        if not len(found):  # a remote solver answers, or fails, only now
             raise SamplerError("an empty answer")
         return found

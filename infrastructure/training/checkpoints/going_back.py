@@ -48,6 +48,5 @@ def _refuse_not_finite(snapshot: Snapshot, model: torch.nn.Module) -> None:
     next loss tells. Buffers may be infinite, such as an attention mask."""
     buffers = {name.replace("_orig_mod.", "") for name, _ in model.named_buffers()}
     for name, tensor in snapshot.tensors["model"].items():
-        is_number = name in buffers or not tensor.is_floating_point()
-        if not is_number and not bool(torch.isfinite(tensor).all()):
+        if name not in buffers and not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"its tensor {name} is not finite")
