@@ -9,6 +9,7 @@ was given, and whatever ends it stands among them.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from infrastructure.training.models.model_inputs import call_model, logits_of, probing
@@ -53,7 +54,7 @@ def generate_masked(
         for start in range(0, num_new_tokens, length)
     ]
     shares = _even_shares(min(num_steps or num_new_tokens, num_new_tokens), len(blocks))
-    generators = [torch.Generator().manual_seed(seed + (row << 32)) for row in range(len(prompts))]
+    generators = [_generator(seed, row) for row in range(len(prompts))]
     batch = {"input_ids": ids, "attention_mask": is_real, "is_bidirectional": True}
     with probing(model):
         for block, steps in zip(blocks, shares, strict=True):
@@ -109,6 +110,12 @@ def _canvas(
     is_real = (torch.arange(shape[1]) < starts[:, None] + num_new_tokens).long()
     device = next(model.parameters()).device
     return ids.to(device), is_real.to(device), starts.to(device)
+
+
+def _generator(seed: int, row: int) -> torch.Generator:
+    """Of one prompt; mixed, because torch reads the lower 32 bits of a seed only."""
+    mixed = np.random.SeedSequence([seed, row]).generate_state(1)
+    return torch.Generator().manual_seed(int(mixed[0]))
 
 
 def _even_shares(total: int, num_parts: int) -> list[int]:

@@ -82,6 +82,8 @@ def test_temperature_zero_is_deterministic_and_drawing_is_seeded() -> None:
     assert drawn != answers()
     assert all(len(answer) == 6 and MASK not in answer for answer in drawn)
     assert generate_masked(model, TOKENIZER, prompts[:1], 6, 3, temperature=1.0) == drawn[:1]
+    first, second = generate_masked(model, TOKENIZER, prompts[:1] * 2, 6, 3, temperature=1.0)
+    assert first != second, "an answer to each, not one for both"
     assert model.training
     assert torch.equal(torch.get_rng_state(), random_state)
 

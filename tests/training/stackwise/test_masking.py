@@ -379,6 +379,7 @@ def test_what_ends_an_answer_is_learnt_and_other_control_is_not() -> None:
     )
     names = tokenizer.convert_ids_to_tokens(sorted(control_tokens(tokenizer)))
     assert "<|system|>" not in names, "here it ends a message"
+    assert "<|end|>" not in names, "it ends plain texts"
 
 
 def test_the_padding_of_a_batch_is_never_seen() -> None:
