@@ -40,11 +40,18 @@ def _decoder(hidden_size: int) -> torch.nn.Sequential:
 
 
 def reconstruction_loss(
-    decoder: torch.nn.Module, output: torch.Tensor, given: torch.Tensor
+    decoder: torch.nn.Module,
+    output: torch.Tensor,
+    given: torch.Tensor,
+    positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mean squared error between what a unit was given and what the decoder makes of its output.
 
     Args:
         output, given: hidden states (B, L, d); no gradient flows into `given`.
+        positions: (N,) in the flattened (B * L), those whose tokens are learnt: so padding does not
+            count, and the sum over a batch is the same however it is split. None: all.
     """
+    if positions is not None:
+        output, given = output.flatten(0, 1)[positions], given.flatten(0, 1)[positions]
     return F.mse_loss(decoder(output.float()).float(), given.detach().float())

@@ -370,7 +370,8 @@ class StackwiseStrategy(TrainingStrategy):
             with torch.no_grad():
                 given = self.rack.hidden_at(unit.first, run)
         output = self.rack.hidden_at(unit.last, run, unit.first, start)
-        loss = reconstruction_loss(self.decoders[index], output, given)
+        positions = inputs.get("target_positions")
+        loss = reconstruction_loss(self.decoders[index], output, given, positions)
         return loss * self.config.reconstruct_weight, output.detach()
 
     def _step_of_all(
@@ -409,8 +410,10 @@ class StackwiseStrategy(TrainingStrategy):
 
 
 def _num_items(inputs: dict[str, Any]) -> int:
-    """Supervised items of a batch of a language model."""
-    return int(inputs["targets"].numel())
+    """What a mean over a batch is the mean of: learnt tokens, or examples."""
+    if "target_positions" in inputs:
+        return int(inputs["target_positions"].numel())
+    return len(inputs["inputs"])
 
 
 def _backward(loss: torch.Tensor, scaler: torch.amp.GradScaler | None) -> None:

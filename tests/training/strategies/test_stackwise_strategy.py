@@ -394,3 +394,22 @@ def test_what_makes_no_sense_is_refused_before_a_run_begins(name: str, tmp_path:
     with pytest.raises(ValueError, match=sentence):
         train(tmp_path, "runs", **settings)
     assert not (tmp_path / "runs").exists() or list((tmp_path / "runs").glob("*/run.json")) == []
+
+
+@pytest.mark.parametrize("name", slow_but(["blockwise"], ["qlora", "masks of the step", "lopt"]))
+def test_two_processes_train_what_one_does(name: str, tmp_path: Path) -> None:
+    """Each unit moves in its phase there, too."""
+    settings = {**SEQUENTIAL, **AT_ONCE, **FURTHER}[name] | {"mixed_precision": "fp32"}
+    alone = train(tmp_path, "alone", **settings)
+    config = config_of(tmp_path, **settings)
+    config.num_processes, config.output_dir = 2, str(tmp_path / "two")
+    two = deploy(config)[0]
+    [one, other] = [[loss for _, loss in losses(run)] for run in (alone, two)]
+    assert other == pytest.approx(one, rel=1e-3)
+    last = len(one)
+    expected, found = weights_after(alone, last), weights_after(two, last)
+    first = weights_after(two, 0)
+    moved = {key for key in found if key in first and not same_bits(first[key], found[key])}
+    assert moved == {
+        key for key in expected if key in first and not same_bits(first[key], expected[key])
+    }
