@@ -1,7 +1,6 @@
 """The parts that are still to come, in words for people."""
 
 PARTS = {
-    "stackwise": "the part on stack-wise training",
     "adapters": "the part on dialogue and multimodal models",
     "extensions": "the part on dialogue and multimodal models",
 }

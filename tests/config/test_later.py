@@ -11,7 +11,7 @@ MARKS = {key: mark for key, spec in FIELDS.items() if (mark := later_of(spec))}
 
 
 def test_every_mark_names_a_part() -> None:
-    assert {mark.part for mark in MARKS.values()} == set(PARTS) - {"stackwise"}
+    assert {mark.part for mark in MARKS.values()} == set(PARTS)
 
 
 @pytest.mark.parametrize(

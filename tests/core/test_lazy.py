@@ -13,7 +13,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(
         module,
         "__getattr__",
-        lazy_names("some_package", places, {"Later": "stackwise"}),
+        lazy_names("some_package", places, {"Later": "adapters"}),
         raising=False,
     )
     monkeypatch.setitem(sys.modules, "some_package", module)
@@ -27,7 +27,7 @@ def test_a_name_is_what_its_module_has(package: str) -> None:
 
 
 def test_a_name_of_a_later_part_says_which(package: str) -> None:
-    with pytest.raises(ImportError, match=r"^Later comes with the part on stack-wise training$"):
+    with pytest.raises(ImportError, match=r"^Later comes with the part on dialogue and multimodal models$"):
         exec(f"from {package} import Later")
 
 
