@@ -27,7 +27,8 @@ def test_a_name_is_what_its_module_has(package: str) -> None:
 
 
 def test_a_name_of_a_later_part_says_which(package: str) -> None:
-    with pytest.raises(ImportError, match=r"^Later comes with the part on dialogue and multimodal models$"):
+    sentence = r"^Later comes with the part on dialogue and multimodal models$"
+    with pytest.raises(ImportError, match=sentence):
         exec(f"from {package} import Later")
 
 
