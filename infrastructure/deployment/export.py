@@ -3,12 +3,16 @@ training data."""
 
 import json
 import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from infrastructure.config.backup_config import BackupConfig
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.stackwise_misfits import STACKWISE
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.going_on import commit_of_base, configuration_of
 from infrastructure.deployment.run_directory import RunDirectory, find_run
@@ -21,6 +25,8 @@ from infrastructure.training.checkpoints.checkpoint_paths import verify
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.trainable_state import load_trainable_state
+from infrastructure.training.strategies import get_training_strategy
+from infrastructure.training.strategies.base_strategy import NOT_ENTERED
 from infrastructure.training.training_facts import base_facts
 
 log = logging.getLogger(__name__)
@@ -43,10 +49,12 @@ def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) 
     else:
         verify(checkpoint)
     snapshot = load_checkpoint(checkpoint)
-    loaded = _model_of(run, checkpoint)
+    config = configuration_of(run, checkpoint)
+    loaded = _model_of(run, config)
     identity = snapshot.values.get("identity", {})
     _refuse_other_base(identity, loaded)
-    load_trainable_state(loaded.model, snapshot.tensors["model"])
+    with _form_of_phase(config, loaded.model, snapshot.values):
+        load_trainable_state(loaded.model, snapshot.tensors["model"])
     registered = loaded.description.get("registered_name")
     save_model(loaded.model, loaded.tokenizer, folder, registered_name=registered)
     return {
@@ -68,9 +76,26 @@ def refuse_what_is_there(folder: Path) -> None:
         raise ValueError(f"{folder} {what}: name a folder that is empty or not there yet")
 
 
-def _model_of(run: RunDirectory, checkpoint: Path) -> LoadedModel:
+@contextmanager
+def _form_of_phase(
+    config: DeploymentConfig, model: torch.nn.Module, values: Mapping[str, Any]
+) -> Iterator[None]:
+    """Inside, the model has the form that a stack-wise training gave it when it was saved, with
+    quantised layers and low-rank matrices; afterwards it is a plain one."""
+    name = config.training.strategy_for(config.model)
+    if name not in STACKWISE:
+        yield
+        return
+    strategy = get_training_strategy(name, config.training)
+    strategy.prepare_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # a form is an optimizer's, too
+    strategy.take_form(model, optimizer, values["loop"].get("entered", NOT_ENTERED))
+    yield
+    strategy.close(is_over=True)
+
+
+def _model_of(run: RunDirectory, config: DeploymentConfig) -> LoadedModel:
     """The run's model as it was before its first step, in memory of the CPU."""
-    config = configuration_of(run, checkpoint)
     revision = commit_of_base(run, config) or config.model.revision
     plain = config.model.copy_with(
         attention="auto", backend="auto", quantization=None, revision=revision
@@ -80,6 +105,7 @@ def _model_of(run: RunDirectory, checkpoint: Path) -> LoadedModel:
         device=torch.device("cpu"),
         seed=config.training.seed,
         tokenizer_directory=run.tokenizer if run.tokenizer.is_dir() else None,
+        needs_mask_token=config.training.time_step_masking,
     ).load()
 
 

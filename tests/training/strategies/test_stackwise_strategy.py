@@ -9,6 +9,8 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.training_config import TrainingConfig
+from infrastructure.deployment.export import export_checkpoint
+from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -333,6 +335,36 @@ def test_what_low_rank_matrices_learnt_is_in_the_finished_model(name: str, tmp_p
     trainer = TrainerFactory().for_run(config_of(tmp_path, mixed_precision="fp32"))
     trainer.initialize_model().load_state_dict(model.state_dict())
     assert trainer.evaluate()["eval_loss"] == pytest.approx(told["after"]["eval_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qlora", "quantised", "lopt", "masked"])
+def test_a_checkpoint_from_the_middle_is_exported_as_a_plain_model(
+    name: str, tmp_path: Path
+) -> None:
+    """With the held-out loss that it has in the training."""
+    from transformers import AutoModelForCausalLM
+
+    settings = {**AT_ONCE, **FURTHER}[name] | {"mixed_precision": "fp32"}
+    run = train(tmp_path, "runs", **settings)
+    step = len(losses(run)) - 2
+    [checkpoint] = [
+        path
+        for path in CheckpointManager(run / "checkpoints").checkpoints()
+        if load_checkpoint(path).values["step"] == step
+    ]
+    export_checkpoint(RunDirectory(run), checkpoint, tmp_path / "exported")
+    model, told = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "exported", output_loading_info=True
+    )
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    trainer = TrainerFactory().for_run(config_of(tmp_path, **settings))
+    trainer.restore(checkpoint)
+    expected = trainer.evaluate()["eval_loss"]
+    trainer.strategy.close(is_over=True)
+    assert trainer.model is not None
+    trainer.model.load_state_dict(model.state_dict())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_learning_rate_of_their_own(tmp_path: Path) -> None:
