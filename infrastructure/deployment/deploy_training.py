@@ -68,6 +68,7 @@ from infrastructure.training.resume_contract import canonical_name
 from infrastructure.training.run_lock import only_trainer_of, waited_for
 from infrastructure.training.stack_saving import stack_observers
 from infrastructure.training.state import TrainingState
+from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
 from infrastructure.training.watching import check_watching, watching_hooks
 
@@ -321,6 +322,8 @@ class TrainingDeployment:
             trainer.initialize_model()
         with self.stages.stage("data"):
             data = trainer.initialize_data()
+        if isinstance(trainer.strategy, StackwiseStrategy):
+            trainer.check_length()
         self.say(describe_model(trainer))
         report = getattr(data, "report", None)
         told = report.lines() if report else []

@@ -65,7 +65,7 @@ from infrastructure.training.recovery.notes import note
 from infrastructure.training.resume_contract import Difference, Verdict, agree, recorded_grid
 from infrastructure.training.stackwise.stack_phases import caches_trunk
 from infrastructure.training.stackwise.trunk_output import CacheSource
-from infrastructure.training.state import TrainingState
+from infrastructure.training.state import Phase, TrainingState
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
@@ -258,14 +258,7 @@ class EnhancedTrainer(LastGradients):
     ) -> TrainingLoop:
         config = self.training_config
         batch_size = self.batch_plan().examples_per_step
-        steps_per_epoch = -(-data.num_examples // batch_size)
-        num_epochs = num_epochs_for(config, starts_from_scratch(self.model_config), steps_per_epoch)
-        self.strategy.steps_per_epoch = steps_per_epoch
-        if isinstance(self.strategy, StackwiseStrategy) and caches_trunk(config, num_epochs):
-            self.strategy.cache_source = self._cache_source(data)
-        phases = self.strategy.phases(model, num_epochs)
-        all_epochs = sum(phase.num_epochs for phase in phases)
-        total_steps = min(config.max_steps or sys.maxsize, all_epochs * steps_per_epoch)
+        phases, total_steps = self._length(model, data, batch_size)
         scheduler = self.strategy.create_scheduler(optimizer, total_steps)
         loop = TrainingLoop(
             config=config,
@@ -297,6 +290,32 @@ class EnhancedTrainer(LastGradients):
             loop.save, loop.collect = self.saver.begin, self.checkpoints.collect
             loop.go_back, loop.keep_evidence = self.saver.go_back, self.saver.keep_evidence
         return loop
+
+    def check_length(self) -> None:
+        """Look at the length of the training before anything of it is written down.
+
+        Raises:
+            ValueError: it ends before its last phase begins.
+        """
+        batch_size = self.batch_plan().examples_per_step
+        self._length(self.initialize_model(), self.initialize_data(), batch_size)
+
+    def _length(
+        self, model: torch.nn.Module, data: DataSource, batch_size: int
+    ) -> tuple[list[Phase], int]:
+        """The phases of the training, and its optimizer steps."""
+        config = self.training_config
+        steps_per_epoch = -(-data.num_examples // batch_size)
+        num_epochs = num_epochs_for(config, starts_from_scratch(self.model_config), steps_per_epoch)
+        self.strategy.steps_per_epoch = steps_per_epoch
+        keeps = caches_trunk(config, num_epochs) and not self.data_config.streaming
+        if isinstance(self.strategy, StackwiseStrategy) and keeps:
+            self.strategy.cache_source = self._cache_source(data)
+        phases = self.strategy.phases(model, num_epochs)
+        all_epochs = sum(phase.num_epochs for phase in phases)
+        total_steps = min(config.max_steps or sys.maxsize, all_epochs * steps_per_epoch)
+        self.strategy.check_length(total_steps)
+        return phases, total_steps
 
     def _cache_source(self, data: DataSource) -> CacheSource:
         """Where the activations of a frozen trunk are kept: in the run's folder, if nobody says."""

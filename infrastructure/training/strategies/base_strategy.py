@@ -97,6 +97,13 @@ class TrainingStrategy(ABC):
         """Begin phase `index`, or go on in it; called before its PHASE_START."""
         self.take_form(model, optimizer, index)
 
+    def check_length(self, total_steps: int) -> None:  # noqa: B027 (most can end at any step)
+        """Look at the number of optimizer steps, once the phases are known.
+
+        Raises:
+            ValueError: what has been trained by then is no whole model.
+        """
+
     def begin_step(self, step: int, examples: Sequence[Any]) -> None:
         """Called before the batch of optimizer step `step` (from 0) is prepared."""
         if self.objective is not None:

@@ -99,6 +99,18 @@ class StackwiseStrategy(TrainingStrategy):
         self.plan = plan_stacks(self.config, self.rack, num_epochs)
         return list(self.plan.phases)
 
+    def check_length(self, total_steps: int) -> None:
+        assert self.plan is not None
+        last = self.plan.phases[-1]
+        before = sum(phase.num_epochs for phase in self.plan.phases[:-1]) * self.steps_per_epoch
+        if total_steps <= before:
+            raise ValueError(
+                f"training.max_steps = {total_steps} ends before {last.name} begins, at step"
+                f" {before + 1}: the model would be finished with layers that never trained; give"
+                f" more steps, fewer epochs ({last.num_epochs} in each of {len(self.plan.phases)}"
+                " phases now) or fewer stacks"
+            )
+
     # The form of the model
 
     def enter_phase(

@@ -413,6 +413,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"strategy": "progressive", "with_top": 1},
         "give training.mode instead",
     ),
+    "an end before the last unit": (
+        {**BLOCKS, "max_steps": STEPS},
+        "ends before layers 3 to 4 of 4 begins, at step 7",
+    ),
     "too many stacks": (
         {"strategy": "progressive", "progressive": {"target_stacks": 9}},
         "4 layers",
