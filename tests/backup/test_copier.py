@@ -491,3 +491,14 @@ def test_what_is_removed_at_the_place_is_removed_once(rig: Rig) -> None:
     rig.settle()
     manifests = [path for path in asked if path.parent.name == "versions"]
     assert len(manifests) == len({*manifests}) == 4
+
+
+def test_of_several_damaged_versions_the_newest_is_named(rig: Rig) -> None:
+    names = [save(rig.local, step) for step in (1, 2, 3)]
+    for name in names[1:]:
+        rig.local.manifest_path(name).write_bytes(b"?")
+    rig.settle()
+    status = rig.copier.status()
+    assert status.confirmed_name == names[0]
+    assert status.refused_name == names[2]
+    assert f"version {names[2][:12]} is not copied" in str(status.error)

@@ -84,10 +84,7 @@ HOSTILE: list[Any] = [
     *(with_value("healthy", value) for value in (1, "yes", None)),
     *(with_value("parent", value) for value in (1, [], {})),
     *(with_value("values", value) for value in ([], "x", None)),
-    *(with_value("packs", value) for value in ({}, [[]], [["../../etc/passwd", 10]])),
-    *(with_value("packs", [[HASH, size]]) for size in (-1, 1 << 41, "9", 1.5, True, None)),
-    *(with_value("packs", [[name, 10]]) for name in (HASH.upper(), HASH[1:], HASH + "\n", 3)),
-    with_value("packs", [[HASH, 10, "more"]]),
+    with_value("packs", {}),
     *(with_value("tensors", {"model/a": place}) for place in ([2, HASH], [-1, HASH], [0], 0, {})),
     *(with_value("tensors", {"a": [index, HASH]}) for index in (True, "0", 0.0, None)),
     with_value("tensors", {"a": [0, "x"]}),
@@ -101,8 +98,38 @@ def test_what_cannot_be_is_refused(contents: Any) -> None:
         parse_manifest(json.dumps(contents).encode(), NAME)
 
 
+PACKS: list[Any] = [
+    [],
+    ["../../etc/passwd", 10],
+    *([HASH, size] for size in (-1, 1 << 40, 1 << 41, "9", 1.5, True, None)),
+    *([name, 10] for name in (HASH.upper(), HASH[1:], HASH + "\n", 3)),
+    [HASH, 10, "more"],
+]
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_pack_that_cannot_be_is_refused(pack: Any) -> None:
+    contents = with_value("packs", [[HASH, 10], pack])
+    with pytest.raises(CheckpointError, match="names a pack that there cannot be"):
+        parse_manifest(json.dumps(contents).encode(), NAME)
+
+
 def test_there_are_enough_of_them() -> None:
-    assert len(HOSTILE) >= 40
+    assert len(HOSTILE) + len(PACKS) >= 40
+
+
+@pytest.mark.parametrize("size_bytes", [0, (1 << 40) - 1])
+def test_a_pack_of_any_real_size_and_a_version_of_the_first_step(size_bytes: int) -> None:
+    manifest = replace(MANIFEST, step=0, packs=(MANIFEST.packs[0], Pack(HASH[::-1], size_bytes)))
+    assert parse_manifest(manifest.to_bytes(), NAME) == manifest
+
+
+def test_what_a_training_goes_on_from_is_all_but_its_run_files() -> None:
+    packs = tuple(Pack(HASH, number) for number in range(4))
+    places = {"model/a": 3, "files/model": 0, "random/x": 1, "files/b": 1, "filesystem/c": 3}
+    tensors = {name: StoredTensor(number, HASH) for name, number in places.items()}
+    manifest = replace(MANIFEST, packs=packs, tensors=tensors)
+    assert manifest.needed_packs == (packs[1], packs[3])
 
 
 @pytest.mark.parametrize(
@@ -111,10 +138,12 @@ def test_there_are_enough_of_them() -> None:
     ids=["empty", "no text", "cut", "deep list", "deep object", "zeros", "nan"],
 )
 def test_what_is_no_json_is_refused(data: bytes) -> None:
-    with pytest.raises(CheckpointError, match="manifest"):
+    with pytest.raises(CheckpointError, match="the manifest is no JSON: "):
         parse_manifest(data, NAME)
 
 
 def test_what_is_too_large_is_not_even_parsed() -> None:
+    with pytest.raises(CheckpointError, match="is no JSON: "):
+        parse_manifest(b" " * MAX_MANIFEST_BYTES, NAME)
     with pytest.raises(CheckpointError, match="more than any real one"):
         parse_manifest(b" " * (MAX_MANIFEST_BYTES + 1), NAME)

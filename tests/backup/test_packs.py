@@ -25,12 +25,16 @@ def test_safetensors_reads_them() -> None:
     assert found["model/ü"].item() == 1.0
 
 
-def test_there_and_back() -> None:
-    buffers = encode(TENSORS)
+@pytest.mark.parametrize("names", [list(TENSORS), ["model/empty"], []])
+def test_there_and_back(names: list[str]) -> None:
+    tensors = {name: TENSORS[name] for name in names}
+    buffers = encode(tensors)
     data = b"".join(bytes(buffer) for buffer in buffers)
     assert size_of(buffers) == len(data)
-    for name, found in decode(data).items():
-        expected = TENSORS[name]
+    decoded = decode(data)
+    assert decoded.keys() == tensors.keys()
+    for name, found in decoded.items():
+        expected = tensors[name]
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         assert bytes(found.data) == bytes(expected.data)
 
@@ -71,6 +75,12 @@ def tensor_header(begin: object, end: object, shape: object = (2,), dtype: objec
         with_header(tensor_header(0, 8, [3])),
         with_header(tensor_header(0, 8, [2], "F33")),
         with_header(tensor_header(0, 8, [2], None)),
+        with_header(tensor_header(0, 8, [2.0])),
+        with_header(tensor_header(0, 8, [True, 2])),
+        with_header(tensor_header(0, 8, [-1, -1, 2])),
+        with_header(tensor_header(-1, 8, [1], "U8")),
+        with_header("{}", 0)[:7] + b"\1{}",  # a header of 2**56 bytes and two
+        b"\3" + with_header("{}", 0)[1:],
     ],
 )
 def test_other_bytes_are_refused(data: bytes) -> None:
@@ -90,3 +100,18 @@ def test_they_are_cut_between_tensors() -> None:
     groups = list(cut({"a": half, "b": half, "c": half, "d": huge, "e": half, "f": half}))
     assert [list(group) for group in groups] == [["a", "b"], ["c"], ["d"], ["e", "f"]]
     assert list(cut({})) == []
+    assert [list(group) for group in cut({"a": huge, "b": half})] == [["a"], ["b"]]
+    one = TensorBytes("U8", (1,), b"x")
+    full = list(cut({"a": half, "b": half, "c": one, "d": half, "e": half}))
+    assert [list(group) for group in full] == [["a", "b"], ["c", "d"], ["e"]]
+
+
+def test_each_tensor_begins_at_a_multiple_of_the_size_of_its_elements() -> None:
+    """So that it can be used where it lies; nothing but the header's end is filled up."""
+    length, text, *_ = map(bytes, encode(TENSORS))
+    assert len(text) == int.from_bytes(length, "little")
+    assert len(text) % 8 == 0
+    assert b" " not in text.rstrip()
+    sizes = {"I64": 8, "F32": 4, "F16": 2, "BF16": 2, "BOOL": 1}
+    for found in json.loads(text).values():
+        assert found["data_offsets"][0] % sizes[found["dtype"]] == 0

@@ -46,9 +46,9 @@ def pad(
     shape = (len(examples), padded_length(max(lengths), grid, most))
     input_ids = np.full(shape, pad_token_id, dtype=np.int64)
     labels = np.full(shape, NO_LABEL, dtype=np.int64)
-    for row, (example, length) in enumerate(zip(examples, lengths, strict=True)):
-        input_ids[row, :length] = example.input_ids
-        labels[row, :length] = _labels(example)
+    for row, example in enumerate(examples):
+        input_ids[row, : lengths[row]] = example.input_ids
+        labels[row, : lengths[row]] = _labels(example)
     mask = np.arange(shape[1]) < np.array(lengths)[:, None]
     return {
         "input_ids": torch.from_numpy(input_ids),

@@ -37,7 +37,8 @@ def test_packed() -> None:
     assert batch["cu_seq_lens"].tolist() == [0, 3, 4, 6]
     assert batch["cu_seq_lens"].dtype == torch.int32
     assert batch["max_length"] == 3
-    assert batch["input_ids"].dtype == batch["position_ids"].dtype == torch.int64
+    names = ("input_ids", "position_ids", "labels")
+    assert {batch[name].dtype for name in names} == {torch.int64}
 
 
 def test_a_packed_row_is_filled_up_with_pieces_that_nobody_learns() -> None:
@@ -50,6 +51,8 @@ def test_a_packed_row_is_filled_up_with_pieces_that_nobody_learns() -> None:
     many = pack([EXAMPLES[1]] * 13, SizeGrid.SIXTEENTHS)  # no piece is longer than an example
     assert many["cu_seq_lens"].tolist() == list(range(17))
     assert many["max_length"] == 1
+    two = pack([example(*range(5), learnt="01111")] * 2, SizeGrid.SIXTEENTHS)
+    assert two["cu_seq_lens"].tolist() == [0, 5, 10, 15, 16]
 
 
 @pytest.mark.parametrize(("most", "length"), [(None, 8), (100, 8), (5, 5), (2, 3)])

@@ -6,8 +6,10 @@ import pytest
 from infrastructure.training.data.order import (
     balanced_order,
     epoch_order,
+    random_selection,
     random_state,
     selection_hash,
+    with_replacements,
 )
 
 
@@ -31,6 +33,22 @@ def test_the_order_is_the_same_in_every_version() -> None:
     """A checkpoint of an older version must find its examples: these numbers never change."""
     assert epoch_order(10, seed=1, epoch=2).tolist() == EXPECTED_ORDER
     assert balanced_order([0, 0, 0, 1, 1, 2], seed=1, epoch=0).tolist() == EXPECTED_BALANCED
+    assert balanced_order([0, 0, 0, 1, 1, 2], seed=7, epoch=3).tolist() == [4, 1, 5, 3, 5, 0]
+    large, negative = epoch_order(10, 5 * 2**32 + 3, 2**32 - 1), epoch_order(10, -7, 0)
+    assert large.tolist() == [0, 3, 1, 6, 8, 2, 5, 9, 4, 7]
+    assert negative.tolist() == [5, 2, 7, 1, 9, 4, 8, 0, 6, 3]
+    assert random_selection(20, 5, seed=7).tolist() == [0, 5, 8, 9, 18]
+
+
+def test_what_stands_in_the_places_of_others_is_the_same_in_every_version() -> None:
+    order, kept = epoch_order(8, seed=7, epoch=3), np.array([1, 2, 6])
+    assert order.tolist() == [3, 0, 2, 5, 6, 1, 4, 7]
+    replaced = with_replacements(order, kept, None, 7, 3)
+    assert replaced.tolist() == [1, 6, 2, 2, 6, 1, 6, 2]
+    of_groups = with_replacements(order, kept, [0, 0, 0, 0, 1, 1, 1, 2], 7, 3)
+    assert of_groups.tolist() == [1, 2, 2, 6, 6, 1, 6, 6]  # 7 is alone in its group
+    nothing = np.zeros(0, dtype=np.int64)
+    assert with_replacements(nothing, kept, None, 7, 3).tolist() == []
 
 
 EXPECTED_ORDER = [1, 4, 6, 7, 9, 3, 0, 8, 2, 5]
