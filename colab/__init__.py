@@ -45,6 +45,7 @@ _PLACES: dict[str, str] = {
     "show_data": "colab.results",
     "show_form": "colab.form",
     "show_quantum_steps": "colab.results",
+    "show_stacks": "colab.results",
     "show_report": "colab.results",
     "stop": "colab.training",
     "train": "colab.training",

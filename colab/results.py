@@ -20,6 +20,9 @@ from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.monitoring.page import page
 from infrastructure.monitoring.quantum_section import QUANTUM_FILE, quantum_steps, read_json
 from infrastructure.monitoring.report import REPORT_FILE
+from infrastructure.monitoring.report_curves import points_by_key
+from infrastructure.monitoring.run_facts import read_run_facts
+from infrastructure.monitoring.stack_section import read_stacks, stack_section
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.data.samples.sample_chats import write_sample_chats
@@ -105,6 +108,38 @@ def show_quantum_steps(run: str | Path) -> list[dict[str, Any]]:
         if report.is_file():
             print(f"The quantum steps: {report}")
     return list(records)
+
+
+def show_stacks(run: str | Path) -> list[dict[str, Any]]:
+    """Show which layers of a stack-wise training trained when, and the loss by phase: the report's
+    section on it; without a notebook, a line for each phase.
+
+    Returns:
+        Of each phase its name, first and last step, and the last loss, None where there is none.
+
+    Raises:
+        ValueError: the run's training is not stack-wise.
+    """
+    points = points_by_key(read_run_facts(Path(run)).records)
+    _, phases = read_stacks(Path(run), points)
+    if not phases:
+        raise ValueError(f"{run} has no stacks: training.strategy or training.mode makes them")
+    if in_notebook_kernel():
+        content = html.escape(page("Stack by stack", stack_section(Path(run), points)))
+        style = f"width:100%;height:{HEIGHT_PIXELS}px;border:0"
+        frame = f'<iframe title="stacks" style="{style}" srcdoc="{content}"></iframe>'
+        _display_html(frame, "temper-stacks")
+    else:
+        print(*[bar.title for _, bar in phases], sep="\n")
+    return [
+        {
+            "name": phase.get("name"),
+            "first_step": bar.first_step + 1,
+            "last_step": bar.last_step,
+            "loss": bar.losses[-1][1] if bar.losses else None,
+        }
+        for phase, bar in phases
+    ]
 
 
 def ask(model: str | Path, questions: Sequence[str], max_tokens: int = 64) -> list[str]:

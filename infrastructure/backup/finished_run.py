@@ -23,7 +23,9 @@ from infrastructure.core.errors import DamagedFileError, StorageError
 from infrastructure.core.redact import redact, redact_urls
 
 FINAL, REPORT, SUMMARY = "final", "report", "summary.json"
-LAST_FILES = (SUMMARY, "report.html", "metrics.jsonl", "forecast.json", "quantum.json")
+LAST_FILES = (
+    *(SUMMARY, "report.html", "metrics.jsonl", "forecast.json", "quantum.json", "stackwise.json"),
+)
 
 
 @dataclass(frozen=True)

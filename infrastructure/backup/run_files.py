@@ -20,7 +20,7 @@ LARGEST_BYTES = 64 * 1024**2  # of one file; a run writes no larger one beside i
 # What a run writes and needs again. Whatever else lies in its directory is not ours to copy, and a
 # version from elsewhere writes nothing else.
 _PATHS = (
-    r"(?:run|before|checks|forecast|quantum|comparison)\.json",
+    r"(?:run|before|checks|forecast|quantum|comparison|stackwise)\.json",
     r"(?:metrics|quarantine)\.jsonl",
     r"metrics\.csv",
     r"tokenizer/\w[\w.+-]*\.(?:json|jinja|txt|model|tiktoken)",

@@ -149,7 +149,7 @@ def _axes(chart: Chart, frame: Frame) -> list[str]:
     for tick in ticks:
         y = frame.y(tick)
         parts.append(_line(LEFT, y, frame.width - RIGHT, y, "grid"))
-        parts.append(_text(LEFT - 8, y + 4, _without_zeros(chart.format_value(tick)), "end"))
+        parts.append(_text(LEFT - 8, y + 4, without_zeros(chart.format_value(tick)), "end"))
     for tick in _step_ticks(frame):
         x = frame.x(tick)
         parts.append(_line(x, frame.bottom, x, frame.bottom + 4, "axis"))
@@ -166,7 +166,7 @@ def _step_ticks(frame: Frame) -> list[float]:
     return [tick for tick in ticks if tick == int(tick) and frame.x(tick) <= room]
 
 
-def _without_zeros(number: str) -> str:
+def without_zeros(number: str) -> str:
     """`1.500 GiB` → `1.5 GiB`: the ticks of an axis are round numbers."""
     return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda found: found[1].rstrip("."), number, count=1)
 

@@ -18,8 +18,8 @@ from infrastructure.monitoring.markup import Markup, element, raw_markup
 from infrastructure.monitoring.report_style import COLOURS, RULES
 
 SECTIONS = (
-    *("head", "progress", "tiles", "notices", "alerts", "result", "curves", "machine"),
-    *("errors", "safety", "next", "runs", "configuration"),
+    *("head", "progress", "tiles", "notices", "alerts", "result", "curves", "stacks"),
+    *("machine", "errors", "safety", "next", "runs", "configuration"),
 )
 
 

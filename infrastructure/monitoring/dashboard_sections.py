@@ -35,6 +35,7 @@ from infrastructure.monitoring.report_sections import (
 )
 from infrastructure.monitoring.run_rows import RunRow
 from infrastructure.monitoring.run_sentences import alert_words
+from infrastructure.monitoring.stack_section import stack_section
 
 MAX_ALERTS = 8
 MAX_RUNS = 60
@@ -53,6 +54,7 @@ def sections_of(run: LiveRun, runs: Sequence[RunRow]) -> dict[str, Markup]:
         "alerts": alerts(run),
         "result": joined([before_after(facts), example(facts)]),
         "curves": curve_section(run),
+        "stacks": stack_section(run.directory, run.curves),
         "machine": machine(run),
         "errors": errors(facts),
         "safety": safety(facts),

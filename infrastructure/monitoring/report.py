@@ -30,6 +30,7 @@ from infrastructure.monitoring.report_sections import (
     tiles,
 )
 from infrastructure.monitoring.run_facts import RunFacts, read_run_facts
+from infrastructure.monitoring.stack_section import stack_section
 from infrastructure.monitoring.stage_section import stages
 
 REPORT_FILE = "report.html"
@@ -38,8 +39,8 @@ REPORT_FILE = "report.html"
 def write_report(run_directory: Path) -> Path:
     """Write `report.html` into the run directory, atomically, and return its path.
 
-    Reads run.json, metrics.jsonl, summary.json, quantum.json, comparison.json, data_report.json and
-    the logs of errors, machine and speed; each may be missing.
+    Reads run.json, metrics.jsonl, summary.json, quantum.json, comparison.json, stackwise.json,
+    data_report.json and the logs of errors, machine and speed; each may be missing.
 
     Raises:
         ValueError: there is no such directory.
@@ -61,6 +62,7 @@ def render_report(run: RunFacts) -> str:
         before_after(run),
         example(run),
         curve_section(run),
+        stack_section(run.directory, points_by_key(run.records)),
         quantum_steps(run.directory),
         machine_use(run.directory),
         checks(run.directory),

@@ -68,6 +68,7 @@ table.numbers { width: auto; min-width: min(100%, 520px); }
 table.numbers td:first-child { padding-right: 40px; }
 tr.total td { font-weight: 620; }
 tr.part td:first-child { padding-left: 18px; }
+table.phases td:first-child { white-space: nowrap; }
 table.checks td:nth-child(-n+2), table.checks td:last-child { white-space: nowrap; }
 table.facts td:first-child { color: var(--soft); width: 34%; min-width: 120px; }
 table.config td:first-child { min-width: 240px; }
@@ -96,6 +97,8 @@ figcaption { font-size: 13px; color: var(--soft); }
 .chart .alone { fill: var(--main); }
 .chart .gap { fill: var(--bad-soft); stroke: var(--bad); stroke-opacity: .5; stroke-width: .8; }
 .chart .bar { fill: var(--mark); } .chart .cell { fill: var(--main); }
+.chart .frozen { fill: var(--faint); } .chart .adapted { fill: var(--mark); }
+.chart .planned { fill-opacity: .3; }
 .chart .answer { stroke: var(--main); stroke-width: 2.4; }
 .chart .other { stroke: var(--soft); stroke-width: 1; }
 .narrow { display: none; }
@@ -119,7 +122,9 @@ figcaption { font-size: 13px; color: var(--soft); }
 .key::before { content: ""; display: inline-block; width: 14px; height: 3px; border-radius: 2px;
                margin-right: 6px; vertical-align: 3px; background: var(--main); }
 .key.band::before { height: 10px; vertical-align: 0; background: var(--faint); }
-.key.held-out::before { background: var(--mark); }
+.key.cell::before, .key.adapted::before, .key.frozen::before { height: 10px; vertical-align: 0; }
+.key.frozen::before { background: var(--faint); }
+.key.adapted::before, .key.held-out::before { background: var(--mark); }
 .key.none::before { display: none; }
 .bad { color: var(--bad); } .good { color: var(--good); } .soft { color: var(--soft); }
 .warn { color: var(--warn); }

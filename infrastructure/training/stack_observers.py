@@ -1,13 +1,17 @@
-"""Writes down what a stack-wise training has finished: its stacks."""
+"""Writes down a stack-wise training: which phase began when, and the stacks that are finished."""
 
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.checksums import write_record
+from infrastructure.monitoring.stack_section import STACKWISE_FILE
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.models.model_inputs import inner_model
+from infrastructure.training.stackwise.phase_costs import PlanCosts
 from infrastructure.training.stackwise.stack_files import (
     ABOVE,
     BELOW,
@@ -23,6 +27,46 @@ from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
 logger = logging.getLogger(__name__)
+
+
+class PhaseRecords(Observer):
+    """Writes `stackwise.json` into a run directory: the plan, and at which step each phase began.
+
+    Args:
+        plan: gives the plan of the training; None: it cannot be said.
+    """
+
+    def __init__(self, run_directory: Path, plan: Callable[[], PlanCosts | None]) -> None:
+        self.path, self.plan = run_directory / STACKWISE_FILE, plan
+        self._began: dict[int, int] = {}  # phase → step
+
+    def train_start(self, state: TrainingState) -> None:
+        self._write()
+
+    def phase_start(self, state: TrainingState) -> None:
+        """Also of a phase that is gone on with, and after the training has gone back."""
+        index = state.position.phase
+        began = {phase: step for phase, step in self._began.items() if phase <= index}
+        began[index] = min(state.step, began.get(index, state.step))
+        if began != self._began:
+            self._began = began
+            self._write()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"began": {str(phase): step for phase, step in self._began.items()}}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._began = {int(phase): step for phase, step in saved["began"].items()}
+
+    def _write(self) -> None:
+        plan = self.plan()
+        if plan is None:
+            return
+        began = [{"phase": phase, "step": step} for phase, step in sorted(self._began.items())]
+        try:
+            write_record(self.path, {"plan": asdict(plan), "began": began})
+        except OSError as error:  # to look at only: the training has it in its checkpoints
+            logger.warning("%s is not complete: %s", self.path, error)
 
 
 class StackFiles(Observer):

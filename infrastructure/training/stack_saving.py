@@ -1,35 +1,98 @@
-"""What a stack-wise training leaves beside its model: each stack, and the whole rack."""
+"""What a stack-wise training says before it starts, and what it leaves beside its model: the plan,
+which phase began when, each stack, the whole rack."""
 
+import logging
+from functools import cache
 from pathlib import Path
 
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.models.saving import save_whole
-from infrastructure.training.stack_observers import StackFiles
+from infrastructure.training.stack_observers import PhaseRecords, StackFiles
+from infrastructure.training.stackwise.activation_cache import CACHE_DTYPES, bytes_needed
+from infrastructure.training.stackwise.phase_costs import PlanCosts, plan_costs
 from infrastructure.training.stackwise.plain_weights import plain_tensors
 from infrastructure.training.stackwise.stack_files import FOLDER
+from infrastructure.training.stackwise.time_step_caches import num_kept
+from infrastructure.training.stackwise.trunk_output import MEGABYTE
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
 RACK = "rack"
 
+logger = logging.getLogger(__name__)
+
 
 def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
-    """What writes the stacks of a training into `folder/stacks`, as far as it is to.
+    """What writes down a stack-wise training in `folder`: `stackwise.json`, and `stacks/` as far as
+    they are wanted. Nothing for any other training.
 
     To be added to the trainer before it is prepared; see `save_stacks_and_rack`.
     """
-    if (
-        not isinstance(trainer.strategy, StackwiseStrategy)
-        or not trainer.training_config.save_stacks
-    ):
+    strategy = trainer.strategy
+    if not isinstance(strategy, StackwiseStrategy):
         return []
+    records = PhaseRecords(folder, cache(lambda: plan_of(trainer)))
+    if not trainer.training_config.save_stacks:
+        return [records]
 
     def training() -> dict[str, object]:
         facts = trainer.identity()
         return {"settings": facts["settings"], "data": facts["data"]}
 
-    return [StackFiles(folder / FOLDER, trainer.strategy, training)]
+    return [records, StackFiles(folder / FOLDER, strategy, training)]
+
+
+def plan_of(trainer: EnhancedTrainer) -> PlanCosts | None:
+    """What a stack-wise training will take, phase by phase; prepares it if need be. None of any
+    other training, and where it cannot be said."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, StackwiseStrategy):
+        return None
+    loop = trainer.prepare()
+    assert strategy.rack is not None
+    assert strategy.plan is not None
+    try:
+        return plan_costs(
+            trainer.training_config,
+            strategy.rack,
+            strategy.plan,
+            create_optimizer=trainer.create_optimizer,
+            steps_per_epoch=strategy.steps_per_epoch,
+            total_steps=loop.total_steps,
+            loaded_dtype=strategy.loaded_dtype,
+            cache_bytes=_cache_bytes(trainer, strategy),
+        )
+    except Exception as error:  # the training itself will meet it, and knows an answer
+        logger.warning("the plan of the stacks cannot be told: %r", error)
+        return None
+
+
+def plan_lines(trainer: EnhancedTrainer) -> list[str]:
+    """The plan of a stack-wise training, for people."""
+    known = [hook.plan() for hook in trainer.hooks.hooks if isinstance(hook, PhaseRecords)]
+    plan = known[0] if known else plan_of(trainer)
+    return [] if plan is None else plan.lines()
+
+
+def _cache_bytes(trainer: EnhancedTrainer, strategy: StackwiseStrategy) -> int | None:
+    """What cached activations take on the disk at most; None where none are cached."""
+    config = trainer.training_config
+    if strategy.cache_source is None:
+        return None
+    assert strategy.rack is not None
+    assert strategy.plan is not None
+    budget = config.cache_size * MEGABYTE
+    lengths = getattr(trainer.initialize_data(), "lengths", lambda: None)()
+    if lengths is None:
+        return budget
+    bins = len({phase.time_step for phase in strategy.plan.phases})
+    kept = bins if config.store_all_time_steps else min(bins, config.time_step_cache_size)
+    boundaries = max(1, len({phase.start for phase in strategy.plan.phases} - {0}))
+    count = num_kept(kept, boundaries, config.cache_mode)
+    dtype = CACHE_DTYPES[config.cache_dtype]
+    each = bytes_needed(int(lengths.sum()), strategy.rack.hidden_size, dtype)
+    return min(budget, count * each)
 
 
 def save_stacks_and_rack(trainer: EnhancedTrainer, folder: Path) -> list[str]:

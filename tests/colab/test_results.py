@@ -12,6 +12,7 @@ from colab import results
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.deployment.runs import small_settings
+from tests.monitoring.test_stack_section import STACKWISE
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,27 @@ def test_a_run_without_quantum_steps_is_told(tmp_path: Path, content: str | None
         (tmp_path / "quantum.json").write_text(content)
     with pytest.raises(ValueError, match=r"no quantum step: training\.enabled_extensions names it"):
         colab.show_quantum_steps(tmp_path)
+
+
+def test_stacks_are_shown_and_returned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"has no stacks: training\.strategy or training\.mode"):
+        colab.show_stacks(tmp_path)
+    (tmp_path / "stackwise.json").write_text(json.dumps(STACKWISE))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 4, "loss": 2.5}\n')
+    expected = [
+        {"name": "layer 1 of 2", "first_step": 1, "last_step": 4, "loss": 2.5},
+        {"name": "layer 2 of 2", "first_step": 5, "last_step": 8, "loss": None},
+    ]
+    assert colab.show_stacks(tmp_path) == expected
+    assert "phase 1: layer 1 of 2, steps 1 to 4, loss 2.5" in capsys.readouterr().out
+    shown: list[Any] = []
+    monkeypatch.setattr(results, "in_notebook_kernel", lambda: True)
+    monkeypatch.setattr(IPython.display, "display", shown.append)
+    assert colab.show_stacks(str(tmp_path)) == expected
+    (frame,) = shown
+    assert "Stack by stack" in frame.data
 
 
 def test_the_data_is_shown_with_what_is_learnt(

@@ -1,6 +1,7 @@
 """The stacks of real runs: written when they are finished, all of them the model at the end, the
 same files after a kill."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,15 @@ def test_the_rack_is_the_whole_model(tmp_path: Path) -> None:
     assert not found["missing_keys"]
     assert torch.equal(logits(rack), logits(plain_model(run)))
     assert AutoTokenizer.from_pretrained(run / "rack")("12").input_ids
+
+
+def test_when_phases_began_is_known_after_a_kill(tmp_path: Path) -> None:
+    config = config_of(tmp_path, mode="layerwise")
+    stopped = stop_at(config, 2 * STEPS + 2)
+    found = json.loads((stopped / "stackwise.json").read_text())
+    assert [one["step"] for one in found["began"]] == [0, STEPS, 2 * STEPS]
+    (stopped / "stackwise.json").unlink()  # as on another machine, without what was copied of it
+    run, _ = deploy(config)
+    assert run == stopped
+    found = json.loads((run / "stackwise.json").read_text())
+    assert [one["step"] for one in found["began"]] == [0, STEPS, 2 * STEPS, 3 * STEPS]

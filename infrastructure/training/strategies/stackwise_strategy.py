@@ -92,6 +92,11 @@ class StackwiseStrategy(TrainingStrategy):
                 self.config, self.plan, list(self.rack.layers), self.config.seed
             )
 
+    @property
+    def loaded_dtype(self) -> torch.dtype:
+        """Of the layers' weights, as they were loaded."""
+        return self._loaded_dtype
+
     def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
         """One for each unit (and time step), of `num_epochs` epochs each."""
         self.prepare_model(model)

@@ -1,0 +1,412 @@
+"""What each phase of a stack-wise training takes: what trains, for how long, and the memory of
+weights, gradients and optimizer. Known before the first step; as a table for people.
+
+Memory is counted, not measured: the bytes that each weight has in the form of its phase, those of
+the gradients of what trains, and what the optimizer keeps of it (a sample of it is made and asked).
+Activations come on top; the forecast measures them. Weights that train in fp32 while the others are
+in bf16 are their own master copies.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.monitoring.formatting import format_bytes, format_share
+from infrastructure.monitoring.tables import render_table
+from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
+from infrastructure.training.models.model_inputs import inner_model
+from infrastructure.training.models.saving import TRAINING_ONLY
+from infrastructure.training.stackwise.layer_forms import AS_LOADED, LayerForm, forms_of
+from infrastructure.training.stackwise.plain_weights import plain_tensors
+from infrastructure.training.stackwise.quantized_trunk import BLOCK, QuantizedWeight
+from infrastructure.training.stackwise.rack import Rack
+from infrastructure.training.stackwise.stack_phases import (
+    ADAPTERS,
+    RACKWISE,
+    STACKWISE,
+    StackPlan,
+)
+
+LAYERS, LOW_RANK, DECODER = "layers", "low-rank matrices", "feature decoder"
+EMBEDDING, NORM, HEAD = "embedding", "final norm", "head"
+TIED = "embedding (tied: it is the head, too)"
+MAX_TIME_STEPS = 6  # that are named one by one
+STORED_BITS = {"nf_fp8": 8, "fp16": 16, "fp32": 32}  # of a weight, without scales
+
+Span = list[int]  # of layers: first, end
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter of the model, as it was loaded.
+
+    Attributes:
+        part: one of the names above.
+        layer: its number, from 0; None: outside the layers.
+    """
+
+    name: str
+    part: str
+    shape: torch.Size
+    dtype: torch.dtype
+    layer: int | None = None
+
+    @property
+    def count(self) -> int:
+        return self.shape.numel()
+
+
+@dataclass(frozen=True)
+class PhaseCosts:
+    """One phase.
+
+    Attributes:
+        trains: spans of layers whose weights train.
+        adapts: spans of layers beside which low-rank matrices train.
+        start, depth: the first layer with gradients; layers that are run.
+        parameters: numbers of those that train, by part of the model.
+    """
+
+    name: str
+    num_epochs: int
+    num_steps: int
+    trains: list[Span]
+    adapts: list[Span]
+    start: int
+    depth: int
+    time_step: int | None
+    parameters: dict[str, int]
+    weights_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(self.parameters.values())
+
+
+@dataclass(frozen=True)
+class PlanCosts:
+    """A stack-wise training.
+
+    Attributes:
+        parameters: numbers of the model's, by part.
+        stacks: the spans of layers.
+        cache_bytes: of cached activations on the disk, at most; None: none are cached.
+    """
+
+    kind: str
+    stacks: list[Span]
+    parameters: dict[str, int]
+    phases: list[PhaseCosts] = field(default_factory=list)
+    cache_bytes: int | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return self.stacks[-1][1]
+
+    def lines(self) -> list[str]:
+        """For people, before the training starts."""
+        rows = [_row(first, list(group)) for first, group in _groups(self.phases)]
+        headings = ("phase", "parameters that train", "steps", "memory")
+        table = render_table(headings, rows, max_cell_width=100).splitlines()
+        return [self._heading(), *(f"  {line}" for line in table), *self._notes()]
+
+    def _heading(self) -> str:
+        sizes = sorted({end - first for first, end in self.stacks})
+        shape = f"{_layers(sizes[0])}" if len(sizes) == 1 else f"{sizes[0]} to {_layers(sizes[-1])}"
+        stacks = f"{len(self.stacks)} stack{'s' if len(self.stacks) > 1 else ''} of {shape}"
+        how = {
+            STACKWISE: "all in each step, each by itself",
+            RACKWISE: "all in each step, with one loss",
+        }.get(self.kind, "one after the other")
+        steps = sum(phase.num_steps for phase in self.phases)
+        count = len(self.phases)
+        in_all = f": {steps:,} steps in {count} phase{'s' if count > 1 else ''}"
+        return f"Stack-wise training, {stacks}, {how}{in_all}"
+
+    def _notes(self) -> list[str]:
+        total = sum(self.parameters.values())
+        outside = [
+            f"{part} {_count(count)} ({format_share(count / total)})"
+            for part, count in self.parameters.items()
+            if part not in (LAYERS, LOW_RANK, DECODER)
+        ]
+        most = max(self.phases, key=lambda phase: phase.total_bytes)
+        parts = most.weights_bytes, most.gradient_bytes, most.optimizer_bytes
+        told = "weights {}, gradients {}, optimizer {}".format(*map(format_bytes, parts))
+        notes = [
+            f"  Of {_count(total)} parameters: layers {_count(self.parameters.get(LAYERS, 0))},"
+            f" {', '.join(outside)}",
+            f"  Memory without activations; at most {told}",
+        ]
+        if self.cache_bytes is not None:
+            size = format_bytes(self.cache_bytes)
+            notes.append(f"  Cached activations of frozen layers: at most {size} on the disk")
+        return notes
+
+
+def plan_costs(
+    config: TrainingConfig,
+    rack: Rack,
+    plan: StackPlan,
+    *,
+    create_optimizer: CreateOptimizer,
+    steps_per_epoch: int,
+    total_steps: int,
+    loaded_dtype: torch.dtype,
+    cache_bytes: int | None = None,
+) -> PlanCosts:
+    """What a planned training takes; the model stays as it is.
+
+    Args:
+        loaded_dtype: of the layers' weights.
+    """
+    weights = list(weights_of(rack, loaded_dtype))
+    model_parts = (w for w in weights if w.part not in (LOW_RANK, DECODER))
+    found = PlanCosts(
+        plan.kind,
+        [[unit.first, unit.last] for unit in plan.units],
+        _sums(model_parts),
+        cache_bytes=cache_bytes,
+    )
+    buffers_bytes = _buffers_bytes(rack.model)
+    states = _OptimizerBytes(create_optimizer, next(rack.model.parameters()).device)
+    left = total_steps
+    for phase in plan.phases:
+        forms = forms_of(config, plan, phase, len(rack))
+        trained = [w for w in weights if phase.parameters is None or w.name in phase.parameters]
+        num_steps = min(left, phase.num_epochs * steps_per_epoch)
+        left -= num_steps
+        found.phases.append(
+            PhaseCosts(
+                name=phase.name,
+                num_epochs=phase.num_epochs,
+                num_steps=num_steps,
+                trains=_spans({w.layer for w in trained if w.part == LAYERS}),
+                adapts=_spans({w.layer for w in trained if w.part == LOW_RANK}),
+                start=phase.start,
+                depth=phase.depth,
+                time_step=phase.time_step,
+                parameters=_sums(trained),
+                weights_bytes=buffers_bytes + sum(_stored_bytes(w, forms) for w in weights),
+                gradient_bytes=sum(w.count * _dtype_of(w, forms).itemsize for w in trained),
+                optimizer_bytes=states.of([(w, _dtype_of(w, forms)) for w in trained]),
+            )
+        )
+    return found
+
+
+def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
+    """The parameters of a model, whatever form it has now, by their names in it."""
+    inner = inner_model(rack.model)
+    path = next(name for name, module in rack.model.named_modules() if module is rack.layers)
+    prefix = next(name for name, module in rack.model.named_modules() if module is inner)
+    for index, layer in enumerate(rack.layers):
+        buffers = dict(layer.named_buffers())
+        for name, tensor in plain_tensors(layer):
+            if name not in buffers:
+                full = f"{path}.{index}.{name}"
+                yield Weight(full, LAYERS, tensor.shape, loaded_dtype, index)
+        for name, parameter in layer.named_parameters():
+            if ADAPTERS in name:
+                full = f"{path}.{index}.{name}"
+                yield Weight(full, LOW_RANK, parameter.shape, parameter.dtype, index)
+    head = _modules_with_matrices(rack)
+    embedding = TIED if _is_tied(inner) else EMBEDDING
+    for name, tensor in plain_tensors(inner, f"{prefix}." if prefix else "", rack.layers):
+        if name in rack.below:
+            part = embedding if tensor.ndim >= 2 else NORM
+        elif name in rack.above:
+            part = HEAD if name.rpartition(".")[0] in head else NORM
+        else:  # a buffer, or a further name of the same weight
+            continue
+        yield Weight(name, part, tensor.shape, tensor.dtype)
+    for name, parameter in rack.model.named_parameters():
+        if name.startswith(f"{TRAINING_ONLY}."):
+            yield Weight(name, DECODER, parameter.shape, parameter.dtype)
+
+
+def _modules_with_matrices(rack: Rack) -> set[str]:
+    """The modules above the layers that have a matrix: their biases are of the head, too."""
+    named = dict(rack.model.named_parameters())
+    return {name.rpartition(".")[0] for name in rack.above if named[name].ndim >= 2}
+
+
+def _is_tied(model: Any) -> bool:
+    """Whether the head has the weights of the embedding."""
+    try:
+        return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    except (AttributeError, NotImplementedError):  # no language model of transformers
+        return False
+
+
+def _sums(weights: Iterable[Weight]) -> dict[str, int]:
+    """Numbers of parameters by part."""
+    sums: Counter[str] = Counter()
+    for weight in weights:
+        sums[weight.part] += weight.count
+    return dict(sums)
+
+
+def _form_of(weight: Weight, forms: Sequence[LayerForm]) -> LayerForm:
+    is_of_layer = weight.layer is not None and weight.part == LAYERS
+    return forms[weight.layer or 0] if is_of_layer else AS_LOADED
+
+
+def _dtype_of(weight: Weight, forms: Sequence[LayerForm]) -> torch.dtype:
+    return _form_of(weight, forms).dtype or weight.dtype
+
+
+def _stored_bytes(weight: Weight, forms: Sequence[LayerForm]) -> int:
+    kind = _form_of(weight, forms).stored_as
+    is_stack = len(weight.shape) == 3 and weight.shape[-1] >= BLOCK
+    if kind is None or not (len(weight.shape) == 2 or is_stack):
+        return weight.count * _dtype_of(weight, forms).itemsize
+    scales = 0
+    if kind == "nf_fp8":
+        num_blocks = -(-weight.shape[-1] // BLOCK)
+        scales = weight.count // weight.shape[-1] * num_blocks * torch.float16.itemsize
+    return weight.count * STORED_BITS[kind] // 8 + scales
+
+
+def _buffers_bytes(model: torch.nn.Module) -> int:
+    """Without those that hold quantised weights."""
+    return sum(
+        buffer.nbytes
+        for module in model.modules()
+        if not isinstance(module, QuantizedWeight)
+        for _, buffer in module.named_buffers(recurse=False)
+    )
+
+
+class _OptimizerBytes:
+    """What an optimizer keeps of some weights; each kind of set is found out once."""
+
+    def __init__(self, create_optimizer: CreateOptimizer, device: torch.device) -> None:
+        self._create_optimizer, self._device = create_optimizer, device
+        self._known: dict[Any, int] = {}
+
+    def of(self, weights: Sequence[tuple[Weight, torch.dtype]]) -> int:
+        kinds = Counter((w.shape, dtype, w.part == LOW_RANK) for w, dtype in weights)
+        key = frozenset(kinds.items())
+        if key not in self._known:
+            empty = {
+                w.name: torch.empty(1, dtype=dtype, device=self._device).expand(w.shape)
+                for w, dtype in weights
+            }
+            module = _Named({name: torch.nn.Parameter(t) for name, t in empty.items()})
+            self._known[key] = optimizer_state_bytes(
+                self._create_optimizer, module, self._device.type
+            )
+        return self._known[key]
+
+
+class _Named(torch.nn.Module):
+    """Parameters of given names, which take no memory."""
+
+    def __init__(self, named: dict[str, torch.nn.Parameter]) -> None:
+        super().__init__()
+        self._named = named
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        yield from self._named.items()
+
+
+def _spans(layers: set[int | None]) -> list[Span]:
+    """Neighbouring layers as [first, end)."""
+    spans: list[Span] = []
+    for layer in sorted(layer for layer in layers if layer is not None):
+        if spans and spans[-1][1] == layer:
+            spans[-1][1] += 1
+        else:
+            spans.append([layer, layer + 1])
+    return spans
+
+
+# The table
+
+
+def _groups(phases: Sequence[PhaseCosts]) -> Iterator[tuple[int, list[PhaseCosts]]]:
+    """Neighbouring phases that differ in nothing but which layers they are of; each with the
+    number of its first, from 1."""
+    first = 1
+    for _, group in groupby(phases, key=_kind):
+        found = list(group)
+        yield first, found
+        first += len(found)
+
+
+def _kind(phase: PhaseCosts) -> Any:
+    sizes = tuple(end - first for first, end in phase.trains)
+    has_time_step = phase.time_step is not None
+    return tuple(phase.parameters), sizes, phase.num_epochs, phase.num_steps, has_time_step
+
+
+def _row(first: int, group: Sequence[PhaseCosts]) -> list[str]:
+    last = first + len(group) - 1
+    numbers = f"{first}" if last == first else f"{first} to {last}"
+    return [
+        f"{numbers}: {_what(group)}",
+        _range([phase.num_parameters for phase in group], _count),
+        f"{group[0].num_steps:,}" + (" each" if last > first else ""),
+        _range([phase.total_bytes for phase in group], format_bytes),
+    ]
+
+
+def _range(values: Sequence[int], shown: Callable[[float], str]) -> str:
+    low, high = shown(min(values)), shown(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _what(group: Sequence[PhaseCosts]) -> str:
+    """What trains in a phase, or in each of several."""
+    phase = group[0]
+    parts = [part.partition(" (")[0] for part in phase.parameters if part not in (LAYERS, LOW_RANK)]
+    if phase.trains:
+        of_units = {tuple(map(tuple, one.trains)) for one in group}
+        sizes = sum(end - first for first, end in phase.trains)
+        each = f"{_layers(sizes)} each"
+        parts.insert(0, each if len(of_units) > 1 else _named_layers(phase.trains))
+    if phase.adapts:
+        spans = {tuple(map(tuple, one.adapts)) for one in group}
+        of = f" of {_named_layers(phase.adapts)}" if len(spans) == 1 else ""
+        parts.append(f"{LOW_RANK}{of}")
+    steps = [one.time_step for one in group if one.time_step is not None]
+    if steps:
+        distinct = sorted(set(steps))
+        many = len(distinct) > MAX_TIME_STEPS
+        told = f"{distinct[0]} to {distinct[-1]}" if many else ", ".join(map(str, distinct))
+        parts.append(f"time step{'s' if len(distinct) > 1 else ''} {told}")
+    return ", ".join(parts)
+
+
+def _named_layers(spans: Sequence[Span]) -> str:
+    named = [
+        f"{first + 1}" if end == first + 1 else f"{first + 1} to {end}" for first, end in spans
+    ]
+    is_one = len(spans) == 1 and spans[0][1] == spans[0][0] + 1
+    return f"layer{'' if is_one else 's'} {' and '.join(named)}"
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'' if count == 1 else 's'}"
+
+
+def _count(number: float) -> str:
+    """12,345; 1.23 M; 8.03 B."""
+    for size, unit in ((1e9, "B"), (1e6, "M")):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return f"{number:,.0f}"

@@ -1,0 +1,192 @@
+"""The plan of a stack-wise training beside what its phases then hold, and as a table for people."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.config.training_config import TrainingConfig
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.stack_saving import plan_lines, plan_of
+from infrastructure.training.stackwise.phase_costs import PlanCosts, plan_costs
+from infrastructure.training.stackwise.rack import Rack
+from infrastructure.training.stackwise.stack_phases import plan_stacks
+from infrastructure.training.state import TrainingState
+from infrastructure.training.trainer_factory import TrainerFactory
+from tests.deployment.runs import deploy
+from tests.training.models.architectures import tiny_model
+from tests.training.strategies.test_stackwise_strategy import AT_ONCE, SEQUENTIAL, config_of
+
+QLORA = {
+    "strategy": "progressive",
+    "progressive": {"target_stacks": 2, "trunk_strategy": "qlora"},
+    "quantization_enabled": True,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "blockwise": SEQUENTIAL["blockwise"],
+    "with_top": SEQUENTIAL["with_top"],
+    "reconstruct": SEQUENTIAL["reconstruct"],
+    "rackwise": AT_ONCE["rackwise"],
+    "quantised": {"mode": "blockwise", "block_size": 2, "quantization_enabled": True},
+    "qlora": QLORA,
+    "bf16": {"strategy": "progressive", "progressive": {"new_stack_precision": "bf16"}},
+    "nf_fp8": {"strategy": "progressive", "progressive": {"new_stack_precision": "nf_fp8"}},
+    "sgd": {"mode": "blockwise", "block_size": 2, "optimizer": "sgd"},
+}
+
+
+class Held(Observer):
+    """The bytes that a training really holds, phase by phase."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[int, dict[str, int]] = {}
+        self.trained: dict[int, int] = {}
+
+    def after_backward(self, state: TrainingState) -> None:
+        with_gradient = [p for p in state.model.parameters() if p.grad is not None]
+        held = self.bytes.setdefault(state.position.phase, {})
+        held["gradient_bytes"] = sum(p.grad.nbytes for p in with_gradient if p.grad is not None)
+        self.trained[state.position.phase] = sum(p.numel() for p in with_gradient)
+
+    def step_end(self, state: TrainingState) -> None:
+        held = self.bytes[state.position.phase]
+        weights = [*state.model.parameters(), *state.model.buffers()]
+        assert state.optimizer is not None
+        kept = [v for s in state.optimizer.state.values() for v in s.values()]
+        held["weights_bytes"] = sum(tensor.nbytes for tensor in weights)
+        held["optimizer_bytes"] = sum(v.nbytes for v in kept if isinstance(v, torch.Tensor))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_told_is_what_is_held(name: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, **CASES[name])
+    trainer = TrainerFactory().for_run(config)
+    held = Held()
+    trainer.add_hooks([held])
+    plan = plan_of(trainer)
+    assert plan is not None
+    state = trainer.train()
+    assert [phase.num_parameters for phase in plan.phases] == list(held.trained.values())
+    for index, phase in enumerate(plan.phases):
+        told = {key: getattr(phase, key) for key in held.bytes[index]}
+        assert told == held.bytes[index], phase.name
+    assert sum(phase.num_steps for phase in plan.phases) == state.total_steps
+
+
+def adamw(samples: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for _, p in samples.named_parameters()])
+
+
+def plan_for(name: str, training: dict[str, Any], **model: Any) -> PlanCosts:
+    rack, config = Rack(tiny_model(name, **model)), TrainingConfig(**training)
+    return plan_costs(
+        config,
+        rack,
+        plan_stacks(config, rack, 2),
+        create_optimizer=adamw,
+        steps_per_epoch=10,
+        total_steps=10**9,
+        loaded_dtype=torch.float32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("llama", {"layers", "embedding", "final norm", "head"}),
+        ("gpt2", {"layers", "embedding (tied: it is the head, too)", "final norm"}),
+        ("phi", {"layers", "embedding", "final norm", "head"}),
+        ("qwen3_moe", {"layers", "embedding", "final norm", "head"}),
+    ],
+)
+def test_what_lies_outside_the_layers_is_named(name: str, parts: set[str]) -> None:
+    found = plan_for(name, {"mode": "layerwise"})
+    assert set(found.parameters) == parts
+    model = tiny_model(name)
+    assert sum(found.parameters.values()) == sum(p.numel() for p in model.parameters())
+    if name == "phi":  # its head has a bias
+        assert found.parameters["head"] == sum(p.numel() for p in model.lm_head.parameters())
+
+
+def test_many_equal_phases_are_one_row() -> None:
+    lines = plan_for("llama", {"mode": "layerwise"}, num_hidden_layers=32).lines()
+    assert len(lines) <= 8
+    text = "\n".join(lines)
+    assert "32 stacks of 1 layer, one after the other: 640 steps in 32 phases" in text
+    assert "1: layer 1, embedding, final norm, head" in text
+    assert "2 to 32: 1 layer each" in text
+    assert "20 each" in text
+    assert max(map(len, lines)) <= 120
+
+
+def test_time_steps_are_in_the_rows() -> None:
+    masked = {"time_step_masking": True, "num_time_steps": 8}
+    shape = {"strategy": "progressive", "progressive": {"target_stacks": 4}}
+    text = "\n".join(plan_for("llama", {**shape, **masked}, num_hidden_layers=4).lines())
+    assert "layer 1, embedding, final norm, head, time step 0" in text
+    assert "2 to 4: 1 layer each, time steps 2, 5, 7" in text
+
+
+def test_all_at_once_is_one_phase() -> None:
+    shape = {"strategy": "end_to_end", "progressive": {"target_stacks": 2}}
+    text = "\n".join(plan_for("llama", shape).lines())
+    assert "2 stacks of 1 layer, all in each step, with one loss: 20 steps in 1 phase" in text
+    assert "1: layers 1 to 2, embedding, final norm, head" in text
+
+
+def test_the_formula_of_block_coordinate_descent() -> None:
+    """2 M + 16 M / D bytes for the blocks, where weights are bf16 and the block that trains is in
+    fp32 (BAdam, 2404.02827). In fp32 its weights are its own master copy."""
+    rack = Rack(tiny_model("llama", num_hidden_layers=8).to(torch.bfloat16))
+    config = TrainingConfig(mode="blockwise", block_size=2)
+    found = plan_costs(
+        config,
+        rack,
+        plan_stacks(config, rack, 1),
+        create_optimizer=adamw,
+        steps_per_epoch=1,
+        total_steps=9,
+        loaded_dtype=torch.bfloat16,
+    )
+    count = found.parameters["layers"]
+    outside = sum(n for part, n in found.parameters.items() if part != "layers")
+    formula = 2 * count + 16 * count / 4
+    assert found.phases[1].total_bytes - 2 * outside == pytest.approx(formula, rel=0.1)
+
+
+def test_the_plan_is_told_and_recorded(tmp_path: Path) -> None:
+    """With the cache that it takes, before the forecast."""
+    config = config_of(tmp_path, mode="blockwise", block_size=2, cache_activations=True)
+    run, said = deploy(config)
+    [first] = [i for i, line in enumerate(said) if line.startswith("Stack-wise training, 2 stacks")]
+    [forecast] = [i for i, line in enumerate(said) if line.startswith("Forecast:")]
+    assert first < forecast
+    assert any("Cached activations of frozen layers: at most" in line for line in said)
+    found = json.loads((run / "stackwise.json").read_text())
+    assert [phase["trains"] for phase in found["plan"]["phases"]] == [[[0, 2]], [[2, 4]]]
+    assert found["began"] == [{"phase": 0, "step": 0}, {"phase": 1, "step": 6}]
+    assert found["plan"]["cache_bytes"] > 0
+    assert "Stack by stack" in (run / "report.html").read_text()
+
+
+def test_any_other_training_has_no_plan(tmp_path: Path) -> None:
+    trainer = TrainerFactory().for_run(config_of(tmp_path, strategy="standard"))
+    assert plan_of(trainer) is None
+    assert plan_lines(trainer) == []
+
+
+def test_a_plan_that_cannot_be_told_stops_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from infrastructure.training import stack_saving
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such number")
+
+    monkeypatch.setattr(stack_saving, "plan_costs", fail)
+    run, _ = deploy(config_of(tmp_path, mode="blockwise", block_size=2))
+    assert (run / "final").is_dir()
+    assert not (run / "stackwise.json").exists()
+    assert "the plan of the stacks cannot be told: RuntimeError('no such number')" in caplog.text
