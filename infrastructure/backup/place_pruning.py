@@ -96,7 +96,6 @@ class PlacePruning:
             return names
         oldest = good[self.retention.keep_last - 1]
         readable = {name: self._read[name] for name in names if name in self._read}
-        confirmed = {name: m for name, m in self.confirmed.items() if name in names}
         now = self.link.clock()
         unclear = {
             name
@@ -104,7 +103,7 @@ class PlacePruning:
             if name in names and now - since < self.grace_seconds
         }
         newer = {name for name in names if name >= oldest}
-        return newer | unclear | {*self._special(readable), *self._special(confirmed)}
+        return newer | unclear | {*self._special(readable), *self._special(self.confirmed)}
 
     def _special(self, manifests: dict[str, Manifest]) -> Iterator[str]:
         """The best, each n-th, and the newest emergency version."""

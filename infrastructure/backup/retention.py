@@ -1,5 +1,6 @@
 """Which versions of a store stay."""
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ def _worth_keeping(
     healthy = {name: manifest for name, manifest in manifests.items() if manifest.healthy}
     scored = {name: m.score for name, m in healthy.items() if m.score is not None}
     best = (name for name in sorted(scored, key=lambda n: (scored[n], n)) if is_good(store, name))
-    yield from (name for name, _ in zip(best, range(retention.keep_best), strict=False))
+    yield from itertools.islice(best, retention.keep_best)  # each one asked for is read whole
     if retention.keep_every is not None:
         of_step = {m.step: name for name, m in reversed(healthy.items())}
         yield from (

@@ -83,5 +83,6 @@ def with_replacements(
 
 
 def _draw(members: Indices, quota: int, rng: np.random.RandomState) -> Indices:
+    """At least one, each as often as any other (± one)."""
     rounds = -(-quota // len(members))
-    return np.concatenate([rng.permutation(members) for _ in range(max(1, rounds))])[:quota]
+    return np.concatenate([rng.permutation(members) for _ in range(rounds)])[:quota]

@@ -69,6 +69,10 @@ def test_groups_have_equal_shares(sizes: list[int]) -> None:
         assert size == len(times)
 
 
+def test_of_no_examples_none_are_drawn() -> None:
+    assert balanced_order([], seed=0, epoch=1).tolist() == []
+
+
 def test_what_does_not_divide_goes_round() -> None:
     groups = np.repeat([0, 1, 2], [5, 5, 1])  # 11 examples: one group gets 3, two get 4
     drawn = [groups[balanced_order(groups, 0, epoch)] for epoch in range(3)]
