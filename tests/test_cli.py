@@ -87,10 +87,10 @@ assert code == 2, code
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("train --mode blockwise", "--mode"),
-        ("train-resume --mode blockwise", "--mode"),
-        ("tune --mode blockwise", "--mode"),
-        ("quantum compare --mode blockwise", "--mode"),
+        ("train --mode sidewise", "--mode"),
+        ("train-resume --mode sidewise", "--mode"),
+        ("tune --mode sidewise", "--mode"),
+        ("quantum compare --mode sidewise", "--mode"),
         ("train --keep-checkpoints 1", "keep_checkpoints"),
         ("train nowhere.jsonl", "nowhere.jsonl"),
         ("train --eval-data nowhere.jsonl", "nowhere.jsonl"),

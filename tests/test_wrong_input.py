@@ -114,11 +114,12 @@ CONFIGURATION = [
     Wrong("a sink twice", "config --metrics-sinks csv,csv", ["metrics_sinks", "once"]),
     Wrong("too many to count", f"config --batch-size {10**12}", ["batch_size", "2147483647"]),
     Wrong("a setting without effect", "train --buffer-size 9", ["buffer_size", "streaming"]),
-    Wrong("a mode of later", "train --mode blockwise", ["mode", "not there yet"]),
+    Wrong("a value of later", "train --model-adapter dialogue", ["adapter", "not there yet"]),
     Wrong("a secret for a name", f"train --run-name hf_{'aB' * 17}", ["run_name must be a name"]),
-    Wrong("a feature of a later part", "train --mode blockwise", ["mode"]),
+    Wrong("a mode that there is not", "train --mode sidewise", ["mode", "blockwise"]),
     Wrong("QLoRA of other tools", "train --qlora", ["--lora --quantization 4bit"]),
-    Wrong("QLoRA of stacks", "train --qlora-enabled", ["--lora --quantization 4bit"]),
+    Wrong("two LoRAs", "train --qlora-enabled --lora", ["model.lora_config"]),
+    Wrong("weights that cannot train", "train --quantization-enabled", ["qlora_enabled"]),
     Wrong("what there is not", "train --fsdp", ["not split over GPUs", "--num-processes"]),
     Wrong("no command", "search", ["unknown command 'search'", "train-resume"]),
     Wrong(
@@ -440,8 +441,8 @@ CHECKPOINT = [
     ),
     Wrong(
         "evaluating with a setting of a later part",
-        "train-eval runs/a data.jsonl --mode blockwise",
-        ["mode", "not there yet"],
+        "train-eval runs/a data.jsonl --model-adapter dialogue",
+        ["adapter", "not there yet"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(

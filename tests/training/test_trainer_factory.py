@@ -34,7 +34,7 @@ def test_the_backend_chooses_the_trainer(
 @pytest.mark.parametrize(
     "keywords",
     [
-        {"training": {"mode": "blockwise"}},
+        {"model": {"adapter": "dialogue"}},
         {"data": {"path": "rows.jsonl", "buffer_size": 5}},
     ],
 )
