@@ -44,8 +44,8 @@ from infrastructure.training.models.packed_attention import use_plain_attention
 from infrastructure.training.models.packing_check import token_embeddings
 from infrastructure.training.precision import choose_device, choose_precision
 from infrastructure.training.stackwise.masking import MaskedObjective, objective_of
-from infrastructure.training.stackwise.reconstruction import TRAINING_ONLY
 from infrastructure.training.state import TrainingState
+from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
 
 class UnifiedTrainer:
@@ -142,6 +142,8 @@ class UnifiedTrainer:
             given = LayersModel(_layers_of(model_layers), embedding, head, inputs[:2])
             longest = DataConfig().max_length
             model_config, config = _sections(given, self.config, source.batch_size)
+            if config.cache_activations is None:  # only examples of token ids are known again
+                config = config.copy_with(cache_activations=False)
             adapter = LayersAdapter(given, source, loss, model_config, config, device)
             check_runs(adapter, given, inputs, targets)
         trainer = self.trainer = EnhancedTrainer(
@@ -153,7 +155,7 @@ class UnifiedTrainer:
             checkpoint_directory=self.output_dir and self.output_dir / "checkpoints",
             hooks=self.hooks,
         )
-        with as_it_was(given):
+        with as_it_was(given, trainer):
             self._go_on(trainer)
             return trainer.train()
 
@@ -189,19 +191,20 @@ def _sections(
 
 
 @contextmanager
-def as_it_was(model: torch.nn.Module) -> Generator[None, None, None]:
-    """Afterwards the model has the modes, attention and trainable weights of before, and nothing
-    that was there for its training alone."""
-    trained = [(p, p.requires_grad) for p in model.parameters()]
+def as_it_was(model: torch.nn.Module, trainer: EnhancedTrainer) -> Generator[None, None, None]:
+    """Afterwards, also where the training was broken off, the model has the parts, modes, attention
+    and trainable weights of before, and can be given to `train_all_layers` again."""
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
     modes = [(module, module.training) for module in model.modules()]
     attention = attention_implementation(model)
     try:
         yield
     finally:
-        if hasattr(model, TRAINING_ONLY):
-            delattr(model, TRAINING_ONLY)
-        for parameter, was_trained in trained:
-            parameter.requires_grad_(was_trained)
+        strategy = trainer.strategy
+        if isinstance(strategy, StackwiseStrategy) and strategy.plan is not None:
+            strategy.close(is_over=True)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trained[name])
         for module, was_training in modes:
             module.training = was_training
         if attention_implementation(model) != attention:

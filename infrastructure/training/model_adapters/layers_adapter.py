@@ -260,15 +260,13 @@ def _drops_last(loader: Any) -> bool:
 
 def _kept(loader: Iterable[Any], seed: int) -> list[Any]:
     """All batches; what they draw from PyTorch's random numbers is the same each time."""
-    try:
-        batches = iter(loader)
-    except TypeError as error:
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise ValueError(
             f"the data loader is {_described(loader)}: give a DataLoader, or any list of batches"
-        ) from error
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return list(batches)
+        return list(loader)
 
 
 def _contents(value: Any) -> Iterator[bytes]:
