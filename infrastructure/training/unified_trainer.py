@@ -5,10 +5,10 @@ here what it does in a run of `temper train`.
 """
 
 import hashlib
+import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,15 @@ from infrastructure.training.models.packed_attention import use_plain_attention
 from infrastructure.training.models.packing_check import token_embeddings
 from infrastructure.training.precision import choose_device, choose_precision
 from infrastructure.training.stackwise.masking import MaskedObjective, objective_of
+from infrastructure.training.stack_saving import (
+    plan_lines,
+    save_stacks_and_rack,
+    stack_observers,
+)
 from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
+
+log = logging.getLogger(__name__)
 
 
 class UnifiedTrainer:
@@ -59,8 +66,9 @@ class UnifiedTrainer:
         config: `mode`, `strategy` and what belongs to them; also epochs (of each phase), rates,
             seed. Where it names neither mode nor strategy, the strategy is progressive.
         output_dir: checkpoints go to `output_dir/checkpoints`; a training that was broken off goes
-            on from them when `train_all_layers` is called again with the same layers and data.
-            None: nothing is saved.
+            on from them when `train_all_layers` is called again with the same layers and data. The
+            plan goes to `stackwise.json`, finished stacks to `stacks/`, the whole to `rack/`, as
+            `save_stacks` and `save_rack` say. None: nothing is saved.
         device: "auto", "cpu", "cuda" or "cuda:n".
         hooks: observers and extensions.
 
@@ -68,7 +76,8 @@ class UnifiedTrainer:
         trainer: what did the last training; None before.
 
     Raises:
-        ValueError: the configuration asks for what is done with a model when it is loaded.
+        ValueError: the configuration asks for what is done with a model when it is loaded, or for
+            files without a folder.
     """
 
     def __init__(
@@ -81,6 +90,8 @@ class UnifiedTrainer:
     ) -> None:
         config = config or TrainingConfig()
         refuse_settings_of_loading(config)
+        if config.save_rack and output_dir is None:
+            raise ValueError("training.save_rack writes the model to a folder: give output_dir")
         if config.strategy == "auto" and config.strategy_for(ModelConfig()) == "standard":
             config = config.copy_with(strategy="progressive")
         self.config = config
@@ -156,13 +167,22 @@ class UnifiedTrainer:
             hooks=self.hooks,
         )
         with as_it_was(given, trainer):
-            self._go_on(trainer)
-            return trainer.train()
+            return self._train(trainer)
 
-    def _go_on(self, trainer: EnhancedTrainer) -> None:
-        """Take up what an earlier call left."""
+    def _train(self, trainer: EnhancedTrainer) -> TrainingState:
+        """From the beginning, or from where an earlier call was broken off."""
+        if self.output_dir is not None:
+            trainer.add_hooks(stack_observers(trainer, self.output_dir))
         if trainer.checkpoints is not None and trainer.checkpoints.checkpoints():
             trainer.restore(trainer.checkpoints.newest())
+        if log.isEnabledFor(logging.INFO):
+            for line in plan_lines(trainer):
+                log.info("%s", line)
+        state = trainer.train()
+        if self.output_dir is not None and not state.is_interrupted:
+            for problem in save_stacks_and_rack(trainer, self.output_dir):
+                log.warning("%s", problem)
+        return state
 
 
 def refuse_settings_of_loading(config: TrainingConfig) -> None:
@@ -273,10 +293,14 @@ class GivenModelAdapter(StandardModelAdapter):
 
     def initialize_model(self) -> torch.nn.Module:
         self.model = self._given.to(self.device)
-        self.tokenizer = SimpleNamespace(pad_token_id=_token_of(self.model, "pad_token_id") or 0)
         with choose_precision(self.training_config.mixed_precision, self.device).autocast():
             self._probe(self.model)
         return self.model
+
+    @property
+    def pad_token_id(self) -> int:
+        assert self.model is not None
+        return _token_of(self.model, "pad_token_id") or 0
 
     def _masks(self, model: torch.nn.Module) -> MaskedObjective | None:
         """The last token of the vocabulary stands for a hidden one, unless the model names one.

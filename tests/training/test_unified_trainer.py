@@ -1,17 +1,21 @@
 """UnifiedTrainer: layers or a model that one has already, through the same loop and phases."""
 
+import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.data.order import epoch_order
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.models.model_inputs import attention_implementation
+from infrastructure.training.stackwise.stack_files import load_stacks
 from infrastructure.training.state import TrainingState
 from infrastructure.training.unified_trainer import TrainingConfig, UnifiedTrainer, rows_of
 from tests.slow import slow_but
@@ -551,6 +555,43 @@ def test_another_training_does_not_go_on_here(
     with pytest.raises(CheckpointError, match=named):
         other.train_all_layers([random(rows, WIDTH)], layers)
     assert are_equal(weights(layers), before)
+
+
+@pytest.mark.parametrize("is_whole_model", [True, False])
+def test_stacks_and_rack_are_saved(is_whole_model: bool, tmp_path: Path) -> None:
+    """The rack of a model of transformers is a folder that transformers reads."""
+    config = configured(save_rack=True, quantization_enabled=True)
+    with pytest.raises(ValueError, match="save_rack writes the model to a folder: give output_dir"):
+        UnifiedTrainer(config)
+    model: Any = llama() if is_whole_model else blocks()
+    batch = IDS if is_whole_model else random(12, WIDTH)
+    trainer = UnifiedTrainer(config, output_dir=tmp_path)
+    trainer.train_all_layers([batch], model)
+    assert trainer.trainer is not None
+    trained = trainer.trainer.model
+    assert trained is not None
+    other = llama() if is_whole_model else copy.deepcopy(trained)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    load_stacks(tmp_path / "stacks", other)
+    assert are_equal(weights(other), weights(trained))
+    plan = json.loads((tmp_path / "stackwise.json").read_text())["plan"]
+    assert [phase["name"] for phase in plan["phases"]] == [
+        "layers 1 to 2 of 4",
+        "layers 3 to 4 of 4",
+    ]
+    if is_whole_model:
+        rack = type(model).from_pretrained(tmp_path / "rack")
+        assert are_equal(weights(rack), weights(model))
+    else:
+        assert load_file(tmp_path / "rack/model.safetensors").keys() == trained.state_dict().keys()
+
+
+def test_the_plan_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="infrastructure.training.unified_trainer"):
+        UnifiedTrainer(configured()).train_all_layers([IDS], llama())
+    assert "layers 1 to 2 of 4" in caplog.text
 
 
 def test_nothing_is_saved_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

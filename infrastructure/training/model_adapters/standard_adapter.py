@@ -146,8 +146,12 @@ class StandardModelAdapter(ModelAdapter):
     def _rows(self, examples: Sequence[TokenizedExample]) -> Batch:
         if self.packs:
             return pack(examples, self.size_grid)
-        pad_token_id, most = self.tokenizer.pad_token_id, self.data_config.max_length
-        return pad(examples, pad_token_id, self.size_grid, most)
+        return pad(examples, self.pad_token_id, self.size_grid, self.data_config.max_length)
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills rows up; it is never learnt, and no token sees it."""
+        return int(self.tokenizer.pad_token_id)
 
     def _masked_rows(
         self, examples: Sequence[TokenizedExample], objective: MaskedObjective
