@@ -43,12 +43,12 @@ from infrastructure.training.models.model_inputs import (
 from infrastructure.training.models.packed_attention import use_plain_attention
 from infrastructure.training.models.packing_check import token_embeddings
 from infrastructure.training.precision import choose_device, choose_precision
-from infrastructure.training.stackwise.masking import MaskedObjective, objective_of
 from infrastructure.training.stack_saving import (
     plan_lines,
     save_stacks_and_rack,
     stack_observers,
 )
+from infrastructure.training.stackwise.masking import MaskedObjective, objective_of
 from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
