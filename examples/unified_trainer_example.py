@@ -1,10 +1,10 @@
-"""Stack-wise training of a model that you have already, in seven ways, on a CPU, in about half a minute.
+"""Stack-wise training of a model that you have already: seven ways, on a CPU, in half a minute.
 
     python examples/unified_trainer_example.py
 
 Nothing is downloaded. The model is a tiny Llama with new weights; yours may come from
-`AutoModelForCausalLM.from_pretrained`. What each setting means, and which of them go together, is in
-`infrastructure/training/strategies/README.md`. `temper train` takes the same settings for a model
+`AutoModelForCausalLM.from_pretrained`. What each setting means, and which of them go together, is
+in `infrastructure/training/strategies/README.md`. `temper train` takes the same settings for a model
 and a data file by name, with backup, reports and everything else that belongs to a run.
 """
 
