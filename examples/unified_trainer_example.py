@@ -4,8 +4,8 @@
 
 Nothing is downloaded. The model is a tiny Llama with new weights; yours may come from
 `AutoModelForCausalLM.from_pretrained`. What each setting means, and which of them go together, is
-in `infrastructure/training/strategies/README.md`. `temper train` takes the same settings for a model
-and a data file by name, with backup, reports and everything else that belongs to a run.
+in `infrastructure/training/strategies/README.md`. `temper train` takes the same settings for a
+model and a data file by name, with backup, reports and everything else that belongs to a run.
 """
 
 import tempfile
