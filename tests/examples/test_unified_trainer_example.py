@@ -1,15 +1,25 @@
 """The example runs as it stands, in a folder of its own."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.slow import slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def test_what_was_broken_off_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    names = runpy.run_path(str(ROOT / "examples/unified_trainer_example.py"))
+    names["broken_off"]()
+    assert "the same weights as undisturbed: True" in capsys.readouterr().out
+
+
+@slow
 @pytest.mark.timeout(600)
 def test_it_runs(tmp_path: Path) -> None:
     done = subprocess.run(
