@@ -29,6 +29,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.machine_fit import StepCosts
 from infrastructure.training.recovery.notes import note
+from infrastructure.training.stack_saving import disk_bytes
 from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
 
@@ -242,6 +243,7 @@ def made_of(
     version = bytes_of_version(state.model, trainer.create_optimizer)
     options = place_options(config)
     final = sum(p.numel() * p.element_size() for p in _saved_parameters(trainer, state.model))
+    stacks, cached = disk_bytes(trainer)
     saves = saves_left(loop, seconds)
     most = min(versions_kept(config.training, loop.total_steps), saves)
     kept = min(newest_kept(config.training, loop.total_steps), saves)
@@ -251,8 +253,8 @@ def made_of(
         seconds=seconds,
         peak_memory_bytes=costs.peak_bytes,
         memory_bytes=costs.limit_bytes,
-        disk_bytes=kept * version + final + SMALL_FILES_BYTES,
-        most_disk_bytes=(most + 1) * version + final + SMALL_FILES_BYTES,
+        disk_bytes=kept * version + final + stacks + SMALL_FILES_BYTES,
+        most_disk_bytes=(most + 1) * version + final + stacks + cached + SMALL_FILES_BYTES,
         disk_free_bytes=disk_free_bytes(folder),
         backup_bytes=None if options.place is None else options.keep * version + final,
         session_seconds=config.training.deadline,

@@ -11,9 +11,14 @@ from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.models.saving import save_whole
 from infrastructure.training.stack_observers import PhaseRecords, StackFiles
 from infrastructure.training.stackwise.activation_cache import CACHE_DTYPES, bytes_needed
-from infrastructure.training.stackwise.phase_costs import PlanCosts, plan_costs
+from infrastructure.training.stackwise.phase_costs import (
+    TRAINING_PARTS,
+    PlanCosts,
+    plan_costs,
+    weights_of,
+)
 from infrastructure.training.stackwise.plain_weights import plain_tensors
-from infrastructure.training.stackwise.stack_files import FOLDER
+from infrastructure.training.stackwise.stack_files import FOLDER, each_once
 from infrastructure.training.stackwise.time_step_caches import num_kept
 from infrastructure.training.stackwise.trunk_output import MEGABYTE
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
@@ -75,6 +80,20 @@ def plan_lines(trainer: EnhancedTrainer) -> list[str]:
     return [] if plan is None else plan.lines()
 
 
+def disk_bytes(trainer: EnhancedTrainer) -> tuple[int, int]:
+    """What a stack-wise training leaves in its folder beside its model (stacks, rack), and what it
+    has there meanwhile (cached activations). Nothing of any other."""
+    strategy, config = trainer.strategy, trainer.training_config
+    if not isinstance(strategy, StackwiseStrategy):
+        return 0, 0
+    trainer.prepare()
+    assert strategy.rack is not None
+    weights = weights_of(strategy.rack, strategy.loaded_dtype)
+    model_bytes = sum(w.count * w.dtype.itemsize for w in weights if w.part not in TRAINING_PARTS)
+    cached = None if config.cache_dir else _cache_bytes(trainer, strategy)
+    return (config.save_stacks + config.save_rack) * model_bytes, cached or 0
+
+
 def _cache_bytes(trainer: EnhancedTrainer, strategy: StackwiseStrategy) -> int | None:
     """What cached activations take on the disk at most; None where none are cached."""
     config = trainer.training_config
@@ -115,9 +134,9 @@ def save_stacks_and_rack(trainer: EnhancedTrainer, folder: Path) -> list[str]:
         problems.append(f"the stacks in {folder / FOLDER} are not complete: {error}")
     if trainer.training_config.save_rack:
         inner = inner_model(model)
-        state_of_rack = dict(plain_tensors(inner))
+        weights = each_once(dict(plain_tensors(inner)))
         try:
-            save_whole(inner, trainer.adapter.tokenizer, folder / RACK, state_of_rack)
+            save_whole(inner, trainer.adapter.tokenizer, folder / RACK, weights)
         except OSError as error:
             problems.append(f"the rack was not written to {folder / RACK}: {error}")
     return problems

@@ -10,15 +10,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.files import file_sha256
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
 from infrastructure.training.stack_observers import StackFiles
+from infrastructure.training.stack_saving import disk_bytes
 from infrastructure.training.stackwise.stack_files import load_stacks, read_stack
+from infrastructure.training.trainer_factory import TrainerFactory
+from infrastructure.training.unified_trainer import UnifiedTrainer
 from tests.deployment.runs import deploy, losses
 from tests.slow import slow_but
+from tests.training.models.architectures import tiny_model
 from tests.training.strategies.test_stackwise_strategy import (
     AT_ONCE,
     LAYERS,
@@ -179,16 +184,16 @@ def stop_at(config: Any, step: int) -> Path:
 
 
 def test_a_run_of_fewer_steps_leaves_the_model_as_it_is(tmp_path: Path) -> None:
-    """Whatever stack was in training then; the ones above are as they were at first."""
-    run = train(tmp_path, "runs", mode="blockwise", block_size=2, max_steps=STEPS - 2)
+    """With the stack that was in training then."""
+    run = train(tmp_path, "runs", mode="blockwise", block_size=2, max_steps=STEPS + 2)
     final = plain_model(run)
     expected = logits(final)
     records = load_stacks(run / "stacks", final)
     assert torch.equal(logits(final), expected)
     told = dict(losses(run))
-    assert records[0].loss == pytest.approx(told[STEPS - 2])
-    assert [(record.step, record.final_step) for record in records] == [(None, STEPS - 2)] * 2
-    assert records[1].loss is None
+    assert [record.loss for record in records] == pytest.approx([told[STEPS], told[STEPS + 2]])
+    last = STEPS + 2
+    assert [(r.step, r.final_step) for r in records] == [(STEPS, last), (None, last)]
 
 
 def test_no_stacks_where_none_are_wanted(tmp_path: Path) -> None:
@@ -237,3 +242,40 @@ def test_when_phases_began_is_known_after_a_kill(tmp_path: Path) -> None:
     assert run == stopped
     found = json.loads((run / "stackwise.json").read_text())
     assert [one["step"] for one in found["began"]] == [0, STEPS, 2 * STEPS, 3 * STEPS]
+
+
+def test_the_forecast_counts_what_is_left_beside_the_model(tmp_path: Path) -> None:
+    shape = {"mode": "blockwise", "block_size": 2, "cache_activations": True}
+    trainer = TrainerFactory().for_run(config_of(tmp_path, **shape, save_rack=True))
+    beside, meanwhile = disk_bytes(trainer)
+    model = trainer.initialize_model()
+    assert beside == 2 * sum(p.nbytes for p in model.parameters())
+    assert meanwhile > 0
+    config = config_of(tmp_path, **shape, save_stacks=False, cache_dir=str(tmp_path / "cached"))
+    assert disk_bytes(TrainerFactory().for_run(config)) == (0, 0)
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_layers_of_ones_own(is_list: bool, tmp_path: Path) -> None:
+    """A model that one has, and a list of layers: with stacks and rack in the output folder."""
+    config = TrainingConfig(mode="layerwise", num_epochs=1, save_rack=True, warmup_steps=0)
+    if is_list:
+        layers: Any = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+        head = torch.nn.Linear(8, 4)
+        batches = [(torch.randn(6, 8), torch.randint(4, (6,))) for _ in range(4)]
+        trainer = UnifiedTrainer(config, output_dir=tmp_path, device="cpu")
+        trainer.train_all_layers(batches, layers, head=head)
+        files = [load_file(tmp_path / f"stacks/stack_{s}.safetensors") for s in range(3)]
+        assert torch.equal(files[2]["layers.2.weight"], layers[2].weight)
+        assert torch.equal(files[2]["head.weight"], head.weight)
+        rack = load_file(tmp_path / "rack/model.safetensors")
+        assert all(torch.equal(rack[name], tensor) for f in files for name, tensor in f.items())
+        return
+    model: Any = tiny_model("llama")
+    rows = [{"input_ids": torch.randint(3, 90, (2, 12))} for _ in range(4)]
+    UnifiedTrainer(config, output_dir=tmp_path, device="cpu").train_all_layers(rows, model)
+    other = tiny_model("llama")
+    load_stacks(tmp_path / "stacks", other)
+    assert torch.equal(logits(other), logits(model))
+    saved = load_file(tmp_path / "rack/model.safetensors")
+    assert torch.equal(saved["lm_head.weight"], model.lm_head.weight)

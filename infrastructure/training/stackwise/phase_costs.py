@@ -33,6 +33,7 @@ from infrastructure.training.stackwise.stack_phases import (
 )
 
 LAYERS, LOW_RANK, DECODER = "layers", "low-rank matrices", "feature decoder"
+TRAINING_PARTS = (LOW_RANK, DECODER)  # no part of the model that is left at the end
 EMBEDDING, NORM, HEAD = "embedding", "final norm", "head"
 TIED = "embedding (tied: it is the head, too)"
 MAX_TIME_STEPS = 6  # that are named one by one
@@ -139,7 +140,7 @@ class PlanCosts:
         outside = [
             f"{part} {_count(count)} ({format_share(count / total)})"
             for part, count in self.parameters.items()
-            if part not in (LAYERS, LOW_RANK, DECODER)
+            if part not in (LAYERS, *TRAINING_PARTS)
         ]
         most = max(self.phases, key=lambda phase: phase.total_bytes)
         parts = most.weights_bytes, most.gradient_bytes, most.optimizer_bytes
@@ -172,7 +173,7 @@ def plan_costs(
         loaded_dtype: of the layers' weights.
     """
     weights = list(weights_of(rack, loaded_dtype))
-    model_parts = (w for w in weights if w.part not in (LOW_RANK, DECODER))
+    model_parts = (w for w in weights if w.part not in TRAINING_PARTS)
     found = PlanCosts(
         plan.kind,
         [[unit.first, unit.last] for unit in plan.units],

@@ -101,10 +101,10 @@ def stack_tensors(rack: Rack, unit: Unit, holds: Sequence[str]) -> Tensors:
         for name, tensor in plain_tensors(inner, leave_out=rack.layers):
             if (ABOVE if name in above else BELOW) in holds:
                 tensors[name] = tensor
-    return _each_once(tensors)
+    return each_once(tensors)
 
 
-def _each_once(tensors: Tensors) -> Tensors:
+def each_once(tensors: Tensors) -> Tensors:
     """Of a tensor with several names (a tied head) the first."""
     seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
     kept = {}
@@ -265,7 +265,7 @@ def load_stacks(folder: str | Path, model: torch.nn.Module) -> list[StackRecord]
     records = [read_stack_record(folder, 0)]
     records += [read_stack_record(folder, s) for s in range(1, records[0].num_stacks)]
     _refuse_mixed(folder, records)
-    own = _each_once(dict(plain_tensors(inner_model(model))))
+    own = each_once(dict(plain_tensors(inner_model(model))))
     given: set[str] = set()
     for record in records:  # all of them, before anything is changed
         with _stored(folder, record) as stored:
