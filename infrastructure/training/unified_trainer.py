@@ -256,6 +256,10 @@ class TokenRows:
         self.num_examples = len(self.examples) - left_out
         self.seed, self.shuffles = seed, source.shuffles
 
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each row: (num_examples,), of those of the first epoch."""
+        return np.array([len(row.input_ids) for row in self.examples[: self.num_examples]])
+
     @property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.num_examples} {self.shuffles}".encode())

@@ -591,7 +591,8 @@ def test_stacks_and_rack_are_saved(is_whole_model: bool, tmp_path: Path) -> None
 def test_the_plan_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="infrastructure.training.unified_trainer"):
         UnifiedTrainer(configured()).train_all_layers([IDS], llama())
-    assert "layers 1 to 2 of 4" in caplog.text
+    assert "Stack-wise training, 2 stacks of 2 layers, one after the other: 4 steps" in caplog.text
+    assert "Cached activations of frozen layers: at most 2.0 KiB" in caplog.text  # 32 tokens of 32
 
 
 def test_nothing_is_saved_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
