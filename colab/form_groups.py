@@ -3,6 +3,7 @@
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.later import later_of
 from infrastructure.config.schema import schema_of
+from infrastructure.config.stackwise_config import StackwiseFields
 
 FIELDS = schema_of(DeploymentConfig).fields
 # What most people set, in the order in which they think of it.
@@ -44,6 +45,8 @@ def _title(key: str) -> str:
         return "training: checkpoints"
     if section == "training" and name.startswith(_LOOKS):
         return "training: measuring"
+    if section == "training" and name in StackwiseFields.model_fields:
+        return "training: stack-wise"
     if FIELDS[key].is_switch:
         return key
     return section or RUN

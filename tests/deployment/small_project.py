@@ -15,6 +15,7 @@ COPIED = [
     "infrastructure/core/__init__.py",
     "infrastructure/core/files.py",
     "infrastructure/core/json_text.py",
+    "infrastructure/core/lock.py",
     "infrastructure/core/nvidia_driver.py",
     "infrastructure/deployment/__init__.py",
     "infrastructure/deployment/environment.py",

@@ -67,11 +67,35 @@ QUANTUM: dict[str, Any] = {
     "quantum.max_overhead_percent": 1e6,
     "resources.quantum.max_qubits": 8,
 }
+ONE_STACK: dict[str, Any] = {"training.progressive.target_stacks": 1}
+GROWING: dict[str, Any] = {"training.strategy": "progressive", **ONE_STACK}
+MASKED: dict[str, Any] = {"training.time_step_masking": True}
+ONE_UNIT: dict[str, Any] = {"training.mode": "blockwise", "training.block_size": 99}
+QLORA: dict[str, Any] = {**ONE_UNIT, "training.qlora_enabled": True}
 NEEDS: dict[str, dict[str, Any]] = {
     "model.backend=unsloth": {"model.name": "{llama}", "model.lora_config": True},
     "model.quantization": {"model.name": "{llama}", "model.lora_config": True},
     "model.dtype=fp16": {"model.lora_config": True},
     "training.gradient_checkpointing_mode": {"training.gradient_checkpointing": True},
+    "training.progressive.": GROWING,
+    "training.mode=layerwise": {"model.name": "embedded"},
+    "training.mode=": {"training.block_size": 99},
+    "training.end_to_end_scope": {"training.strategy": "end_to_end", **ONE_STACK},
+    "training.strategy=progressive": ONE_STACK,
+    "training.fusion_mode": {"training.mode": "fused", "training.block_size": 99},
+    "training.train_head": ONE_UNIT,
+    "training.local_loss": ONE_UNIT,
+    "training.time_interpretation": MASKED,
+    "training.corruption": MASKED,
+    "training.mask_weighting": MASKED,
+    "training.store_all_time_steps": {**MASKED, **ONE_UNIT},
+    "training.cache_": ONE_UNIT,
+    "training.quantization_enabled": ONE_UNIT,
+    "training.backbone_quantized": ONE_UNIT,
+    "training.quantization_type": {**ONE_UNIT, "training.quantization_enabled": True},
+    "training.adapters_full_precision": QLORA,
+    "training.qlora_": QLORA,
+    "training.save_": ONE_UNIT,
     "backup.": {"backup.place": "{folder}/place"},
     "quantum.problem=rank_allocation": {**QUANTUM, "model.lora_config": True},
     "quantum.background": {**QUANTUM, "quantum.problem": "block_selection"},

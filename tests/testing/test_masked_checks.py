@@ -39,7 +39,12 @@ def subject_of(folder: Path, model_folder: Path, **training: Any) -> Subject:
     "settings",
     [
         {},
-        {"time_interpretation": "input", "corruption": "uniform", "mask_weighting": "none"},
+        {
+            "time_step_masking": True,
+            "time_interpretation": "input",
+            "corruption": "uniform",
+            "mask_weighting": "none",
+        },
     ],
 )
 def test_no_check_fires_on_a_healthy_one(
