@@ -78,7 +78,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "model.dtype=fp16": {"model.lora_config": True},
     "training.gradient_checkpointing_mode": {"training.gradient_checkpointing": True},
     "training.progressive.": GROWING,
-    "training.mode=layerwise": {"model.name": "embedded"},
+    "training.mode=layerwise": {"model.name": "embedded", "model.embedded.num_layers": 1},
     "training.mode=": {"training.block_size": 99},
     "training.end_to_end_scope": {"training.strategy": "end_to_end", **ONE_STACK},
     "training.strategy=progressive": ONE_STACK,
