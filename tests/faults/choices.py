@@ -69,7 +69,8 @@ QUANTUM: dict[str, Any] = {
 }
 ONE_STACK: dict[str, Any] = {"training.progressive.target_stacks": 1}
 GROWING: dict[str, Any] = {"training.strategy": "progressive", **ONE_STACK}
-MASKED: dict[str, Any] = {"training.time_step_masking": True}
+# The saved model's tokenizer has no token to mask with; the embedded one has.
+MASKED: dict[str, Any] = {"training.time_step_masking": True, "model.name": "embedded"}
 ONE_UNIT: dict[str, Any] = {"training.mode": "blockwise", "training.block_size": 99}
 QLORA: dict[str, Any] = {**ONE_UNIT, "training.qlora_enabled": True}
 NEEDS: dict[str, dict[str, Any]] = {
@@ -85,6 +86,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "training.fusion_mode": {"training.mode": "fused", "training.block_size": 99},
     "training.train_head": ONE_UNIT,
     "training.local_loss": ONE_UNIT,
+    "training.time_step_masking=True": MASKED,
     "training.time_interpretation": MASKED,
     "training.corruption": MASKED,
     "training.mask_weighting": MASKED,
