@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,8 @@ def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Pat
     assert "Preparing model" in told  # what it said until it had a run
     assert f"Run {run.name} is trained by {trainer}, whatever becomes of this shell" in told
     assert os.getsid(trainer.pid) == trainer.pid  # no terminal's end and no Ctrl-C reaches it
+    while trainer.is_alive and not list(run.rglob("metrics.jsonl")):
+        time.sleep(0.05)  # stopped before it trains, it would leave no run
     code, told = temper("stop", folder=tmp_path)
     assert code == 0
     assert "Stopped: " in told
