@@ -92,6 +92,11 @@ prove-durability: environment ## kills, power cuts, refusing disks, damage, lies
 mutants: environment ## which planted defects the quick tests find; hours; goes on where it was; JOBS=processes
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.mutants.run --jobs "$${GIVEN_JOBS:-1}"
 
+.PHONY: measure-stackwise
+measure-stackwise: environment ## stack-wise training beside its rivals; DATA=gsm8k/train.jsonl; hours; goes on where it was
+	@[ -n "$$GIVEN_DATA" ] || { echo 'usage: make measure-stackwise DATA=…' >&2; exit 2; }
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.stackwise_quality "$$GIVEN_DATA"
+
 .PHONY: gpu-check
 gpu-check: ## what this machine's GPU does, in at most 8 minutes; GPU_PYTHON=python for another environment
 	"$${GIVEN_GPU_PYTHON:-$(PYTHON)}" -m benchmarks.gpu_check --json gpu-check.json

@@ -19,14 +19,18 @@ NUM_RESAMPLES = 2000
 class Clock:
     """Lets a system do one step when it is its turn, and takes the time of it.
 
+    Args:
+        now: seconds; of the processor where the machine is busy, since one system runs at a time.
+
     Attributes:
         num_tokens: real tokens that the system has trained on; it counts them itself.
         speeds: tokens per second of each step.
         seconds: duration of each step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.num_tokens = 0
+        self._now = now
         self.seconds: list[float] = []
         self.speeds: list[float] = []
         self._counted = 0
@@ -37,7 +41,7 @@ class Clock:
 
     def mark(self) -> None:
         """The system says that a step is done; returns when it may do the next one."""
-        self.seconds.append(time.perf_counter() - self._started)
+        self.seconds.append(self._now() - self._started)
         self.speeds.append((self.num_tokens - self._counted) / self.seconds[-1])
         self._counted = self.num_tokens
         self._has_stepped.release()
@@ -45,7 +49,7 @@ class Clock:
 
     def wait(self) -> None:
         self._may_step.acquire()
-        self._started = time.perf_counter()
+        self._started = self._now()
 
     def step(self) -> None:
         """Let the system do one step, or come to its end."""
@@ -65,7 +69,10 @@ class Clock:
 
 
 def take_turns(
-    systems: Mapping[str, Callable[[Clock], None]], num_steps: int, title: str
+    systems: Mapping[str, Callable[[Clock], None]],
+    num_steps: int,
+    title: str,
+    now: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Clock]:
     """Train all systems, one step of each in turn; tells the speeds on stderr.
 
@@ -78,7 +85,7 @@ def take_turns(
     Raises:
         Exception: what a system raised, once the others are done.
     """
-    clocks = {name: Clock() for name in systems}
+    clocks = {name: Clock(now) for name in systems}
     with ThreadPoolExecutor(len(systems)) as threads:
         running = [threads.submit(clock.run, systems[name]) for name, clock in clocks.items()]
         for step in range(num_steps + 1):  # after the last step they come to their end

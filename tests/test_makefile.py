@@ -92,6 +92,10 @@ WORKERS = ["-n", "3", "--dist", "worksteal", "--durations", "25"]
             ["mutants", "JOBS=2"],
             [".venv/bin/python", "-m", "tests.mutants.run", "--jobs", "2"],
         ),
+        (
+            ["measure-stackwise", "DATA=d.jsonl"],
+            [".venv/bin/python", "-m", "benchmarks.stackwise_quality", "d.jsonl"],
+        ),
     ],
 )
 def test_targets(arguments: list[str], command: list[str], project: Path) -> None:
@@ -115,6 +119,7 @@ def test_what_make_is_given_is_never_executed(path: str, project: Path) -> None:
         path,
     ]
     assert last_command(project, "mutants", f"JOBS={path}")[-1] == path
+    assert last_command(project, "measure-stackwise", f"DATA={path}")[-1] == path
     make("-C", str(project), "gpu-check", f"GPU_PYTHON={path}")
     assert not (project / "pwned").exists()
 

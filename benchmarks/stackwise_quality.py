@@ -1,0 +1,342 @@
+"""What stack-wise training is worth: held-out losses at equal compute, beside its rivals.
+
+    python -m benchmarks.stackwise_quality gsm8k/train.jsonl [--seeds 3] [--steps 120]
+        [--results stackwise_quality.jsonl]
+    python -m benchmarks.stackwise_quality --table stackwise_quality.jsonl
+
+A Llama of 8 layers and 0.46 M weights learns the text of GSM8K (`question` and `answer` a line),
+and the embedded sample tasks: from new weights, and from a model that has read other English. The
+ways to train are in `stackwise_arms`. Each has the compute of `--steps` steps of full training, as
+far as its settings say less: counted in matrix products, layer by layer, as they are run, without a
+cache. Its learning rate is the best of three, tried beforehand on GSM8K with half of the compute
+and another seed. Every result is appended to the file as it comes, and a run that was broken off
+goes on there. Memory is counted in a training of two steps in each phase: the most that tensors
+took, and of that the most that was kept for backward passes.
+
+Then what a step takes of the processor (the model of `stackwise_memory`): full, LoRA, and low-rank
+matrices beside weights in nf_fp8. Prints one JSON line; `--table` prints the tables of
+`results/stackwise.md`.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.selection_pools import Row, off_topic_rows, read_questions, tokenized
+from benchmarks.stackwise_arms import (
+    ARMS,
+    INNER,
+    MAX_LENGTH,
+    NUM_LAYERS,
+    VOCABULARY,
+    WIDTH,
+    Arm,
+    Pool,
+    build,
+    memory,
+    run,
+)
+from benchmarks.stackwise_cache import StepClock
+from benchmarks.stackwise_model import Shape, save_model, trainer_of
+from benchmarks.turns import Clock, take_turns
+from infrastructure.config.model_config import LoraConfig
+from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.models.tokenizer import train_tokenizer
+
+RATES, TUNING_SEED = (1e-3, 3e-3, 1e-2), 1000
+NUM_POOL, NUM_HELD_OUT = 1600, 160
+READ_BEFORE_STEPS = 400  # of the model that fine-tuning begins with
+SAMPLES = Path(__file__).parents[1] / "infrastructure/training/data/samples"
+DATA = ("GSM8K", "sample tasks")
+MOST_GROWTH_LOSS, MOST_LOPT_MEMORY = 1.01, 0.75
+
+Key = tuple[str, ...]
+
+
+class Results:
+    """Results by key, in a file of JSON lines that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        self.known: dict[Key, Any] = {tuple(k): v for k, v in map(json.loads, lines)}
+
+    def get(self, key: Key, measure: Callable[[], Any]) -> Any:
+        """What is known, or else is measured now."""
+        if key not in self.known:
+            self.known[key] = measure()
+            line = json.dumps([key, self.known[key]])
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+            print(line, file=sys.stderr, flush=True)
+        return self.known[key]
+
+
+def sample_rows(name: str) -> list[Row]:
+    rows = map(json.loads, (SAMPLES / name).read_text("utf-8").splitlines())
+    return [Row(row["prompt"], row["completion"]) for row in rows]
+
+
+class Workbench:
+    """Tokenizer, models to begin with, and data.
+
+    Args:
+        folder: for models.
+        questions: rows with answers.
+    """
+
+    def __init__(self, folder: Path, questions: Sequence[Row]) -> None:
+        self.folder, self.questions = folder, questions
+        self.others = off_topic_rows()
+        self.samples = {name: sample_rows(f"{name}.jsonl") for name in ("train", "heldout")}
+        some = [*questions[:1000], *self.others[:500], *self.samples["train"][:500]]
+        self.tokenizer = train_tokenizer([f"{r.prompt} {r.answer}" for r in some], VOCABULARY)
+
+    def new_model(self, seed: int, num_layers: int) -> Path:
+        """The folder of a model with new weights."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        folder = self.folder / f"new-{seed}-{num_layers}"
+        if not folder.exists():
+            torch.manual_seed(seed)
+            config = LlamaConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=WIDTH,
+                intermediate_size=INNER,
+                num_hidden_layers=num_layers,
+                num_attention_heads=4,
+                num_key_value_heads=4,
+                max_position_embeddings=MAX_LENGTH,
+                tie_word_embeddings=True,
+                pad_token_id=self.tokenizer.pad_token_id,
+            )
+            LlamaForCausalLM(config).save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        return folder
+
+    def trained_model(self, steps: int) -> Path:
+        """The folder of a model that has read other English."""
+        folder = self.folder / "trained"
+        if not folder.exists():
+            full, rows = Arm("full"), self.others
+            model = self.new_model(0, NUM_LAYERS)
+            data = pool_of(rows, rows[:8], everything=True, seed=0)
+            trainer = build(full, model, data, seed=0, rate=3e-3, steps=steps)
+            trainer.train()
+            adapter: ModelAdapter = trainer.adapter
+            adapter.save(folder)
+        return folder
+
+    def model(self, kind: str, arm: Arm, seed: int, read_before: int) -> Path:
+        if kind == "scratch":
+            return self.new_model(seed, arm.num_layers)
+        return self.trained_model(read_before)
+
+    def data(self, name: str, seed: int) -> Callable[[Any, int], Pool]:
+        """Other rows for each seed; held-out rows are the same for all."""
+        if name == "GSM8K":
+            held_out, rest = self.questions[:NUM_HELD_OUT], self.questions[NUM_HELD_OUT:]
+        else:
+            held_out, rest = self.samples["heldout"], self.samples["train"]
+        chosen = np.random.default_rng(seed).permutation(len(rest))[:NUM_POOL]
+        rows = [rest[i] for i in chosen]
+        return pool_of(rows, held_out, everything=name == "GSM8K", seed=seed)
+
+
+def pool_of(
+    rows: Sequence[Row], held_out: Sequence[Row], *, everything: bool, seed: int
+) -> Callable[[Any, int], Pool]:
+    """`everything`: all tokens are learnt, not those of answers alone."""
+
+    def make(tokenizer: Any, count: int) -> Pool:
+        parts = [tokenized(part, tokenizer, MAX_LENGTH) for part in (rows, held_out)]
+        if everything:
+            parts = [[_all_learnt(example) for example in part] for part in parts]
+        return Pool(parts[0], parts[1], count, seed)
+
+    return make
+
+
+def _all_learnt(example: TokenizedExample) -> TokenizedExample:
+    return replace(example, supervised=np.arange(len(example.input_ids)) > 0)
+
+
+def full_cost() -> float:
+    """Of a step of full training, in forward passes of a layer for a batch."""
+    head = VOCABULARY * WIDTH / (4 * WIDTH * WIDTH + 3 * WIDTH * INNER)
+    return 3 * NUM_LAYERS + 3 * head
+
+
+def measure_all(
+    path: Path, results: Results, num_seeds: int, steps: int, read_before: int
+) -> Iterator[tuple[Key, Any]]:
+    """Everything, in an order in which what is there at any time is of use."""
+    with tempfile.TemporaryDirectory() as name:
+        bench = Workbench(Path(name), read_questions(path))
+        budget = steps * full_cost()
+
+        def train(kind: str, data: str, arm: Arm, seed: int, rate: float, share: float) -> Any:
+            model = bench.model(kind, arm, seed, read_before)
+            pool = bench.data(data, seed)
+            began = time.process_time()
+            found = run(arm, model, pool, seed=seed, rate=rate, budget=share * budget)
+            return {**found, "rate": rate, "seconds": round(time.process_time() - began, 2)}
+
+        best: dict[Key, float] = {}
+        for kind, arms in ARMS.items():
+            for arm in arms:
+                key = (kind, "memory", arm.name)
+                model = bench.model(kind, arm, 0, read_before)
+                pool = bench.data("GSM8K", 0)
+                yield key, results.get(key, lambda a=arm, m=model, p=pool: memory(a, m, p))
+        for data in DATA:
+            for seed in range(num_seeds):
+                for kind, arms in ARMS.items():
+                    for arm in arms:
+                        if (kind, arm.name) not in best:
+                            tried = {}
+                            for rate in RATES:
+                                key = (kind, "tuning", arm.name, str(rate), str(steps))
+                                trial = kind, DATA[0], arm, TUNING_SEED, rate, 0.5
+                                tried[rate] = results.get(key, lambda t=trial: train(*t))
+                            best[kind, arm.name] = min(tried, key=lambda r: tried[r]["loss"])
+                        key = (kind, data, arm.name, str(seed), str(steps))
+                        trial = kind, data, arm, seed, best[kind, arm.name], 1.0
+                        yield key, results.get(key, lambda t=trial: train(*t))
+
+
+def step_seconds(shape: Shape, num_steps: int) -> dict[str, float]:
+    """Processor seconds of a step: full, LoRA, and low-rank matrices beside nf_fp8."""
+    qlora = {"strategy": "end_to_end", "quantization_enabled": True, "qlora_enabled": True}
+    ways: dict[str, tuple[dict[str, Any], LoraConfig | None]] = {
+        "full": ({"strategy": "standard"}, None),
+        "LoRA": ({"strategy": "finetune"}, LoraConfig()),
+        "QLoRA": (qlora, None),
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_model(folder, shape)
+
+        def system(settings: dict[str, Any], lora: LoraConfig | None) -> Callable[[Clock], None]:
+            def train(clock: Clock) -> None:
+                hooks = [StepClock(clock)]
+                given = {**settings, "mixed_precision": False, "max_steps": num_steps}
+                trainer_of(folder, shape, given, hooks=hooks, lora=lora).train()
+
+            return train
+
+        systems = {name: system(*way) for name, way in ways.items()}
+        clocks = take_turns(systems, num_steps, "a step", time.process_time)
+    return {name: median(clock.seconds[1:num_steps]) for name, clock in clocks.items()}
+
+
+def by_arm(known: dict[Key, Any], kind: str, data: str) -> dict[str, list[dict[str, Any]]]:
+    """The results of each arm, a seed after the other."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for key, value in sorted(known.items()):
+        if len(key) == 5 and key[:2] == (kind, data):
+            found.setdefault(key[2], []).append(value)
+    return {arm.name: found[arm.name] for arm in ARMS[kind] if arm.name in found}
+
+
+def spread(losses: Sequence[float]) -> float:
+    """Half of the distance from the lowest to the highest."""
+    return (max(losses) - min(losses)) / 2
+
+
+def tables(known: dict[Key, Any]) -> str:
+    """In Markdown, one for each kind and data."""
+    lines = []
+    for kind in ARMS:
+        for data in DATA:
+            found = by_arm(known, kind, data)
+            if not found:
+                continue
+            full = mean(one["loss"] for one in found["full"])
+            lines += [
+                f"### {kind}, {data}",
+                "",
+                "| way | held-out loss | against full | compute | steps | rate | tensors, MB"
+                " | kept for backward, MB | seeds |",
+                "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            ]
+            for name, ones in found.items():
+                losses = [one["loss"] for one in ones]
+                held = known.get((kind, "memory", name), {})
+                sizes = [held.get(k, 0) / 1e6 for k in ("tensor_bytes", "activation_bytes")]
+                lines.append(
+                    f"| {name} | {mean(losses):.3f} ± {spread(losses):.3f}"
+                    f" | {mean(losses) / full - 1:+.1%} | {mean(o['compute'] for o in ones):.2f}"
+                    f" | {round(mean(o['steps'] for o in ones))} | {ones[0]['rate']:g}"
+                    f" | {sizes[0]:.1f} | {sizes[1]:.1f} | {len(ones)} |"
+                )
+            lines.append("")
+    return "\n".join(lines)
+
+
+def verdicts(known: dict[Key, Any]) -> dict[str, Any]:
+    """The targets, with the numbers that decide them."""
+    found: dict[str, Any] = {}
+    for data in DATA:
+        scratch, tuned = (by_arm(known, kind, data) for kind in ARMS)
+        loss = {name: mean(o["loss"] for o in ones) for name, ones in scratch.items()}
+        growth = [name for name in loss if "one step" in name and "half" in name]
+        if growth and "full" in loss:
+            ratio = min(loss[name] for name in growth) / loss["full"]
+            found[f"{data}: one-step growth / full"] = round(ratio, 4)
+            found[f"{data}: one-step growth is within 1 %"] = ratio <= MOST_GROWTH_LOSS
+        if {"full", "LoPT"} <= set(tuned):
+            losses = [one["loss"] for one in tuned["full"]]
+            gap = mean(one["loss"] for one in tuned["LoPT"]) - mean(losses)
+            found[f"{data}: LoPT - full"] = round(gap, 4)
+            found[f"{data}: LoPT is within the seeds' spread"] = gap <= spread(losses)
+        if tuned:
+            lowest = min(tuned, key=lambda name: mean(one["loss"] for one in tuned[name]))
+            found[f"{data}: best fine-tuning"] = lowest
+    held = [known.get(("fine-tuning", "memory", name)) for name in ("LoPT", "full")]
+    if all(held):
+        ratio = held[0]["activation_bytes"] / held[1]["activation_bytes"]
+        found["LoPT's activations / full"] = round(ratio, 3)
+        found["LoPT's activations are few"] = ratio <= MOST_LOPT_MEMORY
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("path", type=Path, nargs="?")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=120, help="of full training")
+    parser.add_argument("--read-before", type=int, default=READ_BEFORE_STEPS)
+    parser.add_argument("--results", type=Path, default=Path("stackwise_quality.jsonl"))
+    parser.add_argument("--table", type=Path, help="print the tables of these results")
+    options = parser.parse_args(arguments)
+    if options.table:
+        known = Results(options.table).known
+        print(tables(known))
+        print(json.dumps(verdicts(known), indent=1))
+        return 0
+    if options.path is None:
+        parser.error("give a file of questions and answers, as GSM8K has them")
+    torch.set_num_threads(1)
+    results = Results(options.results)
+    for _ in measure_all(options.path, results, options.seeds, options.steps, options.read_before):
+        pass
+    seconds = results.get(("step",), lambda: step_seconds(Shape(length=64, batch_size=8), 6))
+    told = {"steps": options.steps, "seeds": options.seeds, "verdicts": verdicts(results.known)}
+    print(json.dumps({"benchmark": "stackwise_quality", **told, "step_seconds": seconds}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
