@@ -15,6 +15,12 @@ OWN_VARIABLES = {
         "TEMPER_TRAINING__MAX_STEPS": "90",
         "TEMPER_TRAINING__VALIDATION_FREQUENCY": "15",
     },
+    # Phases are epochs long: of large batches, so that two phases are few steps.
+    "04_stackwise": {
+        "TEMPER_TRAINING__NUM_EPOCHS": "1",
+        "TEMPER_TRAINING__BATCH_SIZE": "1000",
+        "TEMPER_TRAINING__MAX_STEPS": "16",
+    },
     # The time that a compiler takes belongs to no test of a notebook.
     "05_watch_and_tune": {"TEMPER_TRAINING__COMPILE_MODE": "none"},
 }

@@ -21,6 +21,7 @@ NAMES = [
     "01_finetune_your_data",
     "02_continue_after_disconnect",
     "03_quantum_step",
+    "04_stackwise",
     "05_watch_and_tune",
     "06_your_own_trainer",
     "07_evaluate_and_export",
