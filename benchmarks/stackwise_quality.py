@@ -1,17 +1,18 @@
 """What stack-wise training is worth: held-out losses at equal compute, beside its rivals.
 
-    python -m benchmarks.stackwise_quality gsm8k/train.jsonl [--seeds 3] [--steps 120]
+    python -m benchmarks.stackwise_quality gsm8k/train.jsonl [--seeds 3] [--steps 600]
         [--results stackwise_quality.jsonl]
     python -m benchmarks.stackwise_quality --table stackwise_quality.jsonl
 
 A Llama of 8 layers and 0.46 M weights learns the text of GSM8K (`question` and `answer` a line),
-and the embedded sample tasks: from new weights, and from a model that has read other English. The
-ways to train are in `stackwise_arms`. Each has the compute of `--steps` steps of full training, as
-far as its settings say less: counted in matrix products, layer by layer, as they are run, without a
-cache. Its learning rate is the best of three, tried beforehand on GSM8K with half of the compute
-and another seed. Every result is appended to the file as it comes, and a run that was broken off
-goes on there. Memory is counted in a training of two steps in each phase: the most that tensors
-took, and of that the most that was kept for backward passes.
+and the embedded sample tasks: from new weights, and from a model that has read other English and
+the other of the two. The ways to train are in `stackwise_arms`. Each has the compute of `--steps`
+steps of full training, fine-tuning of half as many, where its name does not say less: counted in
+matrix products, layer by layer, as they are run, without a cache. Its learning rate is the best of
+three, tried beforehand on GSM8K with half of the compute and another seed. Every result is appended
+to the file as it comes, and a run that was broken off goes on there. Memory is counted in a
+training of two steps in each phase: the most that tensors took, and of that the most that was kept
+for backward passes.
 
 Then what a step takes of the processor (the model of `stackwise_memory`): full, LoRA, and low-rank
 matrices beside weights in nf_fp8. Prints one JSON line; `--table` prints the tables of
@@ -56,7 +57,8 @@ from infrastructure.training.models.tokenizer import train_tokenizer
 
 RATES, TUNING_SEED = (1e-3, 3e-3, 1e-2), 1000
 NUM_POOL, NUM_HELD_OUT = 1600, 160
-READ_BEFORE_STEPS = 400  # of the model that fine-tuning begins with
+READ_BEFORE_STEPS = 1500  # of the model that fine-tuning begins with
+SHARE_OF_FINE_TUNING = 0.5  # of the compute from new weights
 SAMPLES = Path(__file__).parents[1] / "infrastructure/training/data/samples"
 DATA = ("GSM8K", "sample tasks")
 MOST_GROWTH_LOSS, MOST_LOPT_MEMORY = 1.01, 0.75
@@ -125,23 +127,27 @@ class Workbench:
             self.tokenizer.save_pretrained(folder)
         return folder
 
-    def trained_model(self, steps: int) -> Path:
-        """The folder of a model that has read other English."""
-        folder = self.folder / "trained"
+    def trained_model(self, steps: int, data: str) -> Path:
+        """The folder of a model that has read other English, and the data that is not `data`.
+
+        So it has met digits and all else that the rows to come are made of, not their kind.
+        """
+        folder = self.folder / f"trained for {data}"
         if not folder.exists():
-            full, rows = Arm("full"), self.others
+            others = self.samples["train"] if data == DATA[0] else self.questions[NUM_HELD_OUT:]
+            rows = [*self.others, *others[: len(self.others)]]
+            source = pool_of(rows, rows[:8], everything=True, seed=0)
             model = self.new_model(0, NUM_LAYERS)
-            data = pool_of(rows, rows[:8], everything=True, seed=0)
-            trainer = build(full, model, data, seed=0, rate=3e-3, steps=steps)
+            trainer = build(Arm("full"), model, source, seed=0, rate=3e-3, steps=steps)
             trainer.train()
             adapter: ModelAdapter = trainer.adapter
             adapter.save(folder)
         return folder
 
-    def model(self, kind: str, arm: Arm, seed: int, read_before: int) -> Path:
+    def model(self, kind: str, data: str, arm: Arm, seed: int, read_before: int) -> Path:
         if kind == "scratch":
             return self.new_model(seed, arm.num_layers)
-        return self.trained_model(read_before)
+        return self.trained_model(read_before, data)
 
     def data(self, name: str, seed: int) -> Callable[[Any, int], Pool]:
         """Other rows for each seed; held-out rows are the same for all."""
@@ -187,8 +193,9 @@ def measure_all(
         budget = steps * full_cost()
 
         def train(kind: str, data: str, arm: Arm, seed: int, rate: float, share: float) -> Any:
-            model = bench.model(kind, arm, seed, read_before)
+            model = bench.model(kind, data, arm, seed, read_before)
             pool = bench.data(data, seed)
+            share *= SHARE_OF_FINE_TUNING if kind == "fine-tuning" else 1
             began = time.process_time()
             found = run(arm, model, pool, seed=seed, rate=rate, budget=share * budget)
             return {**found, "rate": rate, "seconds": round(time.process_time() - began, 2)}
@@ -197,8 +204,8 @@ def measure_all(
         for kind, arms in ARMS.items():
             for arm in arms:
                 key = (kind, "memory", arm.name)
-                model = bench.model(kind, arm, 0, read_before)
-                pool = bench.data("GSM8K", 0)
+                model = bench.model(kind, DATA[0], arm, 0, read_before)
+                pool = bench.data(DATA[0], 0)
                 yield key, results.get(key, lambda a=arm, m=model, p=pool: memory(a, m, p))
         for data in DATA:
             for seed in range(num_seeds):
@@ -316,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("path", type=Path, nargs="?")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=120, help="of full training")
+    parser.add_argument("--steps", type=int, default=600, help="of full training")
     parser.add_argument("--read-before", type=int, default=READ_BEFORE_STEPS)
     parser.add_argument("--results", type=Path, default=Path("stackwise_quality.jsonl"))
     parser.add_argument("--table", type=Path, help="print the tables of these results")

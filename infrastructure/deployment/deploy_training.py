@@ -66,7 +66,7 @@ from infrastructure.training.observers import (
 from infrastructure.training.quantum.quantum_records import quantum_observers, quantum_probes
 from infrastructure.training.resume_contract import canonical_name
 from infrastructure.training.run_lock import only_trainer_of, waited_for
-from infrastructure.training.stack_saving import plan_lines, stack_observers
+from infrastructure.training.stack_saving import stack_observers
 from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -388,8 +388,6 @@ class TrainingDeployment:
         keep_round(run.path, trainer.state.step, self.checks)
         size_bytes = bytes_of_version(trainer.state.model, trainer.create_optimizer)
         copies.tell_room(size_bytes, loop.total_steps)
-        for line in plan_lines(trainer):
-            self.say(line)
         forecast.tell(trainer)
         ending.started = time.monotonic()
         return loop, trainer.state

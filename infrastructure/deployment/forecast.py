@@ -29,7 +29,12 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop import TrainingLoop
 from infrastructure.training.machine_fit import StepCosts
 from infrastructure.training.recovery.notes import note
-from infrastructure.training.stack_saving import disk_bytes
+from infrastructure.training.stack_saving import (
+    disk_bytes,
+    known_plan,
+    measured_phase,
+    plan_lines,
+)
 from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
 
@@ -152,8 +157,10 @@ class RunForecast:
             raise
         except Exception as error:  # the training itself will meet it, and knows an answer
             log.warning("there is no forecast: %r", error)
+            for line in plan_lines(trainer):
+                self.say(line)
             return
-        for line in self.forecast.lines():
+        for line in [*plan_lines(trainer, costs.step_seconds), *self.forecast.lines()]:
             self.say(line)
         write_record(self.path, asdict(self.forecast))
         if self.config.enable_memory_optimization and trainer.device.type == "cpu":
@@ -238,7 +245,13 @@ def made_of(
     left = loop.total_steps - state.step
     evaluations = evaluations_left(loop, state.step)
     held_out = getattr(getattr(loop.data, "report", None), "num_evaluation", 0)
-    seconds = left * costs.step_seconds + measure_seconds
+    training_seconds, peak_bytes = left * costs.step_seconds, costs.peak_bytes
+    if plan := known_plan(trainer):  # other phases take other times than the one that was measured
+        measured = measured_phase(trainer)
+        training_seconds = plan.seconds_left(state.step, measured, costs.step_seconds)
+        value_bytes = 4 if trainer.strategy.precision.name == "fp32" else 2
+        peak_bytes += plan.growth_bytes(state.step, measured, costs.heaviest_units, value_bytes)
+    seconds = training_seconds + measure_seconds
     seconds += evaluations * held_out * costs.evaluation_seconds
     version = bytes_of_version(state.model, trainer.create_optimizer)
     options = place_options(config)
@@ -249,9 +262,9 @@ def made_of(
     kept = min(newest_kept(config.training, loop.total_steps), saves)
     return Forecast(
         num_steps=left,
-        step_seconds=costs.step_seconds,
+        step_seconds=training_seconds / max(1, left),
         seconds=seconds,
-        peak_memory_bytes=costs.peak_bytes,
+        peak_memory_bytes=peak_bytes,
         memory_bytes=costs.limit_bytes,
         disk_bytes=kept * version + final + stacks + SMALL_FILES_BYTES,
         most_disk_bytes=(most + 1) * version + final + stacks + cached + SMALL_FILES_BYTES,

@@ -28,6 +28,7 @@ TOLD = {
     "rackwise": "All stacks train in each step, with one loss.",
     "sequential": "One stack trains after the other.",
 }
+GROWING = "The model grows: all layers that are there train."
 
 Plan = dict[str, Any]
 
@@ -123,12 +124,18 @@ def _between(points: Points, first: float, last: float) -> Points:
 
 def _lead(plan: Mapping[str, Any]) -> str:
     stacks = len(_list(plan.get("stacks")))
-    told = TOLD.get(str(plan.get("kind")), "")
+    told = GROWING if _grows(plan) else TOLD.get(str(plan.get("kind")), "")
     parts = {str(k): _whole(v) for k, v in mapping_of(plan.get("parameters")).items()}
     total = sum(parts.values()) or 1
     named = [f"{clip(part, 60)} {format_share(count / total)}" for part, count in parts.items()]
     shape = f"{stacks} stacks, {_layers_of(plan)} layers in all."
     return f"{shape} {told} Of {total:,} parameters: " + ", ".join(named) + "."
+
+
+def _grows(plan: Mapping[str, Any]) -> bool:
+    phases = _list(plan.get("phases"))
+    all_layers = [[0, _layers_of(plan)]]
+    return len(phases) > 1 and mapping_of(phases[-1]).get("trains") == all_layers
 
 
 def _keys(bars: list[Bar]) -> list[Markup]:

@@ -126,6 +126,10 @@ class MachineFit:
         Raises:
             DoesNotFitError: not even one example fits.
         """
+        with self.strategy.measuring(self.model):
+            return self._search(largest, accumulation_for)
+
+    def _search(self, largest: int, accumulation_for: Callable[[int], int]) -> BatchChoice:
         device = self.adapter.device
         before = self._fixed_bytes()
         with self.probing(accumulates=True) as probe:
@@ -150,6 +154,10 @@ class MachineFit:
         Raises:
             DoesNotFitError: not even weights, gradients and optimizer fit.
         """
+        with self.strategy.measuring(self.model):
+            return self._costs(plan, total_steps, has_optimizer)
+
+    def _costs(self, plan: BatchPlan, total_steps: int, has_optimizer: bool) -> StepCosts:
         limit = self.budget.limit_bytes(self.adapter.device)
         self._refuse_if_fixed_exceeds(limit, has_optimizer)
         size, accumulation = min(plan.batch_size, len(self.usual)), plan.gradient_accumulation

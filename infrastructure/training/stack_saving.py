@@ -73,11 +73,31 @@ def plan_of(trainer: EnhancedTrainer) -> PlanCosts | None:
         return None
 
 
-def plan_lines(trainer: EnhancedTrainer) -> list[str]:
-    """The plan of a stack-wise training, for people."""
+def known_plan(trainer: EnhancedTrainer) -> PlanCosts | None:
+    """`plan_of`, once for a run that writes it down."""
     known = [hook.plan() for hook in trainer.hooks.hooks if isinstance(hook, PhaseRecords)]
-    plan = known[0] if known else plan_of(trainer)
-    return [] if plan is None else plan.lines()
+    return known[0] if known else plan_of(trainer)
+
+
+def plan_lines(trainer: EnhancedTrainer, step_seconds: float | None = None) -> list[str]:
+    """The plan of a stack-wise training, for people.
+
+    Args:
+        step_seconds: of a step as it is measured; None: nothing is said of time.
+    """
+    plan = known_plan(trainer)
+    if plan is None:
+        return []
+    if step_seconds is None:
+        return plan.lines()
+    return plan.lines(plan.seconds_of_phases(measured_phase(trainer), step_seconds))
+
+
+def measured_phase(trainer: EnhancedTrainer) -> int:
+    """The number of the phase that the costs of a step are measured of."""
+    assert isinstance(trainer.strategy, StackwiseStrategy)
+    assert trainer.strategy.plan is not None
+    return trainer.strategy.entered % len(trainer.strategy.plan.phases)
 
 
 def disk_bytes(trainer: EnhancedTrainer) -> tuple[int, int]:

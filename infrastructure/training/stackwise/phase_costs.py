@@ -3,7 +3,9 @@ weights, gradients and optimizer. Known before the first step; as a table for pe
 
 Memory is counted, not measured: the bytes that each weight has in the form of its phase, those of
 the gradients of what trains, and what the optimizer keeps of it (a sample of it is made and asked).
-Activations come on top; the forecast measures them. Weights that train in fp32 while the others are
+Activations come on top; the forecast measures them. A phase's time follows from a step that was
+measured in any of them: layers that only hand up are one product of matrices, those that gradients
+go through two, those that train three. Weights that train in fp32 while the others are
 in bf16 are their own master copies.
 """
 
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.monitoring.formatting import format_bytes, format_share
+from infrastructure.monitoring.formatting import format_bytes, format_duration, format_share
 from infrastructure.monitoring.tables import render_table
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
 from infrastructure.training.models.model_inputs import inner_model
@@ -29,7 +31,9 @@ from infrastructure.training.stackwise.stack_phases import (
     ADAPTERS,
     RACKWISE,
     STACKWISE,
+    StackPhase,
     StackPlan,
+    caches_trunk,
 )
 
 LAYERS, LOW_RANK, DECODER = "layers", "low-rank matrices", "feature decoder"
@@ -71,6 +75,8 @@ class PhaseCosts:
         adapts: spans of layers beside which low-rank matrices train.
         start, depth: the first layer with gradients; layers that are run.
         parameters: numbers of those that train, by part of the model.
+        step_work: multiplications for a token in a step, on average over the phase.
+        kept_values: numbers that the layers keep of a token for the backward pass, about.
     """
 
     name: str
@@ -85,6 +91,8 @@ class PhaseCosts:
     weights_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+    step_work: float = 1.0
+    kept_values: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -115,10 +123,51 @@ class PlanCosts:
     def num_layers(self) -> int:
         return self.stacks[-1][1]
 
-    def lines(self) -> list[str]:
-        """For people, before the training starts."""
-        rows = [_row(first, list(group)) for first, group in _groups(self.phases)]
-        headings = ("phase", "parameters that train", "steps", "memory")
+    def index_at(self, step: int) -> int:
+        """Of the phase that the next step belongs to."""
+        for index, phase in enumerate(self.phases):
+            if step < phase.num_steps:
+                return index
+            step -= phase.num_steps
+        return len(self.phases) - 1
+
+    def seconds_of_phases(self, measured: int, step_seconds: float) -> list[float]:
+        """How long each phase takes, where a step of phase `measured` takes `step_seconds`."""
+        of_work = step_seconds / self.phases[measured].step_work
+        return [of_work * phase.step_work * phase.num_steps for phase in self.phases]
+
+    def seconds_left(self, step: int, measured: int, step_seconds: float) -> float:
+        """From `step` to the end."""
+        index = self.index_at(step)
+        seconds = self.seconds_of_phases(measured, step_seconds)
+        done = step - sum(phase.num_steps for phase in self.phases[:index])
+        left_of_phase = 1 - done / max(1, self.phases[index].num_steps)
+        return seconds[index] * left_of_phase + sum(seconds[index + 1 :])
+
+    def growth_bytes(self, step: int, measured: int, num_tokens: int, value_bytes: int) -> int:
+        """What the largest phase from `step` on takes beyond phase `measured`; may be negative.
+
+        Args:
+            num_tokens: of the largest micro-batch.
+            value_bytes: of a value that is kept for backward passes.
+        """
+        size = num_tokens * value_bytes
+        taken = [p.total_bytes + size * p.kept_values for p in self.phases]
+        return max(taken[self.index_at(step) :]) - taken[measured]
+
+    def lines(self, seconds: Sequence[float] | None = None) -> list[str]:
+        """For people, before the training starts.
+
+        Args:
+            seconds: of each phase, see `seconds_of_phases`.
+        """
+        rows, headings = [], ["phase", "parameters that train", "steps", "memory"]
+        headings += ["time"] if seconds else []
+        for first, group in _groups(self.phases):
+            rows.append(_row(first, group))
+            if seconds:
+                times = seconds[first - 1 : first - 1 + len(group)]
+                rows[-1].append(f"about {_range(times, format_duration)}")
         table = render_table(headings, rows, max_cell_width=100).splitlines()
         return [self._heading(), *(f"  {line}" for line in table), *self._notes()]
 
@@ -129,11 +178,15 @@ class PlanCosts:
         how = {
             STACKWISE: "all in each step, each by itself",
             RACKWISE: "all in each step, with one loss",
-        }.get(self.kind, "one after the other")
+        }.get(self.kind, "growing" if self._grows() else "one after the other")
         steps = sum(phase.num_steps for phase in self.phases)
         count = len(self.phases)
         in_all = f": {steps:,} steps in {count} phase{'s' if count > 1 else ''}"
         return f"Stack-wise training, {stacks}, {how}{in_all}"
+
+    def _grows(self) -> bool:
+        """Whether the layers below train on, when others are added."""
+        return len(self.phases) > 1 and self.phases[-1].trains == [[0, self.num_layers]]
 
     def _notes(self) -> list[str]:
         total = sum(self.parameters.values())
@@ -202,9 +255,54 @@ def plan_costs(
                 weights_bytes=buffers_bytes + sum(_stored_bytes(w, forms) for w in weights),
                 gradient_bytes=sum(w.count * _dtype_of(w, forms).itemsize for w in trained),
                 optimizer_bytes=states.of([(w, _dtype_of(w, forms)) for w in trained]),
+                step_work=_step_work(config, plan, phase, weights, trained),
+                kept_values=_kept_values(config, rack, phase, weights),
             )
         )
     return found
+
+
+def _step_work(
+    config: TrainingConfig,
+    plan: StackPlan,
+    phase: StackPhase,
+    weights: Iterable[Weight],
+    trained: Iterable[Weight],
+) -> float:
+    """Multiplications for a token in a step. Of a frozen trunk whose activations are kept, only the
+    first pass over the data is counted."""
+    by_layer: Counter[int] = Counter()
+    head = 0
+    for weight in weights:
+        if weight.part == LAYERS and weight.layer is not None and len(weight.shape) > 1:
+            by_layer[weight.layer] += weight.count
+        head += weight.count if weight.part in (HEAD, TIED) else 0
+    training = {w.layer for w in trained if w.part == LAYERS}
+    passes = phase.num_epochs if caches_trunk(config, phase.num_epochs) else 1
+    work = 0.0
+    for layer in range(phase.depth):
+        times = 1 / passes if layer < phase.start else 3 if layer in training else 2
+        work += times * by_layer[layer]
+    num_heads = len(plan.units) if plan.kind == STACKWISE else 1
+    if config.local_loss == "reconstruct":  # the head's loss is of the top alone
+        num_heads = int(plan.kind == STACKWISE or phase.depth == len(by_layer))
+    return work + num_heads * head * (3 if any(w.part in (HEAD, TIED) for w in trained) else 2)
+
+
+def _kept_values(
+    config: TrainingConfig, rack: Rack, phase: StackPhase, weights: Iterable[Weight]
+) -> int:
+    """Inputs and outputs of each product of matrices; of recomputed layers their inputs alone."""
+    if config.gradient_checkpointing:
+        return (phase.depth - phase.start) * (rack.hidden_size or 0)
+    return sum(
+        sum(w.shape[-2:])
+        for w in weights
+        if w.part == LAYERS
+        and w.layer is not None
+        and phase.start <= w.layer < phase.depth
+        and len(w.shape) > 1
+    )
 
 
 def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
@@ -366,7 +464,7 @@ def _row(first: int, group: Sequence[PhaseCosts]) -> list[str]:
     ]
 
 
-def _range(values: Sequence[int], shown: Callable[[float], str]) -> str:
+def _range(values: Sequence[float], shown: Callable[[float], str]) -> str:
     low, high = shown(min(values)), shown(max(values))
     return low if low == high else f"{low} to {high}"
 

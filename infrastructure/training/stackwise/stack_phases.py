@@ -159,7 +159,8 @@ def _phase(
         top = units[max(0, len(units) - config.with_top)].first
         names += weight_names(rack, top, depth)
     names += decoder_names(rack, unit)
-    what = f"{unit.name} of {len(rack)}"
+    training = Unit(unit.index, 0, unit.last) if trains_trunk else unit
+    what = f"{training.name} of {len(rack)}"
     if time_step is not None:
         what += f", time step {time_step}"
     keeps_prefix = config.mode == "fused" or trains_trunk or config.trunk_is_adapted

@@ -124,6 +124,10 @@ class TrainingStrategy(ABC):
         """Inside, the model runs as it is measured on held-out data in this phase."""
         return nullcontext()
 
+    def measuring(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Inside, what does not train in the phase that is measured needs no gradient."""
+        return nullcontext()
+
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
         """Optimizer groups: matrices with weight decay; vectors (norms, biases) without."""
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]

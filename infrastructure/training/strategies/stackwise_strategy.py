@@ -17,7 +17,7 @@ Wqbi2pUcvb).
 import bisect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -281,9 +281,24 @@ class StackwiseStrategy(TrainingStrategy):
 
     @property
     def phase(self) -> StackPhase:
-        """The phase whose form the model has; before the first, the one that takes most memory."""
+        """The phase whose form the model has; before the first, the last one: it is as deep as any,
+        and what is measured then is measured of it."""
         assert self.plan is not None
         return self.plan.phases[self.entered]
+
+    @contextmanager
+    def measuring(self, model: torch.nn.Module) -> Iterator[None]:
+        self.prepare_model(model)
+        wanted = self.phase.parameters
+        before = {name: p.requires_grad for name, p in model.named_parameters()}
+        named = dict(model.named_parameters())
+        try:
+            for name, needed in before.items():
+                named[name].requires_grad_(needed and (wanted is None or name in wanted))
+            yield
+        finally:
+            for name, needed in before.items():
+                named[name].requires_grad_(needed)
 
     def train_step(
         self,

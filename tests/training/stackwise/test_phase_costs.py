@@ -129,6 +129,69 @@ def test_time_steps_are_in_the_rows() -> None:
     assert "2 to 4: 1 layer each, time steps 2, 5, 7" in text
 
 
+def test_a_model_that_grows_says_so() -> None:
+    shape = {"strategy": "progressive", "progressive": {"target_stacks": 4, "growth": "once"}}
+    plan = plan_for("llama", shape, num_hidden_layers=4)
+    text = "\n".join(plan.lines([60.0, 180.0]))
+    assert "2 stacks of 1 to 3 layers, growing: 40 steps in 2 phases" in text
+    assert [phase.name for phase in plan.phases] == ["layer 1 of 4", "layers 1 to 4 of 4"]
+    told = [line.partition("about ")[2] for line in plan.lines([60.0, 180.0])]
+    assert told[3:5] == ["1 min 00 s", "3 min 00 s"]
+
+
+def work_of(plan: PlanCosts) -> tuple[int, int]:
+    """Of one layer and of the head, a forward pass."""
+    rack = Rack(tiny_model("llama", num_hidden_layers=4))
+    layer = sum(p.numel() for _, p in rack.parameters_of(0, 1) if p.ndim > 1)
+    return layer, plan.parameters["head"]
+
+
+@pytest.mark.parametrize(
+    ("training", "layers", "heads"),
+    [
+        ({"mode": "layerwise"}, [3, 3.5, 4, 4.5], [3, 2, 2, 2]),  # of two passes the second reads
+        ({"mode": "layerwise", "cache_activations": False}, [3, 4, 5, 6], [3, 2, 2, 2]),
+        ({"mode": "fused", "block_size": 2}, [6, 10], [3, 2]),
+        ({"mode": "blockwise", "block_size": 2, "with_top": 1}, [12, 7], [3, 3]),
+        ({"strategy": "end_to_end", "end_to_end_scope": "rackwise"}, [12], [3]),
+        (
+            {"strategy": "end_to_end", "progressive": {"target_stacks": 2}}
+            | {"end_to_end_scope": "stackwise"},
+            [12],
+            [6],
+        ),
+    ],
+    ids=["cached", "computed", "fused", "with the top", "rackwise", "stackwise"],
+)
+def test_the_time_of_a_phase_is_that_of_its_products(
+    training: dict[str, Any], layers: list[float], heads: list[int]
+) -> None:
+    plan = plan_for("llama", training, num_hidden_layers=4)
+    layer, head = work_of(plan)
+    wanted = [layer * a + head * b for a, b in zip(layers, heads, strict=True)]
+    assert [phase.step_work for phase in plan.phases] == pytest.approx(wanted)
+    last = len(wanted) - 1
+    seconds = plan.seconds_of_phases(last, 2.0)
+    assert seconds[last] == pytest.approx(2.0 * 20)
+    assert seconds[0] / seconds[last] == pytest.approx(wanted[0] / wanted[last])
+    assert plan.seconds_left(0, last, 2.0) == pytest.approx(sum(seconds))
+    assert plan.seconds_left(5, last, 2.0) == pytest.approx(sum(seconds) - seconds[0] / 4)
+
+
+def test_the_largest_phase_to_come_is_counted() -> None:
+    shape = {"strategy": "progressive", "progressive": {"target_stacks": 4, "growth": "once"}}
+    plan = plan_for("llama", shape, num_hidden_layers=4)
+    small, large = plan.phases
+    kept = 100 * 4 * (large.kept_values - small.kept_values)
+    assert large.kept_values == 4 * small.kept_values > 0
+    assert plan.growth_bytes(0, 0, 100, 4) == large.total_bytes - small.total_bytes + kept
+    assert plan.growth_bytes(0, 1, 100, 4) == 0
+    blocks = plan_for("llama", {"mode": "layerwise"}, num_hidden_layers=4)
+    first, last = blocks.phases[0], blocks.phases[-1]  # the first trains the embedding, too
+    assert blocks.growth_bytes(0, 3, 100, 4) == first.total_bytes - last.total_bytes > 0
+    assert blocks.growth_bytes(75, 3, 100, 4) == 0
+
+
 def test_all_at_once_is_one_phase() -> None:
     shape = {"strategy": "end_to_end", "progressive": {"target_stacks": 2}}
     text = "\n".join(plan_for("llama", shape).lines())
@@ -164,6 +227,7 @@ def test_the_plan_is_told_and_recorded(tmp_path: Path) -> None:
     [forecast] = [i for i, line in enumerate(said) if line.startswith("Forecast:")]
     assert first < forecast
     assert any("Cached activations of frozen layers: at most" in line for line in said)
+    assert said[first + 1].split()[-1] == "time"
     found = json.loads((run / "stackwise.json").read_text())
     assert [phase["trains"] for phase in found["plan"]["phases"]] == [[[0, 2]], [[2, 4]]]
     assert found["began"] == [{"phase": 0, "step": 0}, {"phase": 1, "step": 6}]
