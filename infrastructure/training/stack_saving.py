@@ -117,10 +117,10 @@ def disk_bytes(trainer: EnhancedTrainer) -> tuple[int, int]:
 def _cache_bytes(trainer: EnhancedTrainer, strategy: StackwiseStrategy) -> int | None:
     """What cached activations take on the disk at most; None where none are cached."""
     config = trainer.training_config
-    if strategy.cache_source is None:
-        return None
     assert strategy.rack is not None
     assert strategy.plan is not None
+    if strategy.cache_source is None or all(phase.start == 0 for phase in strategy.plan.phases):
+        return None
     budget = config.cache_size * MEGABYTE
     lengths = getattr(trainer.initialize_data(), "lengths", lambda: None)()
     if lengths is None:

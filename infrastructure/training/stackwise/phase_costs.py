@@ -175,10 +175,11 @@ class PlanCosts:
         sizes = sorted({end - first for first, end in self.stacks})
         shape = f"{_layers(sizes[0])}" if len(sizes) == 1 else f"{sizes[0]} to {_layers(sizes[-1])}"
         stacks = f"{len(self.stacks)} stack{'s' if len(self.stacks) > 1 else ''} of {shape}"
+        in_turn = "growing" if self._grows() else "one after the other"
         how = {
             STACKWISE: "all in each step, each by itself",
             RACKWISE: "all in each step, with one loss",
-        }.get(self.kind, "growing" if self._grows() else "one after the other")
+        }.get(self.kind, in_turn if len(self.stacks) > 1 else "which trains as a whole")
         steps = sum(phase.num_steps for phase in self.phases)
         count = len(self.phases)
         in_all = f": {steps:,} steps in {count} phase{'s' if count > 1 else ''}"

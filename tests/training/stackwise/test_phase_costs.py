@@ -129,6 +129,11 @@ def test_time_steps_are_in_the_rows() -> None:
     assert "2 to 4: 1 layer each, time steps 2, 5, 7" in text
 
 
+def test_one_block_is_the_whole_model() -> None:
+    text = "\n".join(plan_for("llama", {"mode": "blockwise", "block_size": 99}).lines())
+    assert "1 stack of 2 layers, which trains as a whole: 20 steps in 1 phase" in text
+
+
 def test_a_model_that_grows_says_so() -> None:
     shape = {"strategy": "progressive", "progressive": {"target_stacks": 4, "growth": "once"}}
     plan = plan_for("llama", shape, num_hidden_layers=4)
@@ -233,6 +238,14 @@ def test_the_plan_is_told_and_recorded(tmp_path: Path) -> None:
     assert found["began"] == [{"phase": 0, "step": 0}, {"phase": 1, "step": 6}]
     assert found["plan"]["cache_bytes"] > 0
     assert "Stack by stack" in (run / "report.html").read_text()
+
+
+def test_where_no_layer_is_frozen_nothing_is_said_of_a_cache(tmp_path: Path) -> None:
+    for training, is_cached in (({"block_size": 99}, False), ({"block_size": 2}, True)):
+        config = config_of(tmp_path, mode="blockwise", cache_activations=True, **training)
+        plan = plan_of(TrainerFactory().for_run(config))
+        assert plan is not None
+        assert (plan.cache_bytes is not None) == is_cached
 
 
 def test_any_other_training_has_no_plan(tmp_path: Path) -> None:
