@@ -7,13 +7,13 @@ a time, next-token, without and with a cache in fp32: one step of each in turn. 
 processor's, of this process alone, since the machine may be busy; they hold everything that a phase
 costs: building the cache, hashing the trunk, reading, the step. Losses must be the same bits.
 
-Beforehand the parts are measured: f, a forward pass of one layer of the trunk, by running trunks of
-two depths alone; a, a step of the unit with the head, as what is left of a step of a training of
-one epoch without a cache. A unit on s layers is then to be faster by (a + s f) / (a + s f / E)
-over E epochs; `off` is measured / foretold - 1. `depth_for_4_at_20` is the number of trunk layers
-from which that formula gives 4 over 20 epochs, here by the measured parts, and for the published
-models by counting multiplications: 3 forward passes of a layer for the unit that trains, 2 of the
-frozen head for every supervised token. Prints one JSON line.
+Beforehand the parts are measured, in a training of one epoch without a cache: f, a forward pass of
+one layer of the trunk, is what a step takes longer on each further layer; a is what is left of it,
+the unit and the head. A unit on s layers is then to be faster by (a + s f) / (a + s f / E) over E
+epochs; `off` is measured / foretold - 1. `depth_for_4_at_20` is the number of trunk layers from
+which that formula gives 4 over 20 epochs, here by the measured parts, and for the published models
+by counting multiplications: 3 forward passes of a layer for the unit that trains, 2 of the frozen
+head for every supervised token. Prints one JSON line.
 """
 
 import argparse
@@ -26,18 +26,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.stackwise_model import PUBLISHED, Shape, save_model, trainer_of
 from benchmarks.turns import Clock, take_turns
-from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.state import TrainingState
 
 SHAPE = Shape("Llama-3.1-8B", divisor=32, num_layers=16, length=64, batch_size=16, steps=4)
 MOST_OFF, LEAST_AT_THE_TOP = 0.1, 2.0
-NUM_TRIALS = 12
 
 
 class StepClock(Observer):
@@ -74,26 +72,19 @@ def training(
     return run
 
 
-def trunk_seconds(trainer: EnhancedTrainer) -> float:
-    """f: a forward pass of one layer for a batch, without gradients."""
-    model, data = trainer.initialize_model(), trainer.initialize_data()
-    rack = Rack(model)
-    [examples] = [next(iter(data.train_batches(0, 0, trainer.batch_plan().batch_size)))]
-    batch = trainer.adapter.prepare_batch(examples)
-    low, high = 1, len(rack) - 1
-    taken: dict[int, list[float]] = {low: [], high: []}
-    with torch.no_grad():
-        for _ in range(NUM_TRIALS):
-            for depth in (low, high):
-                began = time.process_time()
-                rack.hidden_at(depth, lambda: trainer.adapter.compute_loss(model, batch))
-                taken[depth].append(time.process_time() - began)
-    return (median(taken[high]) - median(taken[low])) / (high - low)
-
-
 def by_phase(seconds: Sequence[float], num_phases: int) -> list[list[float]]:
     size = len(seconds) // num_phases
     return [list(seconds[i * size : (i + 1) * size]) for i in range(num_phases)]
+
+
+def parts(step_seconds: Sequence[float]) -> tuple[float, float]:
+    """a and f: a line through the seconds of a step by the depth of its trunk, from 0.
+
+    The first phase trains the embedding, too, and is left out.
+    """
+    depths = np.arange(1, len(step_seconds))
+    f, a = np.polyfit(depths, step_seconds[1:], 1)
+    return float(a), float(f)
 
 
 def foretold(a: float, f: float, depth: int, num_epochs: int) -> float:
@@ -118,13 +109,12 @@ def measured(shape: Shape, num_epochs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(folder, shape)
-        f = trunk_seconds(trainer_of(folder, shape, {"mixed_precision": False}))
         num_layers = shape.num_layers or PUBLISHED[shape.model]["num_hidden_layers"]
         before = {"recomputed": training(folder, shape, 1, False, [])}
         num_steps = num_layers * shape.steps
         clocks = take_turns(before, num_steps, "beforehand", time.process_time)
         phases = by_phase(clocks["recomputed"].seconds[:num_steps], num_layers)
-        a = median(s - depth * f for depth, one in enumerate(phases) if depth for s in one[1:])
+        a, f = parts([median(one[1:]) for one in phases])
         losses: dict[str, list[float]] = {"recomputed": [], "cached": []}
         systems = {
             name: training(folder, shape, num_epochs, name == "cached", losses[name])

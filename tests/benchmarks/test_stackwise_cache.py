@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from benchmarks.stackwise_cache import counted_ratio, depth_for, foretold, measured, missed_goals
+from benchmarks.stackwise_cache import (
+    counted_ratio,
+    depth_for,
+    foretold,
+    measured,
+    missed_goals,
+    parts,
+)
 from benchmarks.stackwise_model import PUBLISHED, Shape
 
 SMALL = Shape("Llama-3.1-8B", divisor=32, num_layers=3, length=16, batch_size=4, steps=2)
@@ -16,6 +23,10 @@ def test_depth_and_factor_belong_together() -> None:
     depth = depth_for(4, 20, 8.0)
     assert depth == pytest.approx(30)
     assert (8.0 + depth) / (8.0 + depth / 20) == pytest.approx(4)
+
+
+def test_the_parts_are_a_line_through_the_steps_above_the_first_layer() -> None:
+    assert parts([9.0, 2.5, 3.0, 3.5]) == pytest.approx((2.0, 0.5))
 
 
 def test_a_head_as_large_as_nine_layers_costs_eighteen_forward_passes_of_one() -> None:
