@@ -1,6 +1,6 @@
 """How much faster a unit trains on cached activations, by depth, beside the formula.
 
-    python -m benchmarks.stackwise_cache [--layers 16] [--epochs 5] [--steps 4]
+    python -m benchmarks.stackwise_cache [--layers 24] [--epochs 5] [--steps 4]
 
 A model with Llama-3.1-8B's proportions, its widths and vocabulary divided by 32, trains a layer at
 a time, next-token, without and with a cache in fp32: one step of each in turn. Seconds are the
@@ -34,7 +34,7 @@ from benchmarks.turns import Clock, take_turns
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.state import TrainingState
 
-SHAPE = Shape("Llama-3.1-8B", divisor=32, num_layers=16, length=64, batch_size=16, steps=4)
+SHAPE = Shape("Llama-3.1-8B", divisor=32, num_layers=24, length=64, batch_size=16, steps=4)
 MOST_OFF, LEAST_AT_THE_TOP = 0.1, 2.0
 
 
