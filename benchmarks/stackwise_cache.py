@@ -183,8 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     found = measured(shape, options.epochs)
     missed = missed_goals(found)
-    told = {"benchmark": "stackwise_cache", "epochs": options.epochs, **found}
-    print(json.dumps({**told, "missed": len(missed), "which": missed}))
+    summary = {"benchmark": "stackwise_cache", "epochs": options.epochs, **found}
+    print(json.dumps({**summary, "missed": len(missed), "which": missed}))
     return int(bool(missed))
 
 

@@ -242,8 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = compared(found)
     stored = quantised(Shape(num_layers=1), options.steps)
     missed = missed_goals(rows, stored)
-    told = {"benchmark": "stackwise_memory", "divisor": options.divisor, "rows": rows}
-    print(json.dumps({**told, "quantised": stored, "missed": len(missed), "which": missed}))
+    summary = {"benchmark": "stackwise_memory", "divisor": options.divisor, "rows": rows}
+    print(json.dumps({**summary, "quantised": stored, "missed": len(missed), "which": missed}))
     return int(bool(missed))
 
 

@@ -340,8 +340,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for _ in measure_all(options.path, results, options.seeds, options.steps, options.read_before):
         pass
     seconds = results.get(("step",), lambda: step_seconds(Shape(length=64, batch_size=8), 6))
-    told = {"steps": options.steps, "seeds": options.seeds, "verdicts": verdicts(results.known)}
-    print(json.dumps({"benchmark": "stackwise_quality", **told, "step_seconds": seconds}))
+    summary = {"steps": options.steps, "seeds": options.seeds, "verdicts": verdicts(results.known)}
+    print(json.dumps({"benchmark": "stackwise_quality", **summary, "step_seconds": seconds}))
     return 0
 
 

@@ -24,7 +24,12 @@ from infrastructure.core.redact import redact, redact_urls
 
 FINAL, REPORT, SUMMARY = "final", "report", "summary.json"
 LAST_FILES = (
-    *(SUMMARY, "report.html", "metrics.jsonl", "forecast.json", "quantum.json", "stackwise.json"),
+    SUMMARY,
+    "report.html",
+    "metrics.jsonl",
+    "forecast.json",
+    "quantum.json",
+    "stackwise.json",
 )
 
 

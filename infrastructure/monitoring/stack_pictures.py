@@ -189,8 +189,8 @@ class StackPicture:
                 parts.append(f'<polyline class="main" points="{_points(line)}"/>')
         for step, value in bar.held_out:
             if math.isfinite(value):
-                told = f"held out, step {step:,.0f}: {format_number(value)}"
-                parts.append(_dot("mark", self._x(step), self._y(value), 3.5, told))
+                description = f"held out, step {step:,.0f}: {format_number(value)}"
+                parts.append(_dot("mark", self._x(step), self._y(value), 3.5, description))
         return parts
 
     def _steps(self) -> list[str]:

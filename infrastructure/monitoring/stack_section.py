@@ -23,7 +23,7 @@ MAX_LAYERS, MAX_PHASES = 1000, 1000
 BYTES = ("weights_bytes", "gradient_bytes", "optimizer_bytes")
 COLUMNS = ("phase", "parameters", "steps", "loss", "held-out loss", "memory without activations")
 NO_MARK = "key none"
-TOLD = {
+ORDERS = {
     "stackwise": "All stacks train in each step, each by itself.",
     "rackwise": "All stacks train in each step, with one loss.",
     "sequential": "One stack trains after the other.",
@@ -97,13 +97,13 @@ def _bar(
     held_out = _between(points.get("eval_loss", []), *steps) if has_begun else []
     parameters = mapping_of(phase.get("parameters"))
     name = clip(str(phase.get("name", "")), 120)
-    told = f"phase {index + 1}: {name}, steps {steps[0] + 1:,} to {steps[1]:,}"
+    description = f"phase {index + 1}: {name}, steps {steps[0] + 1:,} to {steps[1]:,}"
     finite = [value for _, value in losses if math.isfinite(value)]
     if finite:
-        told += f", loss {format_number(finite[-1])}"
+        description += f", loss {format_number(finite[-1])}"
     time_step = phase.get("time_step")
     return Bar(
-        title=told,
+        title=description,
         label=f"{index + 1}" if time_step is None else f"t {_whole(time_step)}",
         first_step=steps[0],
         last_step=steps[1],
@@ -124,12 +124,12 @@ def _between(points: Points, first: float, last: float) -> Points:
 
 def _lead(plan: Mapping[str, Any]) -> str:
     stacks = len(_list(plan.get("stacks")))
-    told = GROWING if _grows(plan) else TOLD.get(str(plan.get("kind")), "")
+    description = GROWING if _grows(plan) else ORDERS.get(str(plan.get("kind")), "")
     parts = {str(k): _whole(v) for k, v in mapping_of(plan.get("parameters")).items()}
     total = sum(parts.values()) or 1
     named = [f"{clip(part, 60)} {format_share(count / total)}" for part, count in parts.items()]
     shape = f"{stacks} stacks, {_layers_of(plan)} layers in all."
-    return f"{shape} {told} Of {total:,} parameters: " + ", ".join(named) + "."
+    return f"{shape} {description} Of {total:,} parameters: " + ", ".join(named) + "."
 
 
 def _grows(plan: Mapping[str, Any]) -> bool:

@@ -32,7 +32,7 @@ def optimizer_state_bytes(
     samples = {names[0]: _sample(trained[names[0]]) for names in kinds.values()}
     if not samples:
         return 0
-    optimizer = create_optimizer(_Samples(samples))
+    optimizer = create_optimizer(NamedParameters(samples))
     optimizer.step()
     return sum(
         round(len(names) * _share(trained[names[0]], samples[names[0]]) * state_bytes)
@@ -41,8 +41,8 @@ def optimizer_state_bytes(
     )
 
 
-class _Samples(torch.nn.Module):
-    """Parameters under the names that they have in another module."""
+class NamedParameters(torch.nn.Module):
+    """A module of parameters, under the names that they have in another one."""
 
     def __init__(self, named: dict[str, torch.nn.Parameter]) -> None:
         super().__init__()

@@ -20,7 +20,11 @@ import torch
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.monitoring.formatting import format_bytes, format_duration, format_share
 from infrastructure.monitoring.tables import render_table
-from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
+from infrastructure.optimization.optimizer_memory import (
+    CreateOptimizer,
+    NamedParameters,
+    optimizer_state_bytes,
+)
 from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.models.saving import TRAINING_ONLY
 from infrastructure.training.stackwise.layer_forms import AS_LOADED, LayerForm, forms_of
@@ -198,11 +202,11 @@ class PlanCosts:
         ]
         most = max(self.phases, key=lambda phase: phase.total_bytes)
         parts = most.weights_bytes, most.gradient_bytes, most.optimizer_bytes
-        told = "weights {}, gradients {}, optimizer {}".format(*map(format_bytes, parts))
+        description = "weights {}, gradients {}, optimizer {}".format(*map(format_bytes, parts))
         notes = [
             f"  Of {_count(total)} parameters: layers {_count(self.parameters.get(LAYERS, 0))},"
             f" {', '.join(outside)}",
-            f"  Memory without activations; at most {told}",
+            f"  Memory without activations; at most {description}",
         ]
         if self.cache_bytes is not None:
             size = format_bytes(self.cache_bytes)
@@ -404,24 +408,11 @@ class _OptimizerBytes:
                 w.name: torch.empty(1, dtype=dtype, device=self._device).expand(w.shape)
                 for w, dtype in weights
             }
-            module = _Named({name: torch.nn.Parameter(t) for name, t in empty.items()})
+            module = NamedParameters({name: torch.nn.Parameter(t) for name, t in empty.items()})
             self._known[key] = optimizer_state_bytes(
                 self._create_optimizer, module, self._device.type
             )
         return self._known[key]
-
-
-class _Named(torch.nn.Module):
-    """Parameters of given names, which take no memory."""
-
-    def __init__(self, named: dict[str, torch.nn.Parameter]) -> None:
-        super().__init__()
-        self._named = named
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        yield from self._named.items()
 
 
 def _spans(layers: set[int | None]) -> list[Span]:
@@ -487,8 +478,8 @@ def _what(group: Sequence[PhaseCosts]) -> str:
     if steps:
         distinct = sorted(set(steps))
         many = len(distinct) > MAX_TIME_STEPS
-        told = f"{distinct[0]} to {distinct[-1]}" if many else ", ".join(map(str, distinct))
-        parts.append(f"time step{'s' if len(distinct) > 1 else ''} {told}")
+        description = f"{distinct[0]} to {distinct[-1]}" if many else ", ".join(map(str, distinct))
+        parts.append(f"time step{'s' if len(distinct) > 1 else ''} {description}")
     return ", ".join(parts)
 
 

@@ -290,15 +290,15 @@ class StackwiseStrategy(TrainingStrategy):
     def measuring(self, model: torch.nn.Module) -> Iterator[None]:
         self.prepare_model(model)
         wanted = self.phase.parameters
-        before = {name: p.requires_grad for name, p in model.named_parameters()}
-        named = dict(model.named_parameters())
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        others = [p for name, p in trained if wanted is not None and name not in wanted]
         try:
-            for name, needed in before.items():
-                named[name].requires_grad_(needed and (wanted is None or name in wanted))
+            for parameter in others:
+                parameter.requires_grad_(False)
             yield
         finally:
-            for name, needed in before.items():
-                named[name].requires_grad_(needed)
+            for parameter in others:
+                parameter.requires_grad_(True)
 
     def train_step(
         self,

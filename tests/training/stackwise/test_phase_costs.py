@@ -70,8 +70,8 @@ def test_what_is_told_is_what_is_held(name: str, tmp_path: Path) -> None:
     state = trainer.train()
     assert [phase.num_parameters for phase in plan.phases] == list(held.trained.values())
     for index, phase in enumerate(plan.phases):
-        told = {key: getattr(phase, key) for key in held.bytes[index]}
-        assert told == held.bytes[index], phase.name
+        foretold = {key: getattr(phase, key) for key in held.bytes[index]}
+        assert foretold == held.bytes[index], phase.name
     assert sum(phase.num_steps for phase in plan.phases) == state.total_steps
 
 
@@ -140,8 +140,8 @@ def test_a_model_that_grows_says_so() -> None:
     text = "\n".join(plan.lines([60.0, 180.0]))
     assert "2 stacks of 1 to 3 layers, growing: 40 steps in 2 phases" in text
     assert [phase.name for phase in plan.phases] == ["layer 1 of 4", "layers 1 to 4 of 4"]
-    told = [line.partition("about ")[2] for line in plan.lines([60.0, 180.0])]
-    assert told[3:5] == ["1 min 00 s", "3 min 00 s"]
+    foretold = [line.partition("about ")[2] for line in plan.lines([60.0, 180.0])]
+    assert foretold[3:5] == ["1 min 00 s", "3 min 00 s"]
 
 
 def work_of(plan: PlanCosts) -> tuple[int, int]:
