@@ -117,6 +117,13 @@ CONFIGURATION = [
     Wrong("a value of later", "train --model-adapter dialogue", ["adapter", "not there yet"]),
     Wrong("a secret for a name", f"train --run-name hf_{'aB' * 17}", ["run_name must be a name"]),
     Wrong("a mode that there is not", "train --mode sidewise", ["mode", "blockwise"]),
+    Wrong(
+        "a strategy with a slip",
+        "train --strategy progresive",
+        ["training.strategy", "did you mean 'progressive'?", "auto"],
+    ),
+    Wrong("a storage that there is not", "train --quantization-type nf_fp4", ["nf_fp8", "nf4"]),
+    Wrong("a corruption that there is not", "train --corruption maks", ["did you mean 'mask'?"]),
     Wrong("QLoRA of other tools", "train --qlora", ["--lora --quantization 4bit"]),
     Wrong("two LoRAs", "train --qlora-enabled --lora", ["model.lora_config"]),
     Wrong("weights that cannot train", "train --quantization-enabled", ["qlora_enabled"]),

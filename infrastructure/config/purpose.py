@@ -41,6 +41,7 @@ DOES_NOT_COUNT = frozenset(
         "training.recovery.max_rollbacks",
         "training.recovery.max_failed_saves",
         "training.cache_dir",
+        "training.cache_storage",
         "training.cache_size",
         "training.save_stacks",
         "training.save_rack",

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
 from infrastructure.config.spellings import spelt_in_section
-from infrastructure.config.words import allowed, show
+from infrastructure.config.values import RegisteredName
+from infrastructure.config.words import allowed, metadata_of, show
 from infrastructure.core.lookup import nearest
 
 
@@ -126,6 +127,9 @@ def sentences(section: type[Section], error: ValidationError, values: dict[str, 
         else:
             info = section.model_fields[name]
             key = f"{section.prefix}.{name}".removeprefix(".")
+            if cause is not None and metadata_of(info, RegisteredName):
+                texts[name] = f"{key}: {cause}"
+                continue
             texts[name] = f"{key} must be {allowed(info)}, not {show(values.get(name))}"
     return "; ".join(texts.values())
 

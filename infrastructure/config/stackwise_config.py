@@ -1,7 +1,6 @@
 """Stack-wise training: layers grouped into blocks, stacks and the whole rack.
 
 The fields are flat in the training section; `QLoRA` is a read-only view of those named `qlora_*`.
-Their feature comes with the stack-wise part; until then they load and validate.
 """
 
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge
 from pydantic import Field
 
+from infrastructure.config.registries import CACHES, CORRUPTIONS, QUANTIZATIONS
 from infrastructure.config.section import Section
 from infrastructure.config.values import (
     Allowed,
@@ -19,6 +19,7 @@ from infrastructure.config.values import (
     Megabytes,
     PathText,
     Positive,
+    RegisteredName,
     Share,
     ShareBelowOne,
     SplitCommas,
@@ -122,7 +123,7 @@ class StackwiseFields(Section):
         default="depth",
         description="Time steps are of the depth (each stack has one) or of the input (drawn).",
     )
-    corruption: str = Field(
+    corruption: Annotated[str, RegisteredName(CORRUPTIONS)] = Field(
         default="mask",
         description="What replaces hidden tokens: mask, uniform (any other token) or a registered"
         " name.",
@@ -140,8 +141,9 @@ class StackwiseFields(Section):
     quantization_enabled: bool = Field(
         default=False, description="Store finished stacks quantised."
     )
-    quantization_type: Literal["nf_fp8", "fp16", "fp32"] = Field(
-        default="nf_fp8", description="How finished stacks are stored."
+    quantization_type: Annotated[str, RegisteredName(QUANTIZATIONS)] = Field(
+        default="nf_fp8",
+        description="How finished stacks are stored: nf_fp8, nf4, fp16, fp32 or a registered name.",
     )
     backbone_quantized: bool = Field(
         default=False, description="Keep the backbone quantised while training."
@@ -174,6 +176,10 @@ class StackwiseFields(Section):
     cache_mode: Literal["stack", "rack"] = Field(
         default="stack",
         description="Which activations are cached: the last frozen stack's, or all.",
+    )
+    cache_storage: Annotated[str, RegisteredName(CACHES)] = Field(
+        default="disk",
+        description="What keeps cached activations: disk, or a registered name.",
     )
     cache_dir: PathText | None = Field(
         default=None, description="Where cached activations lie; none: in the run directory."

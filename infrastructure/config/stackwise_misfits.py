@@ -12,7 +12,7 @@ _MASKS = "num_time_steps time_step_bins time_step_mask_fractions time_interpreta
 _OF_MASKS = (*_MASKS.split(), "mask_weighting")
 _QLORA = ("rank", "alpha", "dropout", "lr", "strategy", "ranks")
 _OF_QLORA = tuple(f"qlora_{name}" for name in _QLORA)
-_OF_THE_CACHE = ("cache_mode", "cache_dtype", "cache_size", "cache_dir")
+_OF_THE_CACHE = ("cache_mode", "cache_dtype", "cache_size", "cache_dir", "cache_storage")
 _OF_UNITS_IN_TURN = ("train_head", "with_top", "progressive.new_stack_precision")
 
 

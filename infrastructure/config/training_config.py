@@ -7,6 +7,7 @@ from pydantic import Field
 
 from infrastructure.config.model_config import ModelConfig
 from infrastructure.config.recovery_config import RecoveryConfig
+from infrastructure.config.registries import STRATEGIES
 from infrastructure.config.section import ConfigurationError
 from infrastructure.config.stackwise_config import StackwiseFields
 from infrastructure.config.values import (
@@ -21,6 +22,7 @@ from infrastructure.config.values import (
     Names,
     NotNegative,
     Positive,
+    RegisteredName,
     Share,
     ShareBelowOne,
     SplitCommas,
@@ -39,7 +41,7 @@ class TrainingConfig(StackwiseFields):
 
     prefix: ClassVar[str] = "training"
 
-    strategy: str = Field(
+    strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
         default="auto",
         description="auto, standard, finetune, progressive, end_to_end or a registered name.",
     )

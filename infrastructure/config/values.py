@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler
+from pydantic_core import core_schema
 
 from infrastructure.core.files import is_utf8
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.lookup import unknown_name
+from infrastructure.core.redact import redact
+from infrastructure.core.registry import Registry
 
 _DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -43,6 +47,30 @@ class Later:
     part: str
     values: tuple[Any, ...] = ()
     today: str = ""
+
+
+@dataclass(frozen=True)
+class RegisteredName:
+    """A field's value is a name in a registry, or one of a few other words."""
+
+    registry: Registry[Any]
+    others: tuple[str, ...] = ()
+
+    def names(self) -> tuple[str, ...]:
+        """All that there are now, what is built in first."""
+        built_in = self.registry.built_in
+        added = [name for name in self.registry.names() if name not in built_in]
+        return (*self.others, *built_in, *added)
+
+    def check(self, value: str) -> str:
+        if value not in self.others and not self.registry.has(value):
+            raise ValueError(unknown_name(self.registry.what, redact(value), self.names()))
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
 
 
 def parse_size(text: str) -> int:

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from infrastructure.config.values import Allowed
+from infrastructure.config.values import Allowed, RegisteredName
 from infrastructure.core.redact import redact
 
 _MAX_SHOWN = 80
@@ -43,6 +43,8 @@ def choices(info: FieldInfo) -> list[str]:
 
 def words_taken(info: FieldInfo) -> list[str]:
     """The words that a field takes, among other values perhaps: `auto`, `none`."""
+    if named := metadata_of(info, RegisteredName):
+        return list(named.names())
     return [word for leaf in leaves(info.annotation) for word in _words_of(leaf)]
 
 
@@ -69,6 +71,9 @@ def _words_of(leaf: Any) -> list[str]:
 
 
 def _words(annotation: Any, metadata: Any = ()) -> str:
+    for item in metadata:
+        if isinstance(item, RegisteredName):
+            return " or ".join([*map(json.dumps, item.names()), "a registered name"])
     told = next((item.words for item in metadata if isinstance(item, Allowed)), None)
     if told and get_origin(annotation) not in (Union, types.UnionType):
         return told

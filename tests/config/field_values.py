@@ -3,8 +3,14 @@
 import json
 from typing import Any
 
+from infrastructure.config.registries import CACHES
 from infrastructure.config.schema import FieldSpec
 from infrastructure.config.section import kinds
+from infrastructure.config.values import RegisteredName
+from infrastructure.config.words import metadata_of
+from tests.training.stackwise.memory_cache import MemoryCache
+
+CACHES.register("something", MemoryCache)  # of our own there is one only, the default
 
 # Where the next number or another choice would not fit the field.
 SPECIAL: dict[str, Any] = {
@@ -43,6 +49,8 @@ def other_value(spec: FieldSpec) -> Any:
         return spec.default + 1 if isinstance(spec.default, int) else 7
     if float in types:
         return 0.25
+    if named := metadata_of(spec.info, RegisteredName):
+        return next(name for name in reversed(named.names()) if name != spec.default)
     return "40GB" if "size" in spec.name or "memory" in spec.name else "something"
 
 

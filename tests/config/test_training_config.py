@@ -118,7 +118,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
         ({"layerwise_lr_decay": 0.9}, False, "finetune"),
         ({"unfreeze_interval": 1}, False, "finetune"),
         ({"strategy": "standard"}, True, "standard"),
-        ({"strategy": "curriculum"}, False, "curriculum"),
+        ({"strategy": "end_to_end"}, False, "end_to_end"),
     ],
 )
 def test_the_strategy_that_auto_means(

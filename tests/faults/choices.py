@@ -30,7 +30,8 @@ from infrastructure.config.quantum_config import PLAIN_ANSWERS, SAMPLER
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.section import ConfigurationError
-from infrastructure.config.words import leaves
+from infrastructure.config.values import RegisteredName
+from infrastructure.config.words import leaves, metadata_of
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.quantum.samplers.sampler_factory import SAMPLERS
@@ -38,7 +39,6 @@ from infrastructure.training.checkpoints.checkpoint_manager import CheckpointMan
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.state import TrainingState
-from infrastructure.training.strategies import STRATEGIES
 from tests.deployment.runs import small_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,6 @@ IMPORTED = (
 
 # Names that a registry holds: their fields are texts, because others may add to them.
 REGISTERED: dict[str, tuple[str, ...]] = {
-    "training.strategy": ("auto", *STRATEGIES),
     "resources.quantum.solver": tuple(SAMPLERS),
     "quantum.answer": tuple(dict.fromkeys((SAMPLER, *sum(PLAIN_ANSWERS.values(), ())))),
 }
@@ -146,6 +145,9 @@ def every_choice() -> list[Choice]:
 
 def values_of(spec: FieldSpec) -> Iterator[Any]:
     """Its words, truth values and "none"; of a list of words each of them, and no word."""
+    if named := metadata_of(spec.info, RegisteredName):
+        yield from (*named.others, *named.registry.built_in)
+        return
     if spec.key in REGISTERED:
         yield from REGISTERED[spec.key]
         return

@@ -22,6 +22,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.monitoring.run_facts import METRICS_FILE
 from tests.deployment.runs import losses, runs_of, write_rows
 from tests.faults.judge import tell
 from tests.faults.kill_storm import in_child
@@ -70,7 +71,8 @@ def pages(directory: Path) -> int:
 
 def phase_of(directory: Path, steps_per_phase: int) -> int:
     runs = runs_of(directory)
-    return len(losses(runs[0])) // steps_per_phase if runs else 0
+    has_begun = bool(runs) and (runs[0] / METRICS_FILE).exists()
+    return len(losses(runs[0])) // steps_per_phase if has_begun else 0
 
 
 def kill_one(directory: Path, seconds: float, at_cache: bool) -> tuple[bool, bool]:

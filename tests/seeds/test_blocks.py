@@ -453,9 +453,7 @@ def test_the_trainers_of_001(config: DeploymentConfig) -> None:
 @runs(
     "001 Example: Adding a New Training Strategy", "001 Example: Adding a New Training Strategy 2"
 )
-def test_a_strategy_as_001_adds_it(
-    config: DeploymentConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strategy_as_001_adds_it(config: DeploymentConfig) -> None:
     """The sample leaves the step's logic out ("..."): here it is the standard one."""
 
     class CurriculumConfig(TrainingConfig):
@@ -466,12 +464,13 @@ def test_a_strategy_as_001_adds_it(
     )
     strategy = names["CurriculumStrategy"]
     strategy.train_step = StandardTrainingStrategy.train_step
-    monkeypatch.setitem(STRATEGIES, "curriculum", strategy)
-    wanted = sections(config)
-    wanted["training_config"] = CurriculumConfig(strategy="curriculum", max_steps=2, batch_size=4)
-    made = execute("001 Example: Adding a New Training Strategy 2", dict(wanted))["strategy"]
-    assert (made.curriculum_stages, made.current_stage) == (3, 0)
-    assert execute("001 For Users", wanted)["trainer"].train().step == 2
+    with STRATEGIES.registered("curriculum", strategy):
+        wanted = sections(config)
+        training = CurriculumConfig(strategy="curriculum", max_steps=2, batch_size=4)
+        wanted["training_config"] = training
+        made = execute("001 Example: Adding a New Training Strategy 2", dict(wanted))["strategy"]
+        assert (made.curriculum_stages, made.current_stage) == (3, 0)
+        assert execute("001 For Users", wanted)["trainer"].train().step == 2
 
 
 @refused(

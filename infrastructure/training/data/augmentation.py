@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from infrastructure.training.data.plugins import Registry
+from infrastructure.core.registry import Registry
 from infrastructure.training.data.rows import Conversation
 
 Augmentation = Callable[[Conversation, np.random.RandomState], Conversation]

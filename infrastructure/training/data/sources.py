@@ -16,9 +16,9 @@ from typing import Any
 from infrastructure.core.files import file_sha256, readable_path
 from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.core.redact import public_address
+from infrastructure.core.registry import Registry
 from infrastructure.training.data.json_format import read_json
 from infrastructure.training.data.lines import BEGIN, Start
-from infrastructure.training.data.plugins import Registry
 from infrastructure.training.data.rows import WRONG_TYPE, BadRow, Row, excerpt, kind_of
 from infrastructure.training.data.sniffing import (
     HDF5,

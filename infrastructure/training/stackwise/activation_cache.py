@@ -38,11 +38,13 @@ import torch
 from infrastructure.backup.file_operations import Buffer
 from infrastructure.backup.hashing import available_hash, hash_of
 from infrastructure.backup.tensor_bytes import dtype_name, to_bytes
+from infrastructure.config import registries
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import DamagedFileError, StorageError
 from infrastructure.core.files import HASH_CHUNK_BYTES, atomic_write, make_directory, remove_parts
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.lock import Lock
+from infrastructure.core.registry import Registry
 from infrastructure.monitoring.formatting import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -585,7 +587,8 @@ class ActivationCache:
         return values.reshape(shape).clone()
 
 
-CACHES: dict[str, Callable[..., Cache]] = {"disk": ActivationCache}
+CACHES: Registry[Callable[..., Cache]] = registries.CACHES
+CACHES.register("disk", ActivationCache)
 
 
 def complete_key(

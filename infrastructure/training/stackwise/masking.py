@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from infrastructure.config import registries
 from infrastructure.config.training_config import TrainingConfig
 from infrastructure.core.lookup import look_up
+from infrastructure.core.registry import Registry
 from infrastructure.training.data.chat_format import ANSWER, QUESTION, special_tokens
 from infrastructure.training.data.examples import TokenizedExample
 from infrastructure.training.data.rows import Conversation
@@ -126,7 +128,9 @@ def replace_uniformly(ids: Ids, vocabulary: MaskVocabulary, random: np.random.Ra
     return ordinary[drawn]
 
 
-CORRUPTIONS: dict[str, Corruption] = {"mask": replace_by_mask, "uniform": replace_uniformly}
+CORRUPTIONS: Registry[Corruption] = registries.CORRUPTIONS
+CORRUPTIONS.register("mask", replace_by_mask)
+CORRUPTIONS.register("uniform", replace_uniformly)
 WEIGHTINGS = ("inverse", "none")
 
 
@@ -193,7 +197,7 @@ class MaskedObjective:
                 " give the tokenizer a mask_token that the model knows"
             )
         self.corruption = corruption
-        self._corrupt = look_up("corruption", corruption, CORRUPTIONS)
+        self._corrupt = CORRUPTIONS.get(corruption)
         self.weighting = look_up("mask weighting", weighting, {name: name for name in WEIGHTINGS})
         self._special = np.array(sorted({*special_token_ids, mask_token_id}), dtype=np.int32)
         ordinary = np.setdiff1d(np.arange(vocab_size, dtype=np.int32), self._special)

@@ -29,7 +29,11 @@ from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.models.saving import TRAINING_ONLY
 from infrastructure.training.stackwise.layer_forms import AS_LOADED, LayerForm, forms_of
 from infrastructure.training.stackwise.plain_weights import plain_tensors
-from infrastructure.training.stackwise.quantized_trunk import BLOCK, QuantizedWeight
+from infrastructure.training.stackwise.quantized_trunk import (
+    BLOCK,
+    QuantizedWeight,
+    quantized_bytes,
+)
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.stackwise.stack_phases import (
     ADAPTERS,
@@ -45,7 +49,7 @@ TRAINING_PARTS = (LOW_RANK, DECODER)  # no part of the model that is left at the
 EMBEDDING, NORM, HEAD = "embedding", "final norm", "head"
 TIED = "embedding (tied: it is the head, too)"
 MAX_TIME_STEPS = 6  # that are named one by one
-STORED_BITS = {"nf_fp8": 8, "fp16": 16, "fp32": 32}  # of a weight, without scales
+SAMPLE_ROWS = 64  # of a matrix that is quantised to see what its rows take
 
 Span = list[int]  # of layers: first, end
 
@@ -376,11 +380,9 @@ def _stored_bytes(weight: Weight, forms: Sequence[LayerForm]) -> int:
     is_stack = len(weight.shape) == 3 and weight.shape[-1] >= BLOCK
     if kind is None or not (len(weight.shape) == 2 or is_stack):
         return weight.count * _dtype_of(weight, forms).itemsize
-    scales = 0
-    if kind == "nf_fp8":
-        num_blocks = -(-weight.shape[-1] // BLOCK)
-        scales = weight.count // weight.shape[-1] * num_blocks * torch.float16.itemsize
-    return weight.count * STORED_BITS[kind] // 8 + scales
+    rows, width = weight.count // weight.shape[-1], weight.shape[-1]
+    sample_rows = min(rows, SAMPLE_ROWS)
+    return quantized_bytes(kind, sample_rows, width) * rows // sample_rows
 
 
 def _buffers_bytes(model: torch.nn.Module) -> int:

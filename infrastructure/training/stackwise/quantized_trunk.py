@@ -26,8 +26,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from infrastructure.core.lookup import look_up
+from infrastructure.config import registries
 from infrastructure.core.optional import require
+from infrastructure.core.registry import Registry
 
 BLOCK = 64
 LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max  # 448
@@ -158,12 +159,11 @@ def _restore_float(stored: Mapping[str, torch.Tensor], shape: torch.Size) -> tor
     return stored["payload"].float().view(shape)
 
 
-QUANTIZATIONS: dict[str, Quantization] = {
-    "nf_fp8": Quantization(_store_fp8, _restore_fp8),
-    "nf4": Quantization(_store_nf4, _restore_nf4),
-    "fp16": Quantization(_store_fp16, _restore_float),
-    "fp32": Quantization(_store_fp32, _restore_float),
-}
+QUANTIZATIONS: Registry[Quantization] = registries.QUANTIZATIONS
+QUANTIZATIONS.register("nf_fp8", Quantization(_store_fp8, _restore_fp8))
+QUANTIZATIONS.register("nf4", Quantization(_store_nf4, _restore_nf4))
+QUANTIZATIONS.register("fp16", Quantization(_store_fp16, _restore_float))
+QUANTIZATIONS.register("fp32", Quantization(_store_fp32, _restore_float))
 
 
 class QuantizedWeight(torch.nn.Module):
@@ -180,7 +180,7 @@ class QuantizedWeight(torch.nn.Module):
 
     def __init__(self, weight: torch.Tensor, kind: str) -> None:
         super().__init__()
-        self._quantization = look_up("quantization", kind, QUANTIZATIONS)
+        self._quantization = QUANTIZATIONS.get(kind)
         self.kind = kind
         self.shape = weight.shape
         self.dtype = weight.dtype
@@ -218,6 +218,16 @@ class QuantizedWeight(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.kind}, {tuple(self.shape)}"
+
+
+@cache
+def quantized_bytes(kind: str, rows: int, width: int) -> int:
+    """Bytes that a matrix of this shape takes.
+
+    Raises:
+        ValueError, MissingPackageError: as `QuantizedWeight`.
+    """
+    return QuantizedWeight(torch.zeros(rows, width), kind).num_bytes()
 
 
 class _Product(torch.autograd.Function):
@@ -367,7 +377,7 @@ def quantize_layers(modules: Iterable[torch.nn.Module], kind: str) -> int:
         ValueError: as `QuantizedWeight`, with the layer's name; those before it are quantised.
         MissingPackageError: bitsandbytes is not installed.
     """
-    look_up("quantization", kind, QUANTIZATIONS)
+    QUANTIZATIONS.get(kind)
     count = 0
     for module in modules:
         for name, parent in _frozen_modules(module):

@@ -19,7 +19,6 @@ import torch
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.hardware import disk_free_bytes
-from infrastructure.core.lookup import look_up
 from infrastructure.training.stackwise.activation_cache import (
     CACHES,
     FOLDER,
@@ -83,7 +82,7 @@ class TimeStepCaches:
         self.num_kept = num_kept(self.size, num_boundaries, mode)
         self.budget_bytes = budget_bytes
         self.statistics = CacheStatistics()
-        self._make_cache = look_up("activation cache", cache, CACHES)
+        self._make_cache = CACHES.get(cache)
         self._open: dict[tuple[int, int], Cache] = {}  # least recently used first
         self._keys: dict[tuple[int, int], dict[str, Any]] = {}
 

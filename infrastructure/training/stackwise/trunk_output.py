@@ -64,6 +64,7 @@ class TrunkCache:
     """The cache of a training's frozen trunks, a phase after the other.
 
     Args:
+        storage: a name in `CACHES`.
         num_time_steps, num_boundaries: that there will be.
         size: time steps that are kept; None: all.
 
@@ -82,6 +83,7 @@ class TrunkCache:
         size: int | None,
         num_time_steps: int,
         num_boundaries: int,
+        storage: str = "disk",
     ) -> None:
         self.rack, self.source = rack, source
         self.dtype = CACHE_DTYPES[dtype]
@@ -93,6 +95,7 @@ class TrunkCache:
             num_time_steps=num_time_steps,
             num_boundaries=num_boundaries,
             budget_bytes=budget_megabytes * MEGABYTE,
+            cache=storage,
         )
         self.cache: Cache | None = None
         self._opened: tuple[int, int] | None = None

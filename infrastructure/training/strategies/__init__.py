@@ -1,12 +1,14 @@
 """Training algorithms. A strategy yields phases and does a train step.
 
-To add one: a subclass of `TrainingStrategy` in a file here, and one line in `STRATEGIES`.
+To add one: `STRATEGIES.register(name, class)` with a subclass of `TrainingStrategy`, or an entry
+point in the group "temper.strategies".
 """
 
 import logging
 
+from infrastructure.config import registries
 from infrastructure.config.training_config import TrainingConfig
-from infrastructure.core.lookup import look_up
+from infrastructure.core.registry import Registry
 from infrastructure.training.strategies.base_strategy import TrainingStrategy as TrainingStrategy
 from infrastructure.training.strategies.finetune_strategy import (
     FinetuningStrategy as FinetuningStrategy,
@@ -18,12 +20,11 @@ from infrastructure.training.strategies.standard_strategy import (
     StandardTrainingStrategy as StandardTrainingStrategy,
 )
 
-STRATEGIES: dict[str, type[TrainingStrategy]] = {
-    "standard": StandardTrainingStrategy,
-    "finetune": FinetuningStrategy,
-    "progressive": StackwiseStrategy,
-    "end_to_end": StackwiseStrategy,
-}
+STRATEGIES: Registry[type[TrainingStrategy]] = registries.STRATEGIES
+STRATEGIES.register("standard", StandardTrainingStrategy)
+STRATEGIES.register("finetune", FinetuningStrategy)
+STRATEGIES.register("progressive", StackwiseStrategy)
+STRATEGIES.register("end_to_end", StackwiseStrategy)
 
 
 def get_training_strategy(
@@ -34,4 +35,4 @@ def get_training_strategy(
     Raises:
         ValueError: there is no such strategy; suggests the nearest one.
     """
-    return look_up("training strategy", name, STRATEGIES)(training_config, logger)
+    return STRATEGIES.get(name)(training_config, logger)

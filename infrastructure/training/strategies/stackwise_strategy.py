@@ -27,6 +27,7 @@ from infrastructure.config.training_config import TrainingConfig
 from infrastructure.training.models.model_inputs import probing
 from infrastructure.training.stackwise.growth import initialize_unit
 from infrastructure.training.stackwise.layer_forms import AS_LOADED, forms_of, take_forms
+from infrastructure.training.stackwise.quantized_trunk import BLOCK, quantized_bytes
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.stackwise.reconstruction import (
     TRAINING_ONLY,
@@ -84,6 +85,7 @@ class StackwiseStrategy(TrainingStrategy):
         self.rack.check()
         self._loaded_dtype = next(self.rack.layers[0].parameters()).dtype
         self.plan = plan_stacks(self.config, self.rack, 1)
+        self._check_forms()
         if self.config.local_loss == "reconstruct":
             self.decoders = FeatureDecoders(self.rack.hidden_size, len(self.plan.units) - 1)
             self.decoders.attach_to(model)
@@ -91,6 +93,15 @@ class StackwiseStrategy(TrainingStrategy):
             self.adapters = StackAdapters(
                 self.config, self.plan, list(self.rack.layers), self.config.seed
             )
+
+    def _check_forms(self) -> None:
+        """What layers will be stored as can be done here: told now, not when it is needed."""
+        assert self.plan is not None
+        assert self.rack is not None
+        for phase in self.plan.phases:
+            for form in forms_of(self.config, self.plan, phase, len(self.rack)):
+                if form.stored_as is not None:
+                    quantized_bytes(form.stored_as, 1, BLOCK)
 
     @property
     def loaded_dtype(self) -> torch.dtype:
@@ -147,6 +158,7 @@ class StackwiseStrategy(TrainingStrategy):
                 dtype=config.cache_dtype,
                 budget_megabytes=config.cache_size,
                 mode=config.cache_mode,
+                storage=config.cache_storage,
                 size=None if config.store_all_time_steps else config.time_step_cache_size,
                 num_time_steps=len(bins),
                 num_boundaries=max(1, len({one.start for one in self.plan.phases} - {0})),

@@ -284,11 +284,11 @@ def test_uniform_corruption_gives_any_other_word() -> None:
     vocabulary = MaskVocabulary(MASK, words)
     given = np.full(12_000, 8, dtype=np.int32)
     random = np.random.RandomState(0)
-    found = CORRUPTIONS["uniform"](given, vocabulary, random)
+    found = CORRUPTIONS.get("uniform")(given, vocabulary, random)
     counts = Counter(found.tolist())
     assert set(counts) == set(words.tolist()) - {8}
     assert all(abs(count - 2000) < 5 * math.sqrt(2000) for count in counts.values())
-    control = CORRUPTIONS["uniform"](np.full(7000, 2, dtype=np.int32), vocabulary, random)
+    control = CORRUPTIONS.get("uniform")(np.full(7000, 2, dtype=np.int32), vocabulary, random)
     assert set(control.tolist()) == set(words.tolist())
 
 
@@ -303,12 +303,12 @@ def test_uniform_corruption_learns_the_same_targets() -> None:
     assert same(replaced, objective_of(2, corruption="uniform").mask(given))
 
 
-def test_a_corruption_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corruption_of_ones_own() -> None:
     def next_word(ids: Any, vocabulary: MaskVocabulary, random: Any) -> Any:
         return np.minimum(ids + 1, VOCAB_SIZE - 1)
 
-    monkeypatch.setitem(CORRUPTIONS, "next_word", next_word)
-    masked = objective_of(2, corruption="next_word").mask(example(20))
+    with CORRUPTIONS.registered("next_word", next_word):
+        masked = objective_of(2, corruption="next_word").mask(example(20))
     expected = np.minimum(masked.targets + 1, VOCAB_SIZE - 1)
     assert np.array_equal(masked.input_ids[masked.positions], expected)
 

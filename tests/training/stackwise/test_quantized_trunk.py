@@ -24,7 +24,7 @@ from infrastructure.training.stackwise.quantized_trunk import (
     stored_bytes,
 )
 
-KINDS = sorted(QUANTIZATIONS)
+KINDS = QUANTIZATIONS.names()
 # Largest part of fp32's bytes, and the error of a weight in parts of the largest of its block.
 BYTES = {"nf_fp8": 0.27, "nf4": 0.14, "fp16": 0.5, "fp32": 1.0}
 ERRORS = {"nf_fp8": 0.5 * 2**-3, "nf4": 0.16, "fp16": 2**-11, "fp32": 0.0}
@@ -379,9 +379,8 @@ class TestModels:
             living.append(sum(type(m) is torch.nn.Linear for m in modules))
             return {"payload": given.half()}
 
-        with pytest.MonkeyPatch.context() as patch:
-            restore = QUANTIZATIONS["fp16"].restore
-            patch.setitem(QUANTIZATIONS, "counting", Quantization(store, restore))
+        counting = Quantization(store, QUANTIZATIONS.get("fp16").restore)
+        with QUANTIZATIONS.registered("counting", counting):
             quantize_layers([modules], "counting")
         assert living == [4, 3, 2, 1]
 
@@ -422,15 +421,15 @@ def _store_int8(given: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"payload": (given / scales).round().to(torch.int8), "scales": scales}
 
 
-def test_another_quantisation_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_quantisation_can_be_added() -> None:
     def restore(stored: Any, shape: torch.Size) -> torch.Tensor:
         return stored["payload"].float() * stored["scales"]
 
-    monkeypatch.setitem(QUANTIZATIONS, "int8_rows", Quantization(_store_int8, restore))
     model = torch.nn.Sequential(torch.nn.Linear(128, 64))
     x = torch.randn(3, 128)
     before, size = model(x), stored_bytes(model)
-    assert quantize_layers([model], "int8_rows") == 1
+    with QUANTIZATIONS.registered("int8_rows", Quantization(_store_int8, restore)):
+        assert quantize_layers([model], "int8_rows") == 1
     torch.testing.assert_close(model(x), before, rtol=0.05, atol=0.02)
     assert stored_bytes(model) < 0.27 * size
     assert F.mse_loss(model(x), before) > 0

@@ -1,5 +1,4 @@
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,13 @@ from infrastructure.training.stackwise.activation_cache import (
     CACHES,
     ActivationCache,
     Cache,
-    Compute,
     Pages,
     folder_bytes,
     is_unused,
     trunk_hash,
 )
 from infrastructure.training.stackwise.time_step_caches import TimeStepCaches, num_kept
+from tests.training.stackwise.memory_cache import MemoryCache
 from tests.training.stackwise.trunks import HIDDEN, Trunk, examples, expected, ids_of
 
 ROWS = examples(12)
@@ -262,42 +261,11 @@ def test_sizes_without_sense_are_refused(tmp_path: Path) -> None:
         TimeStepCaches(tmp_path, 0)
 
 
-class MemoryCache:
-    """Values in a dictionary."""
-
-    made = 0
-
-    def __init__(self, directory: Path, key: Any, pages: Pages, **options: Any) -> None:
-        self.pages, self.values, self.dtype = pages, {}, options["dtype"]
-        type(self).made += 1
-
-    def missing_bytes(self) -> int:
-        return 0
-
-    def build(self, compute: Compute, on_page: Any = None) -> None:
-        for number in range(len(self.pages)):
-            values = compute(self.pages.examples(number))
-            self.values.update(zip(self.pages.ids(number), values, strict=True))
-
-    def covers(self, ids: Iterable[bytes]) -> bool:
-        return set(ids) <= self.values.keys()
-
-    def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
-        return [self.values[i] for i in ids] if self.covers(ids) else None
-
-    def prefetch(self, ids: Sequence[bytes]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def discard(self) -> None:
-        self.values.clear()
-
-
-def test_another_cache_can_be_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CACHES, "memory", MemoryCache)
-    caches = TimeStepCaches(tmp_path / "none", 1, num_time_steps=2, cache="memory")
+def test_another_cache_can_be_added(tmp_path: Path) -> None:
+    with CACHES.registered("memory", MemoryCache):
+        caches = TimeStepCaches(tmp_path / "none", 1, num_time_steps=2, cache="memory")
+        with pytest.raises(ValueError, match=r"did you mean 'memory'"):
+            TimeStepCaches(tmp_path, 1, cache="memroy")
     found: list[Cache] = [
         caches.open(key(time_step), PAGES, TRUNK, hidden_size=HIDDEN) for time_step in range(2)
     ]
@@ -305,5 +273,3 @@ def test_another_cache_can_be_added(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found[1].read(IDS) is not None
     assert MemoryCache.made == 2
     assert not os.path.lexists(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"did you mean 'memory'"):
-        TimeStepCaches(tmp_path, 1, cache="memroy")

@@ -133,18 +133,18 @@ def test_an_unknown_strategy_gets_the_nearest_name() -> None:
         get_training_strategy("finetun", TrainingConfig())
 
 
-def test_a_strategy_of_ones_own_needs_one_method(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_of_ones_own_needs_one_method() -> None:
     class Curriculum(TrainingStrategy):
         def train_step(self, model, batch, optimizer, scaler, scheduler, update_gradients=True):  # type: ignore[no-untyped-def]
             return StepOutput(torch.tensor(0.0), 1)
 
-    monkeypatch.setitem(STRATEGIES, "curriculum", Curriculum)
-    strategy = get_training_strategy("curriculum", TrainingConfig())
+    with STRATEGIES.registered("curriculum", Curriculum):
+        strategy = get_training_strategy("curriculum", TrainingConfig())
     assert isinstance(strategy, Curriculum)
     assert [phase.num_epochs for phase in strategy.phases(ToyModel(), 4)] == [4]
 
 
 def test_a_strategy_has_a_log_of_its_own_or_the_one_that_it_is_given() -> None:
     given = logging.getLogger("given")
-    assert STRATEGIES["standard"](TrainingConfig(), given).logger is given
-    assert STRATEGIES["standard"](TrainingConfig()).logger.name == TrainingStrategy.__module__
+    assert STRATEGIES.get("standard")(TrainingConfig(), given).logger is given
+    assert STRATEGIES.get("standard")(TrainingConfig()).logger.name == TrainingStrategy.__module__

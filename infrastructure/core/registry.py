@@ -4,6 +4,8 @@ An entry point is loaded when its name is first asked for, so an installed packa
 for costs nothing and can break nothing.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
@@ -18,11 +20,14 @@ class Registry(Generic[Plugin]):
     Args:
         what: the kind in words, for error messages.
         group: entry point group of installed packages, such as "temper.formats".
+        built_in: names that the module registers which implements them. They are known before it
+            is imported.
     """
 
-    def __init__(self, what: str, group: str) -> None:
+    def __init__(self, what: str, group: str, built_in: tuple[str, ...] = ()) -> None:
         self.what = what
         self.group = group
+        self.built_in = built_in
         self._plugins: dict[str, Plugin] = {}
 
     def register(self, name: str, plugin: Plugin) -> None:
@@ -39,9 +44,27 @@ class Registry(Generic[Plugin]):
         """Remove a plug-in that was added by a call."""
         del self._plugins[name]
 
+    @contextmanager
+    def registered(self, name: str, plugin: Plugin) -> Iterator[None]:
+        """Inside, there is one more plug-in.
+
+        Raises:
+            ValueError: the name is taken by another one.
+        """
+        self.register(name, plugin)
+        try:
+            yield
+        finally:
+            self.unregister(name)
+
     def names(self) -> list[str]:
-        """Registered and installed names."""
-        return sorted({*self._plugins, *(point.name for point in entry_points(group=self.group))})
+        """Built-in, registered and installed names."""
+        installed = (point.name for point in entry_points(group=self.group))
+        return sorted({*self.built_in, *self._plugins, *installed})
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a plug-in; nothing is imported."""
+        return name in self.built_in or name in self._plugins or name in self.names()
 
     def get(self, name: str) -> Plugin:
         """The plug-in of that name, loaded from its package if need be.
