@@ -239,6 +239,7 @@ def build(
     rate: float,
     steps: int,
     epochs: int = 1,
+    micro_batch: int = BATCH_SIZE,
     hooks: Sequence[Any] = (),
 ) -> EnhancedTrainer:
     """A trainer of an arm.
@@ -248,6 +249,7 @@ def build(
         pool: gives the data for a tokenizer and a number of examples of an epoch.
         steps: of an epoch.
         epochs: of a phase.
+        micro_batch: examples at a time; a step has `BATCH_SIZE` of them in all.
     """
     model_config = ModelConfig(
         name=str(model), lora_config=LoraConfig(r=LORA_RANK, alpha=16) if arm.lora else None
@@ -259,7 +261,8 @@ def build(
             **arm.training,
             "seed": seed,
             "num_epochs": epochs,
-            "batch_size": BATCH_SIZE,
+            "batch_size": micro_batch,
+            "gradient_accumulation": BATCH_SIZE // micro_batch,
             "learning_rate": rate,
             "warmup_steps": 10,
             "mixed_precision": False,
@@ -321,11 +324,16 @@ def run(
     return {"loss": loss, "steps": state.step, "compute": spent / budget}
 
 
-def memory(arm: Arm, model: Path, pool: Callable[[Any, int], Pool]) -> dict[str, int]:
-    """The most that tensors took, and the most that was kept for backward passes, in a step of each
-    phase."""
+def memory(
+    arm: Arm, model: Path, pool: Callable[[Any, int], Pool], micro_batch: int = BATCH_SIZE
+) -> dict[str, int]:
+    """The most that tensors took, and the most that was kept for backward passes, in two steps of
+    each phase."""
     peak, saved = TensorPeak(), TensorPeak()
-    trainer = build(arm, model, pool, seed=0, rate=1e-3, steps=2, epochs=4 if arm.cycles else 1)
+    epochs = 4 if arm.cycles else 1
+    trainer = build(
+        arm, model, pool, seed=0, rate=1e-3, steps=2, epochs=epochs, micro_batch=micro_batch
+    )
     trainer.prepare()
     whole = trainer.initialize_model()
     own = {t.untyped_storage()._cdata for t in (*whole.parameters(), *whole.buffers())}

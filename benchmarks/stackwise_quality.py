@@ -12,7 +12,8 @@ matrix products, layer by layer, as they are run, without a cache. Its learning 
 three, tried beforehand on GSM8K with half of the compute and another seed. Every result is appended
 to the file as it comes, and a run that was broken off goes on there. Memory is counted in a
 training of two steps in each phase: the most that tensors took, and of that the most that was kept
-for backward passes.
+for backward passes. It is counted again with smaller micro-batches, whose gradients make the same
+steps: so each way has a loss at equal memory, too, if it fits there at all.
 
 Then what a step takes of the processor (the model of `stackwise_memory`): full, LoRA, and low-rank
 matrices beside weights in nf_fp8. Prints one JSON line; `--table` prints the tables of
@@ -62,6 +63,8 @@ SHARE_OF_FINE_TUNING = 0.5  # of the compute from new weights
 SAMPLES = Path(__file__).parents[1] / "infrastructure/training/data/samples"
 DATA = ("GSM8K", "sample tasks")
 MOST_GROWTH_LOSS, MOST_LOPT_MEMORY = 1.01, 0.75
+MICRO_BATCHES = (8, 4, 2, 1)
+BUDGETS = (1.0, 0.75, 0.5, 0.4, 0.35, 0.3, 0.25)  # of the tensors of full training
 
 Key = tuple[str, ...]
 
@@ -207,6 +210,10 @@ def measure_all(
                 model = bench.model(kind, DATA[0], arm, 0, read_before)
                 pool = bench.data(DATA[0], 0)
                 yield key, results.get(key, lambda a=arm, m=model, p=pool: memory(a, m, p))
+                for size in MICRO_BATCHES[1:]:
+                    key = (kind, "memory", arm.name, str(size))
+                    trial = arm, model, pool, size
+                    yield key, results.get(key, lambda t=trial: memory(*t))
         for data in DATA:
             for seed in range(num_seeds):
                 for kind, arms in ARMS.items():
@@ -292,6 +299,45 @@ def tables(known: dict[Key, Any]) -> str:
     return "\n".join(lines)
 
 
+def tensor_bytes(known: dict[Key, Any], kind: str, name: str, size: int) -> int | None:
+    """What an arm takes with micro-batches of `size`; None: it was not counted."""
+    key = (kind, "memory", name) if size == MICRO_BATCHES[0] else (kind, "memory", name, str(size))
+    found = known.get(key)
+    return None if found is None else int(found["tensor_bytes"])
+
+
+def memory_tables(known: dict[Key, Any]) -> str:
+    """In Markdown: of each budget of memory, the ways that fit, the lowest loss first, and the
+    largest micro-batch that each has there."""
+    lines = []
+    for kind in ARMS:
+        full_bytes = tensor_bytes(known, kind, "full", MICRO_BATCHES[0])
+        for data in DATA:
+            found = by_arm(known, kind, data)
+            if not found or full_bytes is None:
+                continue
+            lines += [f"### {kind}, {data}", "", "| memory | ways that fit |", "| --- | --- |"]
+            loss = {name: mean(one["loss"] for one in ones) for name, ones in found.items()}
+            for budget in BUDGETS:
+                fits = {}
+                for name in loss:
+                    sizes = [
+                        size
+                        for size in MICRO_BATCHES
+                        if (taken := tensor_bytes(known, kind, name, size)) is not None
+                        and taken <= budget * full_bytes
+                    ]
+                    if sizes and "half" not in name:
+                        fits[name] = max(sizes)
+                told = [
+                    f"{n} {loss[n]:.3f} ({fits[n]})" for n in sorted(fits, key=loss.__getitem__)
+                ]
+                megabytes = budget * full_bytes / 1e6
+                lines.append(f"| {budget:.2f}, {megabytes:.1f} MB | {', '.join(told) or 'none'} |")
+            lines.append("")
+    return "\n".join(lines)
+
+
 def verdicts(known: dict[Key, Any]) -> dict[str, Any]:
     """The targets, with the numbers that decide them."""
     found: dict[str, Any] = {}
@@ -331,6 +377,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.table:
         known = Results(options.table).known
         print(tables(known))
+        print("## At equal memory\n")
+        print(memory_tables(known))
         print(json.dumps(verdicts(known), indent=1))
         return 0
     if options.path is None:

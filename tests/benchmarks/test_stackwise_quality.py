@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from benchmarks.selection_pools import Row
-from benchmarks.stackwise_arms import ARMS, Arm, Pool, build, cost_per_epoch, run
+from benchmarks.stackwise_arms import ARMS, Arm, Pool, build, cost_per_epoch, memory, run
 from benchmarks.stackwise_quality import (
     Results,
     Workbench,
     full_cost,
+    memory_tables,
     pool_of,
     spread,
     tables,
@@ -89,6 +90,37 @@ def test_a_run_takes_the_compute_that_it_is_given(bench: Workbench) -> None:
     found = run(arm, model, data, seed=0, rate=1e-3, budget=10 * full_cost())
     assert found["compute"] == pytest.approx(0.5, abs=0.1)
     assert found["steps"] == 2 * round(5 * full_cost() / (30 + 6 * HEAD))
+
+
+def test_smaller_micro_batches_make_the_same_steps_in_less_memory(bench: Workbench) -> None:
+    data = pool_of(ROWS, ROWS[:8], everything=True, seed=0)
+    model, arm = bench.new_model(0, 8), Arm("full")
+    sizes = [memory(arm, model, data, micro_batch)["tensor_bytes"] for micro_batch in (8, 2)]
+    assert sizes[1] < 0.7 * sizes[0]
+    losses = []
+    for micro_batch in (8, 2):
+        settings = {"seed": 0, "rate": 1e-3, "steps": 3, "micro_batch": micro_batch}
+        trainer = build(arm, model, data, **settings)
+        trainer.train()
+        losses.append(trainer.evaluate()["eval_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_at_equal_memory_a_way_has_the_micro_batch_that_fits() -> None:
+    known: dict[tuple[str, ...], dict[str, float]] = {}
+    for name, loss, sizes in (
+        ("full", 2.0, {8: 100, 4: 70, 2: 55, 1: 48}),
+        ("block-wise", 2.5, {8: 40, 4: 30, 2: 26, 1: 24}),
+    ):
+        known["fine-tuning", "GSM8K", name, "0", "9"] = {"loss": loss}
+        for size, taken in sizes.items():
+            key = ("fine-tuning", "memory", name, *([] if size == 8 else [str(size)]))
+            known[key] = {"tensor_bytes": taken}
+    table = memory_tables(known)
+    assert "full 2.000 (8), block-wise 2.500 (8)" in table.splitlines()[4]
+    assert "| 0.50, 0.0 MB | full 2.000 (1), block-wise 2.500 (8) |" in table
+    assert "| 0.40, 0.0 MB | block-wise 2.500 (8) |" in table
+    assert "| 0.25, 0.0 MB | block-wise 2.500 (1) |" in table
 
 
 def test_a_pool_gives_each_example_once_before_any_twice() -> None:
