@@ -329,11 +329,10 @@ def memory_tables(known: dict[Key, Any]) -> str:
                     ]
                     if sizes and "half" not in name:
                         fits[name] = max(sizes)
-                told = [
-                    f"{n} {loss[n]:.3f} ({fits[n]})" for n in sorted(fits, key=loss.__getitem__)
-                ]
+                best_first = sorted(fits, key=lambda name: loss[name])
+                ways = [f"{name} {loss[name]:.3f} ({fits[name]})" for name in best_first]
                 megabytes = budget * full_bytes / 1e6
-                lines.append(f"| {budget:.2f}, {megabytes:.1f} MB | {', '.join(told) or 'none'} |")
+                lines.append(f"| {budget:.2f}, {megabytes:.1f} MB | {', '.join(ways) or 'none'} |")
             lines.append("")
     return "\n".join(lines)
 
