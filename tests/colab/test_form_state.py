@@ -63,7 +63,7 @@ def test_what_a_setting_does_not_take_is_told_beside_it_and_starts_no_run(key: s
     assert state.messages()[key].startswith((f"{key} must be ", f"{key}: unknown "))
     assert state.text(key) == text
     assert state.config.value(key) == before
-    with pytest.raises(ConfigurationError, match="must be|unknown"):
+    with pytest.raises(ConfigurationError, match=r"must be|unknown"):
         state.checked()
 
 
