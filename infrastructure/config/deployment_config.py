@@ -32,6 +32,7 @@ from infrastructure.config.resource_config import (
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.section import ConfigurationError, Section
 from infrastructure.config.spellings import KEYS
+from infrastructure.config.stackwise_misfits import stackwise_costs
 from infrastructure.config.training_config import QUANTUM, TrainingConfig
 from infrastructure.config.values import (
     Allowed,
@@ -245,9 +246,10 @@ class DeploymentConfig(Section):
         ]
 
     def notes(self) -> list[str]:
-        """What to tell when a run starts: settings that were given and have no effect."""
+        """What to tell when a run starts: settings without effect, and those that cost much."""
         unused = [*later.notes(self, self.source), *unused_notes(self, self.source)]
-        return [*unused, *self._environment_notes]
+        costs = stackwise_costs(self.model, self.training)
+        return [*unused, *costs, *self._environment_notes]
 
     @property
     def environment_notes(self) -> list[str]:

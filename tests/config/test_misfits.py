@@ -224,3 +224,13 @@ def test_sections_that_were_changed_by_hand_are_checked() -> None:
 )
 def test_what_fits_is_left_alone(keywords: dict[str, Any]) -> None:
     DeploymentConfig(**keywords).check_supported()
+
+
+def test_units_that_only_keep_features_are_told_with_what_they_cost() -> None:
+    settings: dict[str, Any] = {"training.local_loss": "reconstruct"}
+    (note,) = DeploymentConfig(**settings, **{"training.mode": "blockwise"}).notes()
+    assert "only the last unit learns from the data's answers" in note
+    assert "40 % higher" in note
+    lopt = {"training.strategy": "end_to_end", "training.end_to_end_scope": "stackwise"}
+    assert DeploymentConfig(**settings, **lopt).notes() == []
+    assert DeploymentConfig(**{"training.mode": "blockwise"}).notes() == []
