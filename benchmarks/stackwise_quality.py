@@ -307,8 +307,8 @@ def tensor_bytes(known: dict[Key, Any], kind: str, name: str, size: int) -> int 
 
 
 def memory_tables(known: dict[Key, Any]) -> str:
-    """In Markdown: of each budget of memory, the ways that fit, the lowest loss first, and the
-    largest micro-batch that each has there."""
+    """In Markdown: the ways by their loss, the lowest first, and the largest micro-batch that each
+    has in each budget of memory."""
     lines = []
     for kind in ARMS:
         full_bytes = tensor_bytes(known, kind, "full", MICRO_BATCHES[0])
@@ -316,25 +316,28 @@ def memory_tables(known: dict[Key, Any]) -> str:
             found = by_arm(known, kind, data)
             if not found or full_bytes is None:
                 continue
-            lines += [f"### {kind}, {data}", "", "| memory | ways that fit |", "| --- | --- |"]
+            budgets = [f"{budget:.2f}" for budget in BUDGETS]
+            lines += [
+                f"### {kind}, {data}",
+                "",
+                f"| way | held-out loss | {' | '.join(budgets)} |",
+                f"| --- | --- |{' --- |' * len(budgets)}",
+            ]
             loss = {name: mean(one["loss"] for one in ones) for name, ones in found.items()}
-            for budget in BUDGETS:
-                fits = {}
-                for name in loss:
-                    sizes = [
-                        size
-                        for size in MICRO_BATCHES
-                        if (taken := tensor_bytes(known, kind, name, size)) is not None
-                        and taken <= budget * full_bytes
-                    ]
-                    if sizes and "half" not in name:
-                        fits[name] = max(sizes)
-                best_first = sorted(fits, key=lambda name: loss[name])
-                ways = [f"{name} {loss[name]:.3f} ({fits[name]})" for name in best_first]
-                megabytes = budget * full_bytes / 1e6
-                lines.append(f"| {budget:.2f}, {megabytes:.1f} MB | {', '.join(ways) or 'none'} |")
+            for name in sorted(loss, key=lambda name: loss[name]):
+                cells = [_largest_that_fits(known, kind, name, b * full_bytes) for b in BUDGETS]
+                lines.append(f"| {name} | {loss[name]:.3f} | {' | '.join(cells)} |")
             lines.append("")
     return "\n".join(lines)
+
+
+def _largest_that_fits(known: dict[Key, Any], kind: str, name: str, budget_bytes: float) -> str:
+    """The largest micro-batch, or a dash."""
+    for size in MICRO_BATCHES:
+        taken = tensor_bytes(known, kind, name, size)
+        if taken is not None and taken <= budget_bytes:
+            return str(size)
+    return "–"
 
 
 def verdicts(known: dict[Key, Any]) -> dict[str, Any]:
