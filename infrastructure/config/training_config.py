@@ -198,10 +198,14 @@ class TrainingConfig(StackwiseFields):
         return self.strategy == "progressive" or (self.strategy == "auto" and self.mode is not None)
 
     @property
+    def grows_once(self) -> bool:
+        """Whether the model grows from its first stack to all of them in one step."""
+        return self.strategy == "progressive" and self.progressive.growth == "once"
+
+    @property
     def trunk_trains(self) -> bool:
         """Whether what lies below a unit trains in full with it."""
-        grows_once = self.strategy == "progressive" and self.progressive.growth == "once"
-        return grows_once or (self.mode == "fused" and self.fusion_mode == "trainable")
+        return self.grows_once or (self.mode == "fused" and self.fusion_mode == "trainable")
 
     @property
     def trunk_is_adapted(self) -> bool:

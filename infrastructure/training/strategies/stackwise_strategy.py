@@ -272,8 +272,13 @@ class StackwiseStrategy(TrainingStrategy):
         ]
 
     def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
-        """Each phase has a warm-up and a schedule of its own: what trains in it is new."""
+        """Each phase has a warm-up and a schedule of its own: what trains in it is new.
+
+        A model that grows in one step has one schedule: what trained before trains on.
+        """
         assert self.plan is not None
+        if self.config.grows_once:
+            return super().create_scheduler(optimizer, total_steps)
         ends: list[int] = []
         for phase in self.plan.phases:
             begin = ends[-1] if ends else 0

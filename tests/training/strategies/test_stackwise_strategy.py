@@ -258,6 +258,17 @@ def test_each_phase_warms_up_and_falls_anew(tmp_path: Path) -> None:
     assert rates[0] < rates[1] > rates[STEPS - 2]
 
 
+def test_a_model_that_grows_in_one_step_has_one_schedule(tmp_path: Path) -> None:
+    growing = {"strategy": "progressive", "progressive": {"growth": "once"}}
+    run = train(tmp_path, "runs", **growing, warmup_steps=2)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rates = [r["learning_rate"] for r in records if "loss" in r and "learning_rate" in r]
+    highest = rates.index(max(rates))
+    assert highest <= 2 < STEPS
+    assert rates[highest:] == sorted(rates[highest:], reverse=True)
+    assert rates[STEPS] > 0.3 * max(rates)  # in the middle, where the others begin
+
+
 CACHED: dict[str, dict[str, Any]] = {
     "packed": {},
     "masked": {"time_step_masking": True, "num_time_steps": 3},
