@@ -9,7 +9,7 @@ and the embedded sample tasks: from new weights, and from a model that has read 
 the other of the two. The ways to train are in `stackwise_arms`. Each has the compute of `--steps`
 steps of full training, fine-tuning of half as many, where its name does not say less: counted in
 matrix products, layer by layer, as they are run, without a cache. Its learning rate is the best of
-three, tried beforehand on GSM8K with half of the compute and another seed. Every result is appended
+three, tried beforehand on GSM8K with as much compute and another seed. Every result is appended
 to the file as it comes, and a run that was broken off goes on there. Memory is counted in a
 training of two steps in each phase: the most that tensors took, and of that the most that was kept
 for backward passes. It is counted again with smaller micro-batches, whose gradients make the same
@@ -221,8 +221,8 @@ def measure_all(
                         if (kind, arm.name) not in best:
                             tried = {}
                             for rate in RATES:
-                                key = (kind, "tuning", arm.name, str(rate), str(steps))
-                                trial = kind, DATA[0], arm, TUNING_SEED, rate, 0.5
+                                key = (kind, "tuning", arm.name, str(rate), str(steps), "whole")
+                                trial = kind, DATA[0], arm, TUNING_SEED, rate, 1.0
                                 tried[rate] = results.get(key, lambda t=trial: train(*t))
                             best[kind, arm.name] = min(tried, key=lambda r: tried[r]["loss"])
                         key = (kind, data, arm.name, str(seed), str(steps))

@@ -32,10 +32,19 @@ def learning_rate_for(training: TrainingConfig, model: ModelConfig, from_scratch
     return SCRATCH_LEARNING_RATE if from_scratch else FULL_LEARNING_RATE
 
 
-def num_epochs_for(training: TrainingConfig, from_scratch: bool, num_steps_per_epoch: int) -> int:
-    """Passes over the data: the number given, or for "auto" as many as `max_steps` needs."""
+def num_epochs_for(
+    training: TrainingConfig, from_scratch: bool, num_steps_per_epoch: int, num_phases: int = 1
+) -> int:
+    """Passes over the data, in each phase: the number given, or for "auto" as many as `max_steps`
+    needs.
+
+    Args:
+        num_phases: that share `max_steps`; none of them is cut off then.
+    """
     if training.num_epochs != "auto":
         return training.num_epochs
+    if training.max_steps is not None and num_phases > 1:
+        return max(1, training.max_steps // (num_phases * num_steps_per_epoch))
     if training.max_steps is not None:
         return math.ceil(training.max_steps / num_steps_per_epoch)
     return SCRATCH_EPOCHS if from_scratch else FINETUNE_EPOCHS

@@ -306,7 +306,9 @@ class EnhancedTrainer(LastGradients):
         """The phases of the training, and its optimizer steps."""
         config = self.training_config
         steps_per_epoch = -(-data.num_examples // batch_size)
-        num_epochs = num_epochs_for(config, starts_from_scratch(self.model_config), steps_per_epoch)
+        num_phases = sum(phase.num_epochs for phase in self.strategy.phases(model, 1))
+        from_scratch = starts_from_scratch(self.model_config)
+        num_epochs = num_epochs_for(config, from_scratch, steps_per_epoch, num_phases)
         self.strategy.steps_per_epoch = steps_per_epoch
         keeps = caches_trunk(config, num_epochs) and not self.data_config.streaming
         if isinstance(self.strategy, StackwiseStrategy) and keeps:

@@ -1,6 +1,7 @@
 import pytest
 
 from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.resolve import num_epochs_for
 from infrastructure.config.training_config import TrainingConfig
 
 
@@ -126,3 +127,13 @@ def test_the_strategy_that_auto_means(
 ) -> None:
     model = ModelConfig(lora_config=LoraConfig() if lora else None)
     assert TrainingConfig(**training).strategy_for(model) == strategy
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "num_phases", "epochs"),
+    [(40, 1, 7), (40, 4, 1), (48, 4, 2), (47, 4, 1), (20, 4, 1), (2000, 4, 83)],
+)
+def test_epochs_for_a_number_of_steps(max_steps: int, num_phases: int, epochs: int) -> None:
+    """Six steps are an epoch."""
+    training = TrainingConfig(max_steps=max_steps)
+    assert num_epochs_for(training, True, 6, num_phases) == epochs

@@ -120,11 +120,12 @@ class StackwiseStrategy(TrainingStrategy):
         last = self.plan.phases[-1]
         before = sum(phase.num_epochs for phase in self.plan.phases[:-1]) * self.steps_per_epoch
         if total_steps <= before:
+            epochs = f"fewer epochs than {last.num_epochs} in each phase (--epochs), "
             raise ValueError(
-                f"training.max_steps = {total_steps} ends before {last.name} begins, at step"
-                f" {before + 1}: the model would be finished with layers that never trained; give"
-                f" more steps, fewer epochs ({last.num_epochs} in each of {len(self.plan.phases)}"
-                " phases now) or fewer stacks"
+                f"training.max_steps = {total_steps} is over before {last.name} trains, from step"
+                f" {before + 1} on: the model would be finished with layers that never trained;"
+                f" give more than {before} steps (--max-steps),"
+                f" {epochs if last.num_epochs > 1 else ''}fewer stacks or larger blocks"
             )
 
     # The form of the model

@@ -258,6 +258,16 @@ def test_each_phase_warms_up_and_falls_anew(tmp_path: Path) -> None:
     assert rates[0] < rates[1] > rates[STEPS - 2]
 
 
+@pytest.mark.parametrize("max_steps", [2 * STEPS, 3 * STEPS, 5 * STEPS])
+def test_a_number_of_steps_alone_is_shared_by_the_phases(max_steps: int, tmp_path: Path) -> None:
+    settings = {"mode": "blockwise", "block_size": 2, "num_epochs": "auto"}
+    run = train(tmp_path, "runs", **settings, max_steps=max_steps)
+    began = json.loads((run / "stackwise.json").read_text())["began"]
+    of_each = max_steps // (2 * STEPS) * STEPS
+    assert [one["step"] for one in began] == [0, of_each]
+    assert len(losses(run)) == 2 * of_each
+
+
 def test_a_model_that_grows_in_one_step_has_one_schedule(tmp_path: Path) -> None:
     growing = {"strategy": "progressive", "progressive": {"growth": "once"}}
     run = train(tmp_path, "runs", **growing, warmup_steps=2)
@@ -426,7 +436,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an end before the last unit": (
         {**BLOCKS, "max_steps": STEPS},
-        "ends before layers 3 to 4 of 4 begins, at step 7",
+        r"is over before layers 3 to 4 of 4 trains, from step 7 on: .* give more than 6 steps"
+        r" \(--max-steps\), fewer stacks or larger blocks",
     ),
     "too many stacks": (
         {"strategy": "progressive", "progressive": {"target_stacks": 9}},
