@@ -109,7 +109,8 @@ class DataReport:
             return []
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in self.quarantine.counts.most_common())
         share = 100 * self.quarantine.total / self.rows_read
-        lines = [f"{self.quarantine.total:,} rows set aside ({share:.2g} %): {reasons}"]
+        rows = "row" if self.quarantine.total == 1 else "rows"
+        lines = [f"{self.quarantine.total:,} {rows} set aside ({share:.2g} %): {reasons}"]
         return lines + [f"  {row}" for row in self.quarantine.examples]
 
     def _warnings(self) -> list[str]:

@@ -3,6 +3,7 @@
 Memory is bounded by a few chunks of rows and some forty bytes for each row of the data set.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -47,6 +48,7 @@ ROW_FILES, ROW_LINES = "row_files.npy", "row_lines.npy"
 NUM_PLACES = 3
 NUM_UNUSED_SHOWN = 12
 NUM_PROMPTS_CHECKED = 20
+UNUSUAL_SPLIT = 4.0  # standard deviations from what is asked for
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,9 @@ class Preparation:
             report.notes.append(f"held-out data has the shape {other.name}: {other.reason}")
         if self.plan.validation_split and not report.num_evaluation:
             report.notes.append("no row is held out: there are too few different ones")
+        report.notes += _uneven_split(
+            self.plan.validation_split, report.num_evaluation, report.num_train
+        )
         if self.left_out_answers:
             report.notes.append(
                 f"{self.left_out_answers:,} answers are read and not learnt, as their weight says"
@@ -319,3 +324,18 @@ def _listed(names: Counter[str]) -> str:
     found = [name for name, _ in names.most_common(NUM_UNUSED_SHOWN)]
     more = len(names) - len(found)
     return ", ".join(found) + (f" and {more} more" if more > 0 else "")
+
+
+def _uneven_split(wanted: float, num_evaluation: int, num_train: int) -> list[str]:
+    """A sentence where far more or fewer rows are held out than chance explains."""
+    num_rows = num_evaluation + num_train
+    if not wanted or not num_evaluation:
+        return []
+    share, chance = num_evaluation / num_rows, math.sqrt(wanted * (1 - wanted) / num_rows)
+    if abs(share - wanted) <= UNUSUAL_SPLIT * chance + 1 / num_rows:
+        return []
+    return [
+        f"{100 * share:.0f} % of the rows are held out, and data.validation_split asks for"
+        f" {100 * wanted:.2g} %: rows that are the same stay together, and there are few"
+        " different ones"
+    ]

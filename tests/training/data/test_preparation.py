@@ -157,6 +157,17 @@ def test_few_rows_are_on_both_sides_where_they_can(
     assert len(prepared.evaluation_rows()) == prepared.report.num_evaluation
 
 
+def test_a_split_that_equal_rows_make_uneven_is_told(tmp_path: Path, cache: Path) -> None:
+    data = write_jsonl(tmp_path / "few.jsonl", pairs(3) * 60)
+    few = pipeline(data, cache, validation_split=0.1)
+    share = round(100 * few.report.num_evaluation / 180)
+    assert share == 33
+    [told] = [line for line in few.report.lines() if "data.validation_split" in line]
+    assert told.startswith(f"{share} % of the rows are held out, and data.validation_split asks")
+    many = pipeline(write_jsonl(tmp_path / "many.jsonl", pairs(200)), cache, validation_split=0.1)
+    assert not [line for line in many.report.lines() if "data.validation_split" in line]
+
+
 def test_no_split_holds_nothing_out(data: Path, cache: Path) -> None:
     prepared = pipeline(data, cache, validation_split=0)
     assert prepared.num_examples == 100
