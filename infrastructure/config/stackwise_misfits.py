@@ -104,7 +104,7 @@ def stackwise_costs(model: ModelConfig, training: TrainingConfig) -> Iterator[st
         yield (
             "training.local_loss reconstruct: only the last unit learns from the data's answers,"
             " the others learn to keep features. Measured, fine-tuning ended with a held-out loss"
-            " 40 % higher or more; training.strategy end_to_end with training.end_to_end_scope"
+            " a third higher or more; training.strategy end_to_end with training.end_to_end_scope"
             " stackwise and two stacks lost less"
         )
 
