@@ -282,6 +282,16 @@ def _sync_tree(directory: Path) -> None:
     sync_directory(directory)
 
 
+def paths_below(directory: Path) -> Iterator[Path]:
+    """Everything below a folder, while others may be removing parts of it.
+
+    What goes away meanwhile is left out. (`Path.rglob` raises FileNotFoundError then, up to Python
+    3.12.) A folder that is not there, or cannot be read, has nothing below it.
+    """
+    for folder, folders, files in os.walk(directory):
+        yield from (Path(folder, name) for name in (*folders, *files))
+
+
 def file_sha256(path: Path) -> str:
     """The hex SHA-256 of a file's bytes."""
     digest = hashlib.sha256()

@@ -7,6 +7,7 @@ smaller pieces is trained in smaller pieces, with the same result.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from infrastructure.backup.run_backup import place_options
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import write_record
+from infrastructure.core.files import paths_below
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.json_text import parse_json
 from infrastructure.deployment.run_copies import bytes_of_version, newest_kept, versions_kept
@@ -343,7 +345,11 @@ def _saved_parameters(trainer: EnhancedTrainer, model: torch.nn.Module) -> list[
 
 
 def _bytes_in(folder: Path) -> int:
-    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+    total = 0
+    for path in paths_below(folder):
+        with suppress(FileNotFoundError):  # a copier still tidies up
+            total += path.lstat().st_size if path.is_file() else 0
+    return total
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infrastructure.core.files import recover_directory, remove_parts
+from infrastructure.core.files import paths_below, recover_directory, remove_parts
 from infrastructure.core.lock import Lock
 from infrastructure.monitoring.trainer_process import (
     leave_trainer,
@@ -38,7 +38,7 @@ def _remove_leftovers(run_path: Path) -> None:
     """What killed processes of this run have left half-written in its directory."""
     for name in DIRECTORIES:
         recover_directory(run_path / name)
-    for folder in (run_path, *(path for path in run_path.rglob("*") if path.is_dir())):
+    for folder in (run_path, *(path for path in paths_below(run_path) if path.is_dir())):
         if "objects" not in folder.parts:  # the store sweeps its own
             remove_parts(folder)
 

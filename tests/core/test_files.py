@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from infrastructure.core.files import (
     atomic_write,
     exchange,
     file_sha256,
+    paths_below,
     recover_directory,
     remove_parts,
     whole_directory,
@@ -449,3 +451,15 @@ def test_who_may_look_into_a_directory_is_the_user_s_choice(tmp_path: Path) -> N
         os.umask(before)
     modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "private")}
     assert modes == {"a": 0o775, "a/b": 0o775, "private": 0o700}
+
+
+def test_a_folder_that_goes_away_while_it_is_listed_is_left_out(tmp_path: Path) -> None:
+    for name in ("a/of a", "b/of b"):
+        (tmp_path / name).parent.mkdir()
+        write_text(tmp_path / name, "content")
+    below = paths_below(tmp_path)
+    first = next(below)
+    shutil.rmtree(first)
+    rest = {path.name for path in below}
+    assert {first.name, *rest} == {"a", "b", f"of {'b' if first.name == 'a' else 'a'}"}
+    assert list(paths_below(tmp_path / "never there")) == []

@@ -38,7 +38,7 @@ from infrastructure.backup.places.drive import ID_ATTRIBUTE
 from infrastructure.backup.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import NOT_CONFIRMED, CopyNotConfirmedError, TemperError
-from infrastructure.core.files import file_sha256, write_json
+from infrastructure.core.files import file_sha256, paths_below, write_json
 from infrastructure.deployment import deploy_training
 from infrastructure.deployment.commands import ended
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -280,7 +280,7 @@ class DriveFs(threading.Thread):
 
     def run(self) -> None:
         while not self._is_over.wait(0.05):
-            for path in [self.folder, *self.folder.rglob("*")]:
+            for path in [self.folder, *paths_below(self.folder)]:
                 with contextlib.suppress(OSError):
                     is_old = time.time() - path.stat().st_mtime > 0.1
                     if is_old or path.is_dir():

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.files import paths_below
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.run_facts import METRICS_FILE
 from tests.deployment.runs import losses, runs_of, write_rows
@@ -66,7 +67,7 @@ def weights(directory: Path) -> bytes:
 
 def pages(directory: Path) -> int:
     """Files in the cache, finished or not."""
-    return sum(1 for path in (directory / "kept").rglob("*") if path.is_file())
+    return sum(1 for path in paths_below(directory / "kept") if path.is_file())
 
 
 def phase_of(directory: Path, steps_per_phase: int) -> int:

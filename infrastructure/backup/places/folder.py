@@ -10,7 +10,7 @@ from typing import TypeVar
 from infrastructure.backup.file_operations import Buffer, FileOperations
 from infrastructure.backup.places.base import Content, Place, require_content
 from infrastructure.backup.places.mounts import MOUNTS, mount_of
-from infrastructure.core.files import remove_if_unlocked
+from infrastructure.core.files import paths_below, remove_if_unlocked
 from infrastructure.core.lock import is_held
 
 Result = TypeVar("Result")
@@ -118,7 +118,9 @@ class FolderPlace(Place):
         never read, and a writer that does not find its own writes it again.
         """
         super().sweep(directory)
-        for path in self.at(directory).rglob(f"*{PART}"):
+        for path in paths_below(self.at(directory)):
+            if path.suffix != PART:
+                continue
             with contextlib.suppress(FileNotFoundError):
                 is_old = time.time() - path.stat().st_mtime > OLD_PART_SECONDS
                 stays = path.is_file() and not remove_if_unlocked(path)
