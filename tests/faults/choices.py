@@ -73,6 +73,7 @@ MASKED: dict[str, Any] = {"training.time_step_masking": True, "model.name": "emb
 ONE_UNIT: dict[str, Any] = {"training.mode": "blockwise", "training.block_size": 99}
 QLORA: dict[str, Any] = {**ONE_UNIT, "training.qlora_enabled": True}
 NEEDS: dict[str, dict[str, Any]] = {
+    "model.trust_remote_code": {"model.name": "{llama}"},
     "model.backend=unsloth": {"model.name": "{llama}", "model.lora_config": True},
     "model.quantization": {"model.name": "{llama}", "model.lora_config": True},
     "model.dtype=fp16": {"model.lora_config": True},

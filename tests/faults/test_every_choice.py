@@ -95,6 +95,12 @@ def test_the_choices_are_those_of_the_schema() -> None:
     assert {'training.mixed_precision="bf16"', f'{SOLVER}="tabu"', f'{ANSWER}="top"'} < found
 
 
+def test_every_choice_stands_by_itself_with_what_it_needs(tmp_path: Path) -> None:
+    base = base_settings(tmp_path)
+    alone = [*trainable(quick=True), *trainable(quick=False)]
+    assert all(len(rows_of([one], base)) == 1 for one in alone)
+
+
 def optimizer_field() -> object:
     return TrainingConfig.model_fields["optimizer"]
 
