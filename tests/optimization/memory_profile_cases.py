@@ -28,11 +28,12 @@ def test_a_block_that_fails_is_measured_too() -> None:
     def fail() -> None:
         with profile_memory("fails") as profile:
             profiles.append(profile)
-            raise MemoryError(torch.ones(32 * MIB // 4).sum())
+            # more than any block before it: the system's own mark holds then, however busy it is
+            raise MemoryError(torch.ones(128 * MIB // 4).sum())
 
     with pytest.raises(MemoryError):
         fail()
-    assert profiles[0].rise_bytes > 24 * MIB
+    assert profiles[0].rise_bytes > 120 * MIB
 
 
 def test_lines_are_not_looked_for_where_that_is_not_wanted() -> None:
