@@ -1,0 +1,76 @@
+"""Runs, places and prepared data that an earlier Temper wrote are read and gone on with.
+
+`kept/*.tar.xz` were written by 3823ec6, before the modules were put into folders: `interrupted` (the
+whole model, with quantum steps) and `stack_wise` were killed in the middle, `finished` was not.
+"""
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.config.loading import load_config
+from infrastructure.core.checksums import damaged_files
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from tests.deployment.runs import losses, newest_step, runs_of
+
+KEPT = Path(__file__).parent / "kept"
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: Any) -> Path:
+    name: str = request.param
+    with tarfile.open(KEPT / f"{name}.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path / name)
+    return tmp_path / name
+
+
+def again() -> list[str]:
+    """The same command, in this process; what it says."""
+    said: list[str] = []
+    TrainingDeployment(load_config("temper.yaml"), say=said.append).run()
+    return said
+
+
+def is_whole(model: Path) -> bool:
+    return (model / "model.safetensors").is_file() and not damaged_files(model)
+
+
+@pytest.mark.parametrize("folder", ["interrupted", "stack_wise"], indirect=True)
+def test_an_interrupted_run_goes_on_where_it_was(folder: Path) -> None:
+    [run] = runs_of(folder)
+    prepared = {path.name for path in (folder / "cache/tokens").iterdir()}
+    before, step = losses(run), newest_step(run)
+    again()
+    assert runs_of(folder) == [run]
+    assert losses(run)[:step] == before[:step]
+    assert len(losses(run)) > len(before)
+    assert is_whole(run / "final")
+    assert is_whole(folder / "place" / run.name / "final")
+    assert {path.name for path in (folder / "cache/tokens").iterdir()} == prepared
+
+
+@pytest.mark.parametrize("folder", ["interrupted", "stack_wise"], indirect=True)
+def test_a_run_comes_back_from_its_place_alone(folder: Path) -> None:
+    [run] = runs_of(folder)
+    shutil.rmtree(folder / "runs")
+    shutil.rmtree(folder / "cache")
+    again()
+    assert runs_of(folder) == [run]
+    steps = [step for step, _ in losses(run)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert is_whole(run / "final")
+
+
+@pytest.mark.parametrize("folder", ["finished"], indirect=True)
+def test_a_finished_run_is_known_as_finished(folder: Path) -> None:
+    [run] = runs_of(folder)
+    before = (run / "final/model.safetensors").read_bytes()
+    said = again()
+    assert "was finished before" in said[-1]
+    assert (run / "final/model.safetensors").read_bytes() == before
+    assert json.loads((run / "summary.json").read_text())["after"]
