@@ -86,7 +86,8 @@ FINE_TUNING = [
     Arm("LISA", cycles=2, draws=True),
     Arm("BAdam", cycles=1),
 ]
-ARMS = {"scratch": SCRATCH, "fine-tuning": FINE_TUNING}
+FEW_ROWS = [arm for arm in FINE_TUNING if arm.name not in ("block-wise, reconstructing", "BAdam")]
+ARMS = {"scratch": SCRATCH, "fine-tuning": FINE_TUNING, "few rows": FEW_ROWS}
 
 
 class Pool:

@@ -6,10 +6,11 @@
 
 A Llama of 8 layers and 0.46 M weights learns the text of GSM8K (`question` and `answer` a line),
 and the embedded sample tasks: from new weights, and from a model that has read other English and
-the other of the two. The ways to train are in `stackwise_arms`. Each has the compute of `--steps`
-steps of full training, fine-tuning of half as many, where its name does not say less: counted in
-matrix products, layer by layer, as they are run, without a cache. Its learning rate is the best of
-three, tried beforehand on GSM8K with as much compute and another seed. Every result is appended
+the other of the two; fine-tuning once with many rows and once with 64. The ways to train are in
+`stackwise_arms`. Each has the compute of `--steps` steps of full training, fine-tuning of half and
+with few rows of a sixth as many, where its name does not say less: counted in matrix products,
+layer by layer, as they are run, without a cache. Its learning rate is the best of three, tried
+beforehand on GSM8K with as much compute and another seed. Every result is appended
 to the file as it comes, and a run that was broken off goes on there. Memory is counted in a
 training of two steps in each phase: the most that tensors took, and of that the most that was kept
 for backward passes. It is counted again with smaller micro-batches, whose gradients make the same
@@ -59,7 +60,8 @@ from infrastructure.training.models.tokenizer import train_tokenizer
 RATES, TUNING_SEED = (1e-3, 3e-3, 1e-2), 1000
 NUM_POOL, NUM_HELD_OUT = 1600, 160
 READ_BEFORE_STEPS = 1500  # of the model that fine-tuning begins with
-SHARE_OF_FINE_TUNING = 0.5  # of the compute from new weights
+SHARES = {"scratch": 1.0, "fine-tuning": 1 / 2, "few rows": 1 / 6}  # of the compute
+NUM_FEW = 64
 SAMPLES = Path(__file__).parents[1] / "infrastructure/training/data/samples"
 DATA = ("GSM8K", "sample tasks")
 MOST_GROWTH_LOSS, MOST_LOPT_MEMORY = 1.01, 0.75
@@ -152,13 +154,13 @@ class Workbench:
             return self.new_model(seed, arm.num_layers)
         return self.trained_model(read_before, data)
 
-    def data(self, name: str, seed: int) -> Callable[[Any, int], Pool]:
+    def data(self, name: str, seed: int, count: int = NUM_POOL) -> Callable[[Any, int], Pool]:
         """Other rows for each seed; held-out rows are the same for all."""
         if name == "GSM8K":
             held_out, rest = self.questions[:NUM_HELD_OUT], self.questions[NUM_HELD_OUT:]
         else:
             held_out, rest = self.samples["heldout"], self.samples["train"]
-        chosen = np.random.default_rng(seed).permutation(len(rest))[:NUM_POOL]
+        chosen = np.random.default_rng(seed).permutation(len(rest))[:count]
         rows = [rest[i] for i in chosen]
         return pool_of(rows, held_out, everything=name == "GSM8K", seed=seed)
 
@@ -195,17 +197,16 @@ def measure_all(
         bench = Workbench(Path(name), read_questions(path))
         budget = steps * full_cost()
 
-        def train(kind: str, data: str, arm: Arm, seed: int, rate: float, share: float) -> Any:
+        def train(kind: str, data: str, arm: Arm, seed: int, rate: float) -> Any:
             model = bench.model(kind, data, arm, seed, read_before)
-            pool = bench.data(data, seed)
-            share *= SHARE_OF_FINE_TUNING if kind == "fine-tuning" else 1
+            pool = bench.data(data, seed, NUM_FEW if kind == "few rows" else NUM_POOL)
             began = time.process_time()
-            found = run(arm, model, pool, seed=seed, rate=rate, budget=share * budget)
+            found = run(arm, model, pool, seed=seed, rate=rate, budget=SHARES[kind] * budget)
             return {**found, "rate": rate, "seconds": round(time.process_time() - began, 2)}
 
         best: dict[Key, float] = {}
         for kind, arms in ARMS.items():
-            for arm in arms:
+            for arm in arms if kind == memory_kind(kind) else []:
                 key = (kind, "memory", arm.name)
                 model = bench.model(kind, DATA[0], arm, 0, read_before)
                 pool = bench.data(DATA[0], 0)
@@ -222,12 +223,17 @@ def measure_all(
                             tried = {}
                             for rate in RATES:
                                 key = (kind, "tuning", arm.name, str(rate), str(steps), "whole")
-                                trial = kind, DATA[0], arm, TUNING_SEED, rate, 1.0
+                                trial = kind, DATA[0], arm, TUNING_SEED, rate
                                 tried[rate] = results.get(key, lambda t=trial: train(*t))
                             best[kind, arm.name] = min(tried, key=lambda r: tried[r]["loss"])
                         key = (kind, data, arm.name, str(seed), str(steps))
-                        trial = kind, data, arm, seed, best[kind, arm.name], 1.0
+                        trial = kind, data, arm, seed, best[kind, arm.name]
                         yield key, results.get(key, lambda t=trial: train(*t))
+
+
+def memory_kind(kind: str) -> str:
+    """Whose memory is counted: that of fine-tuning does not depend on the number of rows."""
+    return "fine-tuning" if kind == "few rows" else kind
 
 
 def step_seconds(shape: Shape, num_steps: int) -> dict[str, float]:
@@ -287,7 +293,7 @@ def tables(known: dict[Key, Any]) -> str:
             ]
             for name, ones in found.items():
                 losses = [one["loss"] for one in ones]
-                held = known.get((kind, "memory", name), {})
+                held = known.get((memory_kind(kind), "memory", name), {})
                 sizes = [held.get(k, 0) / 1e6 for k in ("tensor_bytes", "activation_bytes")]
                 lines.append(
                     f"| {name} | {mean(losses):.3f} ± {spread(losses):.3f}"
@@ -301,7 +307,8 @@ def tables(known: dict[Key, Any]) -> str:
 
 def tensor_bytes(known: dict[Key, Any], kind: str, name: str, size: int) -> int | None:
     """What an arm takes with micro-batches of `size`; None: it was not counted."""
-    key = (kind, "memory", name) if size == MICRO_BATCHES[0] else (kind, "memory", name, str(size))
+    key: Key = (memory_kind(kind), "memory", name)
+    key = key if size == MICRO_BATCHES[0] else (*key, str(size))
     found = known.get(key)
     return None if found is None else int(found["tensor_bytes"])
 
@@ -344,21 +351,22 @@ def verdicts(known: dict[Key, Any]) -> dict[str, Any]:
     """The targets, with the numbers that decide them."""
     found: dict[str, Any] = {}
     for data in DATA:
-        scratch, tuned = (by_arm(known, kind, data) for kind in ARMS)
+        scratch, tuned, few = (by_arm(known, kind, data) for kind in ARMS)
         loss = {name: mean(o["loss"] for o in ones) for name, ones in scratch.items()}
         growth = [name for name in loss if "one step" in name and "half" in name]
         if growth and "full" in loss:
             ratio = min(loss[name] for name in growth) / loss["full"]
             found[f"{data}: one-step growth / full"] = round(ratio, 4)
             found[f"{data}: one-step growth is within 1 %"] = ratio <= MOST_GROWTH_LOSS
-        if {"full", "LoPT"} <= set(tuned):
-            losses = [one["loss"] for one in tuned["full"]]
-            gap = mean(one["loss"] for one in tuned["LoPT"]) - mean(losses)
-            found[f"{data}: LoPT - full"] = round(gap, 4)
-            found[f"{data}: LoPT is within the seeds' spread"] = gap <= spread(losses)
-        if tuned:
-            lowest = min(tuned, key=lambda name: mean(one["loss"] for one in tuned[name]))
-            found[f"{data}: best fine-tuning"] = lowest
+        for kind, ways in (("fine-tuning", tuned), ("few rows", few)):
+            if {"full", "LoPT"} <= set(ways):
+                losses = [one["loss"] for one in ways["full"]]
+                gap = mean(one["loss"] for one in ways["LoPT"]) - mean(losses)
+                found[f"{data}, {kind}: LoPT - full"] = round(gap, 4)
+                found[f"{data}, {kind}: LoPT is within the seeds' spread"] = gap <= spread(losses)
+            if ways:
+                lowest = min(ways, key=lambda name: mean(one["loss"] for one in ways[name]))
+                found[f"{data}, {kind}: best"] = lowest
     held = [known.get(("fine-tuning", "memory", name)) for name in ("LoPT", "full")]
     if all(held):
         ratio = held[0]["activation_bytes"] / held[1]["activation_bytes"]

@@ -149,8 +149,8 @@ def test_the_table_and_the_verdicts_are_of_all_seeds() -> None:
     for name, size in (("full", 100), ("LoPT", 70)):
         known["fine-tuning", "memory", name] = {"tensor_bytes": 9, "activation_bytes": size}
     found = verdicts(known)
-    assert found["GSM8K: LoPT - full"] == 0.05
+    assert found["GSM8K, fine-tuning: LoPT - full"] == 0.05
     assert spread([2.0, 2.2]) == pytest.approx(0.1)
-    assert found["GSM8K: LoPT is within the seeds' spread"]
+    assert found["GSM8K, fine-tuning: LoPT is within the seeds' spread"]
     assert found["LoPT's activations are few"]
     assert "| LoPT | 2.150 ± 0.100 | +2.4% |" in tables(known)

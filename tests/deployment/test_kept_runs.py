@@ -1,7 +1,7 @@
 """Runs, places and prepared data that an earlier Temper wrote are read and gone on with.
 
-`kept/*.tar.xz` were written by 3823ec6, before the modules were put into folders: `interrupted` (the
-whole model, with quantum steps) and `stack_wise` were killed in the middle, `finished` was not.
+`kept/*.tar.xz` were written by 3823ec6, before the modules were put into folders. `interrupted`
+(with quantum steps) and `stack_wise` were killed in the middle, `finished` was not.
 """
 
 import json
