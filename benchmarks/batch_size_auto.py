@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory_prediction import save_model
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.peak_memory import peak_memory
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 

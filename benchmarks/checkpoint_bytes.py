@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 
 from benchmarks.checkpoint_stall import FULL_MEGABYTES, change
 from benchmarks.states import GPT2, LORA, Tensors, adam_state, as_bytes, size_bytes
-from infrastructure.backup.file_operations import Buffer, FileOperations
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.file_operations import Buffer, FileOperations
+from infrastructure.backup.format.store import Store
 
 MOST_TIMES, MOST_MORE = 1.02, 256 * 1024
 NUM_SAVES = 25

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.checkpoint_stall import FULL_MEGABYTES, change, snapshot_of
 from benchmarks.states import GPT2, Tensors, adam_state, as_bytes, seconds_of, size_bytes
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 
 MOST = 1.10

@@ -30,7 +30,7 @@ import psutil
 from benchmarks.checkpoint_drag import make_step
 from benchmarks.turns import interval
 from infrastructure.core.line_file import LineFile
-from infrastructure.monitoring.metrics_file import encode_record
+from infrastructure.monitoring.drawing.metrics_file import encode_record
 
 MOST = 1.01
 PAST_STEPS = 5000  # as after some hours: the curves are as long as they get

@@ -90,10 +90,10 @@ def measure(combination: Combination, folder: Path) -> dict[str, Any]:
     """Prediction and truth of one combination, in this process."""
     import torch
 
-    from infrastructure.config.data_config import DataConfig
-    from infrastructure.config.model_config import LoraConfig, ModelConfig
-    from infrastructure.config.resource_config import CacheConfig
-    from infrastructure.config.training_config import TrainingConfig
+    from infrastructure.config.sections.data_config import DataConfig
+    from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+    from infrastructure.config.sections.resource_config import CacheConfig
+    from infrastructure.config.sections.training_config import TrainingConfig
     from infrastructure.optimization.peak_memory import PeakMemory
     from infrastructure.training.enhanced_trainer import EnhancedTrainer
 

@@ -30,10 +30,10 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.gpu_readings import GpuReading, GpuReadings
 from infrastructure.core.machine_readings import MachineReadings
 from infrastructure.monitoring.training_monitor import HISTORY, TrainingMetrics, TrainingMonitor
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
-from infrastructure.training.state import TrainingState
+from infrastructure.training.observers.monitoring_setup import watching_hooks
 from infrastructure.training.trainer_factory import TrainerFactory
-from infrastructure.training.watching import watching_hooks
 
 MOST = 1.01
 MOST_GROWTH_BYTES = 4_000_000  # of the resident set; four bytes a sample would show

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from tests.notebooks.kernels import notebook_in_kernel
 from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables, variables_of
 

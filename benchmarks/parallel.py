@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.parallel.shares import shares_of
-from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
 
 WARM_UP = 5

@@ -28,16 +28,16 @@ import torch
 
 from benchmarks.selection_pools import Rows, make_rows, off_topic_rows, read_questions, tokenized
 from benchmarks.turns import interval
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import QuantumResources
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import QuantumResources
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.quantum_step import quantum_solve
+from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.models.tokenizer import train_tokenizer
-from infrastructure.training.precision import choose_precision
 from infrastructure.training.quantum.example_gradients import example_gradients
 
 VOCABULARY, MAX_LENGTH, BATCH_SIZE = 512, 96, 8

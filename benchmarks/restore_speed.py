@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.states import GPT2, adam_state, as_bytes, ratios, seconds_of, size_bytes
-from infrastructure.backup.hashing import hash_of
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.hashing import hash_of
+from infrastructure.backup.format.store import Store
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 
 SLOWEST = 1 / 0.8  # times the time of hashing or reading alone

@@ -31,8 +31,8 @@ import torch
 
 from benchmarks.stackwise_model import PUBLISHED, Shape, save_model, trainer_of
 from benchmarks.turns import Clock, take_turns
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.state import TrainingState
 
 SHAPE = Shape("Llama-3.1-8B", divisor=32, num_layers=24, length=64, batch_size=16, steps=4)
 MOST_OFF, LEAST_AT_THE_TOP = 0.1, 2.0

@@ -35,6 +35,7 @@ from benchmarks.tensor_peak import TensorPeak
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.process_memory import resident_bytes, trim_heap
 from infrastructure.optimization.peak_memory import PeakMemory
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.stackwise.quantized_trunk import (
     dequantize_layers,
@@ -42,7 +43,6 @@ from infrastructure.training.stackwise.quantized_trunk import (
     stored_bytes,
 )
 from infrastructure.training.stackwise.rack import Rack
-from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
 
 NUM_LAYERS = PUBLISHED["Qwen2.5-0.5B"]["num_hidden_layers"]

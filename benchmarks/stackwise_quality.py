@@ -52,8 +52,8 @@ from benchmarks.stackwise_arms import (
 from benchmarks.stackwise_cache import StepClock
 from benchmarks.stackwise_model import Shape, save_model, trainer_of
 from benchmarks.turns import Clock, take_turns
-from infrastructure.config.model_config import LoraConfig
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.models.tokenizer import train_tokenizer
 

@@ -6,8 +6,8 @@ from statistics import median
 
 import torch
 
-from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.tensor_bytes import to_bytes
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.tensor_bytes import to_bytes
 
 Tensors = dict[str, torch.Tensor]
 

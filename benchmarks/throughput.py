@@ -36,18 +36,18 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.turns import Clock, take_turns
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.gpu_capability import cpu_has_bf16
+from infrastructure.training.core.precision import choose_precision
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.models.packing_check import pack_rows, prepare_packing
 from infrastructure.training.models.token_loss import TokenLoss
-from infrastructure.training.precision import choose_precision
-from infrastructure.training.state import TrainingState
 
 NUM_ROWS = 640
 VOCAB_SIZE = 8192

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from infrastructure.config.auto import FINETUNE_EPOCHS, SCRATCH_EPOCHS, trains_from_scratch
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.purpose import differing_keys, purpose_of
-from infrastructure.config.resolve import FINETUNE_EPOCHS, SCRATCH_EPOCHS, trains_from_scratch
+from infrastructure.config.fingerprint import differing_keys, purpose_of
 from infrastructure.core.json_text import parse_json
-from infrastructure.monitoring.formatting import format_bytes, format_duration
-from infrastructure.monitoring.run_facts import RunFacts, read_small_files
-from infrastructure.monitoring.run_list import RUN_FILE, runs_in
-from infrastructure.monitoring.trainer_process import read_trainer
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
+from infrastructure.monitoring.records.run_list import RUN_FILE, runs_in
+from infrastructure.monitoring.records.run_owner import read_trainer
+from infrastructure.monitoring.records.run_reader import RunFacts, read_small_files
 from infrastructure.training.data.samples import use_sample_data
 
 # More runs than these are not looked through for one that goes on; the training itself does.

@@ -13,8 +13,8 @@ from typing import Self
 from infrastructure.core.files import file_sha256, sync_directory, write_json
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.lock import Lock
-from infrastructure.training.data.table_formats import is_saved_dataset
-from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
+from infrastructure.training.data.readers.table_formats import is_saved_dataset
+from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
 
 KEY_LENGTH = 16
 HIDDEN = ".fetched"

@@ -5,9 +5,9 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from colab.remote_files import DriveFile, MountedFile, RemoteFile, WebFile
-from infrastructure.backup.places.drive import drive_folder
+from infrastructure.backup.backends.drive import drive_folder
 from infrastructure.core.redact import public_address
-from infrastructure.training.data.sources import ADDRESS
+from infrastructure.training.data.readers.sources import ADDRESS
 
 HUB_FILE = "hf://"
 DRIVE_HOSTS = ("drive.google.com", "drive.usercontent.google.com", "docs.google.com")

@@ -9,8 +9,8 @@ from colab.transfer import require_room
 from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import atomic_write
-from infrastructure.monitoring.formatting import format_bytes
-from infrastructure.monitoring.run_list import RUN_FILE, find_run_path
+from infrastructure.monitoring.drawing.formatting import format_bytes
+from infrastructure.monitoring.records.run_list import RUN_FILE, find_run_path
 
 MODEL = "final"
 BESIDE = ("report.html", "summary.json", RUN_FILE, "metrics.csv")

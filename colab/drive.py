@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from colab.runtime import Platform, platform
-from infrastructure.backup.places.drive import OWN_DRIVE, DrivePlace
+from infrastructure.backup.backends.drive import OWN_DRIVE, DrivePlace
 from infrastructure.core.redact import redact
 from infrastructure.core.waiting import within
 

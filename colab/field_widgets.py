@@ -8,9 +8,9 @@ import html
 from collections.abc import Callable
 from typing import Any
 
-from infrastructure.config.layers import Layer, Source
+from infrastructure.config.field_help import choices, words_taken
+from infrastructure.config.merging.precedence import Layer, Source
 from infrastructure.config.schema import FieldSpec
-from infrastructure.config.words import choices, words_taken
 from infrastructure.core.optional import require
 
 NAME_WIDTH, INPUT_WIDTH, HELP_WIDTH = "18em", "15em", "15em"  # of the help: at least

@@ -10,11 +10,11 @@ from colab.cost_line import KnownCosts
 from colab.form_state import FormState
 from colab.form_view import FormActions, FormView
 from colab.secrets import MISSING, Found, bring_secrets
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.layers import Layer
-from infrastructure.config.presets import PRESET, PRESETS
-from infrastructure.config.section import ConfigurationError
-from infrastructure.config.words import show
+from infrastructure.config.field_help import show
+from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.merging.presets import PRESET, PRESETS
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import is_installed, require
 from infrastructure.core.redact import redact

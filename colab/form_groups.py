@@ -1,9 +1,9 @@
 """Which settings a form shows together, from the configuration's own schema."""
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.later import later_of
+from infrastructure.config.merging.planned import later_of
 from infrastructure.config.schema import schema_of
-from infrastructure.config.stackwise_config import StackwiseFields
+from infrastructure.config.sections.stackwise_config import StackwiseFields
 
 FIELDS = schema_of(DeploymentConfig).fields
 # What most people set, in the order in which they think of it.

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from infrastructure.config.base import ConfigurationError, kinds
 from infrastructure.config.deployment_config import DEFAULT_SOURCE, DeploymentConfig
-from infrastructure.config.environment import EMPTY_COUNTS
-from infrastructure.config.layers import Layer, Setting, Source, flatten
-from infrastructure.config.presets import PRESET
+from infrastructure.config.field_help import plain
+from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
+from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.schema import FieldSpec, schema_of
-from infrastructure.config.section import ConfigurationError, kinds
-from infrastructure.config.words import plain
+from infrastructure.config.sources.environment import EMPTY_COUNTS
 from infrastructure.core.redact import MASK, redact
-from infrastructure.training.data.ready_config import problems_of
+from infrastructure.training.data.defaults import problems_of
 
 SCHEMA = schema_of(DeploymentConfig)
 _KEY = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)*")

@@ -8,7 +8,7 @@ from typing import Any
 from colab.field_widgets import DENSE, QUIET, WRONG, FieldRow, Maker, ipywidgets
 from colab.form_groups import BASIC, FIELDS, groups
 from colab.form_state import FormState
-from infrastructure.config.presets import PRESET, PRESETS
+from infrastructure.config.merging.presets import PRESET, PRESETS
 from infrastructure.core.redact import redact
 
 NO_CHOICE = "as the cell says"

@@ -10,7 +10,7 @@ from infrastructure.core.errors import DataError
 from infrastructure.core.files import whole_directory
 from infrastructure.core.optional import require
 from infrastructure.core.redact import redact
-from infrastructure.training.data.table_formats import load_huggingface
+from infrastructure.training.data.readers.table_formats import load_huggingface
 
 ADVICE = "check the name; for what is not public, set HF_TOKEN to a token that may read it"
 

@@ -4,8 +4,8 @@ It takes text colour and background from the notebook around it, light or dark.
 """
 
 from infrastructure.deployment.saved import Saved
-from infrastructure.monitoring.dashboard_page import live_rules
-from infrastructure.monitoring.dashboard_sections import (
+from infrastructure.monitoring.dashboard.page import live_rules
+from infrastructure.monitoring.dashboard.sections import (
     NUM_SMALL_BUCKETS,
     alerts,
     make_tile,
@@ -13,19 +13,19 @@ from infrastructure.monitoring.dashboard_sections import (
     number_tiles,
     progress,
 )
-from infrastructure.monitoring.formatting import clip, format_duration
-from infrastructure.monitoring.live_run import STATES, LiveRun
-from infrastructure.monitoring.markup import Markup, element, raw_markup
-from infrastructure.monitoring.report_curves import WIDE, curves, holes
-from infrastructure.monitoring.report_sections import (
+from infrastructure.monitoring.drawing.curves import WIDE, curves, holes
+from infrastructure.monitoring.drawing.formatting import clip, format_duration
+from infrastructure.monitoring.drawing.html import Markup, element, raw_markup
+from infrastructure.monitoring.records.live_run import STATES, LiveRun
+from infrastructure.monitoring.records.run_reader import RunFacts
+from infrastructure.monitoring.records.status_text import safety_words
+from infrastructure.monitoring.report.report_sections import (
     NOTHING,
     before_after,
     errors,
     example,
     notices,
 )
-from infrastructure.monitoring.run_facts import RunFacts
-from infrastructure.monitoring.run_sentences import safety_words
 from infrastructure.monitoring.watch import status_line
 
 SHOWN_CURVES = (WIDE, "eval_loss", "learning_rate")

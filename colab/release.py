@@ -10,19 +10,19 @@ from pathlib import Path
 
 from colab.drive import flush_drive
 from colab.runtime import Platform, platform
-from infrastructure.backup.backup_status import age_words
+from infrastructure.backup.backends import open_place
+from infrastructure.backup.backends.drive import DrivePlace
 from infrastructure.backup.finished_run import complete
-from infrastructure.backup.places import open_place
-from infrastructure.backup.places.drive import DrivePlace
-from infrastructure.backup.retention import retention_of
+from infrastructure.backup.format.retention import retention_of
+from infrastructure.backup.replication.status import age_words
 from infrastructure.backup.run_backup import RunBackup, place_options
-from infrastructure.config.backup_config import BackupConfig
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import StorageError
 from infrastructure.core.lock import Lock
 from infrastructure.core.redact import redact
 from infrastructure.deployment.run_directory import RunDirectory, find_run
-from infrastructure.training.run_lock import LOCK_FILE
+from infrastructure.training.resume.run_lock import LOCK_FILE
 
 RUNTIME_STAYS = "The runtime stays"
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from infrastructure.backup.places.drive import ADVICE, drive_folder
+from infrastructure.backup.backends.drive import ADVICE, drive_folder
 from infrastructure.core.errors import DataError
 from infrastructure.core.optional import require
 from infrastructure.core.redact import public_address, redact

@@ -17,16 +17,16 @@ from infrastructure.deployment.run_directory import find_run
 from infrastructure.deployment.run_repair import repair_records_of
 from infrastructure.evaluation import asking
 from infrastructure.evaluation.evaluate import evaluate_model
-from infrastructure.monitoring.page import page
-from infrastructure.monitoring.quantum_section import QUANTUM_FILE, quantum_steps, read_json
-from infrastructure.monitoring.report import REPORT_FILE
-from infrastructure.monitoring.report_curves import points_by_key
-from infrastructure.monitoring.run_facts import read_run_facts
-from infrastructure.monitoring.stack_section import read_stacks, stack_section
+from infrastructure.monitoring.drawing.curves import points_by_key
+from infrastructure.monitoring.drawing.html_page import page
+from infrastructure.monitoring.records.run_reader import read_run_facts
+from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE, quantum_steps, read_json
+from infrastructure.monitoring.report.report import REPORT_FILE
+from infrastructure.monitoring.report.stack_section import read_stacks, stack_section
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.training.data.encoding.token_preview import token_preview, token_preview_html
 from infrastructure.training.data.samples.sample_chats import write_sample_chats
-from infrastructure.training.data.token_preview import token_preview, token_preview_html
 from infrastructure.training.trainer_factory import TrainerFactory
 
 HEIGHT_PIXELS = 900

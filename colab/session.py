@@ -13,8 +13,8 @@ from colab.drive import Place, mount_drive
 from colab.runtime import Platform, platform
 from colab.secrets import Found, bring_secrets
 from colab.session_clock import SessionClock, clock_of_session
-from infrastructure.backup.places.drive import is_on_drive
-from infrastructure.config.environment import variable_of
+from infrastructure.backup.backends.drive import is_on_drive
+from infrastructure.config.sources.environment import variable_of
 from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.hardware import describe, detect
 from infrastructure.core.redact import redact

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import psutil
 
 from colab.runtime import Platform, platform
-from infrastructure.backup.backup_status import age_words
+from infrastructure.backup.replication.status import age_words
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.layers import Layer, Setting, Source
+from infrastructure.config.merging.precedence import Layer, Setting, Source
 
 VARIABLE = "TEMPER_SESSION_HOURS"
 HOUR_SECONDS = 3600.0

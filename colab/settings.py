@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.environment import EMPTY_COUNTS
-from infrastructure.config.loading import load_config
-from infrastructure.config.presets import PRESET
+from infrastructure.config.merging.presets import PRESET
+from infrastructure.config.sources.environment import EMPTY_COUNTS
+from infrastructure.config.sources.load import load_config
 
 
 def configure(
@@ -18,7 +18,7 @@ def configure(
     values without changing it: `TEMPER_PRESET=ci`, `BATCH_SIZE=4`.
 
     Args:
-        preset: a name of `infrastructure.config.presets.PRESETS`.
+        preset: a name of `infrastructure.config.merging.presets.PRESETS`.
         config_file: a YAML file; None: `.config/training_config.yaml` where it exists.
         settings: as for `DeploymentConfig`. An empty text counts as not given: that is what a
             `#@param` gives that nobody has filled in.

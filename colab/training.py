@@ -23,14 +23,14 @@ from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.deployment.signals import interrupt_on_signals
-from infrastructure.monitoring.live_run import LiveRun
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
-from infrastructure.monitoring.run_list import find_run_path
-from infrastructure.monitoring.trainer_process import read_trainer
+from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.run_list import find_run_path
+from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.monitoring.watch import watch
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.metrics.progress import Note, ProgressDisplay, make_progress
-from infrastructure.training.resume_contract import canonical_name
+from infrastructure.training.resume.compatibility import canonical_name
 
 IN_THE_CELL = "Interrupting the cell (■) saves the training and stops it."
 LOOKING_ON = "Interrupting the cell (■) ends only the looking on; colab.stop() ends the training."

@@ -20,7 +20,7 @@ from infrastructure.core.errors import DataError, StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.json_text import parse_json
-from infrastructure.monitoring.formatting import format_bytes, format_duration
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 
 ROOM_LEFT_BYTES = 200 << 20  # that a full disk would be missed by everything else
 LOOK_BYTES = 64 << 20  # between two looks at the disk

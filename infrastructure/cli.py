@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.command_line import create_parser, parse
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.describe import describe
-from infrastructure.config.flags import flags_given
-from infrastructure.config.later import unsupported
-from infrastructure.config.layers import Layer, Setting
-from infrastructure.config.loading import load_config
-from infrastructure.config.section import ConfigurationError
+from infrastructure.config.merging.planned import unsupported
+from infrastructure.config.merging.precedence import Layer, Setting
+from infrastructure.config.sources.flags import flags_given
+from infrastructure.config.sources.load import load_config
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import ProcessLostError, TemperError, TrainingDivergedError
 from infrastructure.core.launched import launched
@@ -35,7 +35,7 @@ from infrastructure.core.shared_cores import share_the_cores
 from infrastructure.core.standard_output import LossyStream, lossy_output
 from infrastructure.core.stop_signals import StopSignal, exit_code_of
 from infrastructure.testing.doctor import examine, exit_code, render
-from infrastructure.training.data.ready_config import make_ready
+from infrastructure.training.data.defaults import make_ready
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 

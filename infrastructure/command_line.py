@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import ABSENT, SAME, plain_name
-from infrastructure.config.flags import add_config_flags, add_preset_flag, as_flags
 from infrastructure.config.schema import schema_of
+from infrastructure.config.sources.flags import add_config_flags, add_preset_flag, as_flags
 from infrastructure.core.lookup import nearest
 
 PROGRAM = "temper"

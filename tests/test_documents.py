@@ -23,13 +23,18 @@ from typing import Any
 import pytest
 
 from infrastructure.command_line import create_parser, known_flags, parse
+from infrastructure.config.aliases import canonical, canonical_section
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.environment import DISABLING, OTHER_VARIABLES, VARIABLES, variable_of
-from infrastructure.config.flags import flags_given
-from infrastructure.config.loading import load_config
-from infrastructure.config.presets import PRESET
+from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.schema import schema_of
-from infrastructure.config.spellings import canonical, canonical_section
+from infrastructure.config.sources.environment import (
+    DISABLING,
+    OTHER_VARIABLES,
+    VARIABLES,
+    variable_of,
+)
+from infrastructure.config.sources.flags import flags_given
+from infrastructure.config.sources.load import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 HISTORY = "CHANGELOG.md"  # names what there was once

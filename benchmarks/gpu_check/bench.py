@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from benchmarks.throughput import train_tokenizer
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.samples import SAMPLE_TRAIN
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.state import TrainingState
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -17,8 +17,8 @@ from benchmarks.gpu_check.bench import Bench
 from benchmarks.gpu_check.numerics import LORA, Figures
 from benchmarks.states import GPT2, adam_state, seconds_of, size_bytes
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.state import TrainingState
 
 ROUNDS = 7
 MOST_STALL = 1.2  # times a copy into pinned memory

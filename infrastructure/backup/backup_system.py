@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.manifest import Manifest
-from infrastructure.backup.model_state import ModelState, capture, restore, stored
-from infrastructure.backup.retention import versions_to_keep
+from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.retention import versions_to_keep
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.format.tensor_bytes import from_bytes
 from infrastructure.backup.run_backup import RunBackup
-from infrastructure.backup.store import Store
-from infrastructure.backup.tensor_bytes import from_bytes
-from infrastructure.backup.writer_process import only_writer
-from infrastructure.config.backup_config import BackupConfig
+from infrastructure.backup.state.model_state import ModelState, capture, restore, stored
+from infrastructure.backup.writer.writer_process import only_writer
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, TemperError
 from infrastructure.core.redact import redact
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.backup_status import DOWN, BackupStatus
-from infrastructure.backup.open_object import Progress
-from infrastructure.backup.places.base import Place
-from infrastructure.backup.published_folder import compare, fetch_folder, read_sums
+from infrastructure.backup.backends.base import Place
+from infrastructure.backup.repair.run_files_repair import SEAL, seal_of
+from infrastructure.backup.replication.folder_upload import compare, fetch_folder, read_sums
+from infrastructure.backup.replication.object_reader import Progress
+from infrastructure.backup.replication.status import DOWN, BackupStatus
 from infrastructure.backup.run_backup import RunBackup
-from infrastructure.backup.run_file_repair import SEAL, seal_of
 from infrastructure.core.checksums import parse_record, write_record
 from infrastructure.core.errors import DamagedFileError, StorageError
 from infrastructure.core.redact import redact, redact_urls

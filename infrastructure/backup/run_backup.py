@@ -12,7 +12,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from infrastructure.backup.backup_status import (
+from infrastructure.backup.format.retention import Retention, versions_to_keep
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.free_space import require_room
+from infrastructure.backup.inventory import (
+    HERE,
+    BackupEntry,
+    Finding,
+    list_entries,
+    verify_all,
+)
+from infrastructure.backup.repair.run_files_repair import RunFileRepair
+from infrastructure.backup.repair.run_repair import Repair, StoreRepair
+from infrastructure.backup.replication.copier_client import CopierClient
+from infrastructure.backup.replication.copier_process import CopierSettings
+from infrastructure.backup.replication.download import fetch_newest
+from infrastructure.backup.replication.folder_upload import Publication, paths_in
+from infrastructure.backup.replication.object_reader import Progress
+from infrastructure.backup.replication.remote_pruning import prune_once
+from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.status import (
     DOWN,
     OFF,
     STARTING,
@@ -21,28 +40,9 @@ from infrastructure.backup.backup_status import (
     read_status,
     write_status,
 )
-from infrastructure.backup.copier_client import CopierClient
-from infrastructure.backup.copier_process import CopierSettings
-from infrastructure.backup.fetching import fetch_newest
-from infrastructure.backup.link import Link
-from infrastructure.backup.open_object import Progress
-from infrastructure.backup.place_pruning import prune_once
-from infrastructure.backup.published_folder import Publication, paths_in
-from infrastructure.backup.repair import Repair, StoreRepair
-from infrastructure.backup.retention import Retention, versions_to_keep
-from infrastructure.backup.room import require_room
-from infrastructure.backup.run_file_repair import RunFileRepair
-from infrastructure.backup.store import Store
-from infrastructure.backup.version_list import (
-    HERE,
-    BackupEntry,
-    Finding,
-    list_entries,
-    verify_all,
-)
-from infrastructure.backup.writer_process import only_writer
-from infrastructure.config.backup_config import BackupConfig
+from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.redact import redact, redact_urls
 from infrastructure.core.waiting import within

@@ -8,33 +8,38 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StringConstraints
 
-from infrastructure.config import later
-from infrastructure.config.backup_config import BackupConfig
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.layers import Layer, Setting, Source, flatten, merge, nested
-from infrastructure.config.misfits import misfits, several_processes, testing_off, unused_notes
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.presets import open_presets
-from infrastructure.config.quantum_config import QuantumConfig
-from infrastructure.config.record import (
+from infrastructure.config.aliases import KEYS
+from infrastructure.config.base import ConfigurationError, Section
+from infrastructure.config.merging import planned as later
+from infrastructure.config.merging.cross_checks import (
+    misfits,
+    several_processes,
+    testing_off,
+    unused_notes,
+)
+from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, merge, nested
+from infrastructure.config.merging.presets import open_presets
+from infrastructure.config.merging.stackwise_cross_checks import stackwise_costs
+from infrastructure.config.schema import schema_of, value_at
+from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.config.sections.resource_config import (
+    CacheConfig,
+    MemoryConfig,
+    MonitorConfig,
+    ResourcesConfig,
+)
+from infrastructure.config.sections.training_config import QUANTUM, TrainingConfig
+from infrastructure.config.serialize import (
     PATHS,
     absolute_place,
     refuse_masked,
     without_masked_place,
     without_secrets,
 )
-from infrastructure.config.resource_config import (
-    CacheConfig,
-    MemoryConfig,
-    MonitorConfig,
-    ResourcesConfig,
-)
-from infrastructure.config.schema import schema_of, value_at
-from infrastructure.config.section import ConfigurationError, Section
-from infrastructure.config.spellings import KEYS
-from infrastructure.config.stackwise_misfits import stackwise_costs
-from infrastructure.config.training_config import QUANTUM, TrainingConfig
-from infrastructure.config.values import (
+from infrastructure.config.types import (
     Allowed,
     Auto,
     Count,
@@ -77,8 +82,8 @@ class DeploymentConfig(Section):
     """Everything that one run is told.
 
     Takes sections (`training=TrainingConfig(...)` or a mapping), the flat names of
-    `infrastructure.config.spellings.KEYS` (`batch_size=4`), canonical keys, and a `preset`. It
-    reads neither files nor the environment; `infrastructure.config.loading.load_config` does.
+    `infrastructure.config.aliases.KEYS` (`batch_size=4`), canonical keys, and a `preset`. It
+    reads neither files nor the environment; `infrastructure.config.sources.load.load_config` does.
     """
 
     model: ModelConfig = Field(

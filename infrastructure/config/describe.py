@@ -1,7 +1,7 @@
 """Show the configuration: every value with where it came from."""
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.words import plain
+from infrastructure.config.field_help import plain
 from infrastructure.core.redact import redact
 
 

@@ -1,6 +1,6 @@
 """Words of other tools: what the same thing is called here, or what to do where it is not here."""
 
-from infrastructure.config.spellings import canonical
+from infrastructure.config.aliases import canonical
 
 # name -> settings of ours, `key` or `key=value`; a name is written with "_", as in a file.
 SAME: dict[str, tuple[str, ...]] = {

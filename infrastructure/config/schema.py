@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from infrastructure.config.aliases import KEYS, PREFIXES
+from infrastructure.config.base import Section, kinds
 from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
-from infrastructure.config.section import Section, kinds
-from infrastructure.config.spellings import KEYS, PREFIXES
 from infrastructure.core.lookup import nearest
 
 

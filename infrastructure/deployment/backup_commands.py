@@ -10,22 +10,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.backup_status import age_words
+from infrastructure.backup.backends import Place, open_place
 from infrastructure.backup.finished_run import Completion, complete, not_safe
-from infrastructure.backup.places import Place, open_place
-from infrastructure.backup.published_folder import problems_at
-from infrastructure.backup.retention import Retention, retention_of, versions_to_keep
+from infrastructure.backup.format.retention import Retention, retention_of, versions_to_keep
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.inventory import BackupEntry, list_entries, runs_at
+from infrastructure.backup.replication.folder_upload import problems_at
+from infrastructure.backup.replication.status import age_words
 from infrastructure.backup.run_backup import RunBackup, place_options
-from infrastructure.backup.store import Store
-from infrastructure.backup.version_list import BackupEntry, list_entries, runs_at
-from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import NOT_CONFIRMED, StorageError
 from infrastructure.deployment.checkpoint_commands import NOTHING, describe, verify_versions
 from infrastructure.deployment.from_place import asked, named_run, restore_run
 from infrastructure.deployment.run_directory import RunDirectory, find_run
-from infrastructure.monitoring.formatting import format_bytes, format_number
-from infrastructure.monitoring.tables import render_table
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
+from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
 
 DONE, FAILED = 0, 1

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.manifest import Manifest
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.bars import byte_bar
 from infrastructure.deployment.run_directory import RunDirectory, find_run
-from infrastructure.monitoring.formatting import format_bytes, format_number
-from infrastructure.monitoring.tables import render_table
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
+from infrastructure.monitoring.drawing.tables import render_table
 
 DONE, DAMAGED = 0, 1
 NOTHING = "–"

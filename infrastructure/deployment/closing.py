@@ -6,7 +6,7 @@ Loads no torch.
 from pathlib import Path
 from typing import Any
 
-from infrastructure.monitoring.tables import before_after_table
+from infrastructure.monitoring.drawing.tables import before_after_table
 
 
 def paths_of(run_path: Path) -> dict[str, str]:

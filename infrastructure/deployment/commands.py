@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.run_backup import place_options
-from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.layers import Setting
+from infrastructure.config.merging.precedence import Setting
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import NOT_CONFIRMED
 from infrastructure.core.launched import Launched
 from infrastructure.core.stop_signals import exit_code_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.run_backup import place_options
-from infrastructure.backup.run_files import read_run_files
+from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
@@ -50,27 +50,27 @@ from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.checkpoint_paths import step_of, verify
-from infrastructure.training.data.ready_config import make_ready
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
-from infrastructure.training.loop import TrainingLoop
+from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import MakeProgress, make_progress
 from infrastructure.training.metrics.sinks import make_sinks
-from infrastructure.training.observers import (
+from infrastructure.training.observers.monitoring_setup import check_watching, watching_hooks
+from infrastructure.training.observers.run_observers import (
     ErrorsObserver,
     MetricsObserver,
     ProgressObserver,
     ReportObserver,
 )
 from infrastructure.training.quantum.quantum_records import quantum_observers, quantum_probes
-from infrastructure.training.resume_contract import canonical_name
-from infrastructure.training.run_lock import only_trainer_of, waited_for
-from infrastructure.training.stack_saving import stack_observers
-from infrastructure.training.state import TrainingState
+from infrastructure.training.resume.compatibility import canonical_name
+from infrastructure.training.resume.run_lock import only_trainer_of, waited_for
+from infrastructure.training.setup.stack_outputs import stack_observers
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
-from infrastructure.training.watching import check_watching, watching_hooks
 
 log = logging.getLogger(__name__)
 

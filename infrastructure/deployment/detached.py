@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.layers import Layer
-from infrastructure.config.purpose import differing_keys, purpose_of
+from infrastructure.config.fingerprint import differing_keys, purpose_of
+from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
@@ -32,8 +32,8 @@ from infrastructure.core.json_text import parse_json
 from infrastructure.deployment.output_dir import writable
 from infrastructure.deployment.saved import SavedSteps
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
-from infrastructure.monitoring.trainer_process import TrainerProcess, read_trainer, write_trainer
-from infrastructure.training.data.ready_config import make_ready
+from infrastructure.monitoring.records.run_owner import TrainerProcess, read_trainer, write_trainer
+from infrastructure.training.data.defaults import make_ready
 
 FOLDER, RUN_NAME, PURPOSE_NAME, OUTPUT_NAME = ".detached", "run", "purpose.json", "output.txt"
 LOOK_SECONDS = 0.1

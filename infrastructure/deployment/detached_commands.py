@@ -6,9 +6,9 @@ from pathlib import Path
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached
-from infrastructure.monitoring.run_list import find_run_path
-from infrastructure.monitoring.trainer_process import read_trainer
-from infrastructure.training.data.ready_config import make_ready
+from infrastructure.monitoring.records.run_list import find_run_path
+from infrastructure.monitoring.records.run_owner import read_trainer
+from infrastructure.training.data.defaults import make_ready
 
 DONE, FAILED = 0, 1
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.run_file_repair import SEAL, seal_of
-from infrastructure.config.backup_config import BackupConfig
+from infrastructure.backup.repair.run_files_repair import SEAL, seal_of
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.deployment.closing import closing_lines, paths_of
 from infrastructure.deployment.forecast import RunForecast
@@ -19,10 +19,10 @@ from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.deployment.run_record import summarise
 from infrastructure.deployment.stages import Stages
 from infrastructure.evaluation.held_out import HeldOut, measure
-from infrastructure.monitoring.report import write_report
+from infrastructure.monitoring.report.report import write_report
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.stack_saving import save_stacks_and_rack
+from infrastructure.training.setup.stack_outputs import save_stacks_and_rack
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from infrastructure.config.backup_config import BackupConfig
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.stackwise_misfits import STACKWISE
+from infrastructure.config.merging.stackwise_cross_checks import STACKWISE
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.going_on import commit_of_base, configuration_of
 from infrastructure.deployment.run_directory import RunDirectory, find_run
@@ -25,9 +25,9 @@ from infrastructure.training.checkpoints.checkpoint_paths import verify
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.trainable_state import load_trainable_state
+from infrastructure.training.resume.fingerprint import base_facts
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
-from infrastructure.training.training_facts import base_facts
 
 log = logging.getLogger(__name__)
 

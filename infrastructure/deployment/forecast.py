@@ -22,22 +22,22 @@ from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.json_text import parse_json
 from infrastructure.deployment.run_copies import bytes_of_version, newest_kept, versions_kept
 from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.monitoring.formatting import format_bytes, format_duration
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.peak_memory import PeakMemory
+from infrastructure.training.core.error_handlers import free_memory
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.error_handlers import free_memory
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.loop import TrainingLoop
-from infrastructure.training.machine_fit import StepCosts
-from infrastructure.training.recovery.notes import note
-from infrastructure.training.stack_saving import (
+from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.recovery.recovery_log import note
+from infrastructure.training.setup.stack_outputs import (
     disk_bytes,
     known_plan,
     measured_phase,
     plan_lines,
 )
-from infrastructure.training.state import TrainingState
+from infrastructure.training.sizing.cost_measurement import StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory
 
 log = logging.getLogger(__name__)

@@ -6,17 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from infrastructure.backup.backends import Place, open_place
 from infrastructure.backup.finished_run import finished_at
-from infrastructure.backup.manifest import Manifest
-from infrastructure.backup.places import Place, open_place
+from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.inventory import runs_at
+from infrastructure.backup.repair.run_files_repair import RunFileRepair
 from infrastructure.backup.run_backup import RunBackup
-from infrastructure.backup.run_file_repair import RunFileRepair
-from infrastructure.backup.run_files import restore_run_files
-from infrastructure.backup.store import Store
-from infrastructure.backup.version_list import runs_at
-from infrastructure.config.backup_config import BackupConfig
+from infrastructure.backup.state.run_files import restore_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.purpose import purpose_of
+from infrastructure.config.fingerprint import purpose_of
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import make_directory
 from infrastructure.core.lookup import unknown_name
@@ -25,7 +25,7 @@ from infrastructure.deployment.bars import byte_bar
 from infrastructure.deployment.output_dir import writable
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.deployment.same_training import is_same, settings_in
-from infrastructure.monitoring.run_list import RUN_FILE
+from infrastructure.monitoring.records.run_list import RUN_FILE
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import recover_directory
-from infrastructure.training.data.sources import HUGGINGFACE, discover, may_be_on_the_hub
+from infrastructure.training.data.readers.sources import HUGGINGFACE, discover, may_be_on_the_hub
 from infrastructure.training.models.model_path import refuse_file, refuse_missing
 
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.store import Store
-from infrastructure.config.data_config import DataConfig
+from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.layers import Layer, Setting, Source
-from infrastructure.config.purpose import differing_keys, purpose_of
+from infrastructure.config.fingerprint import differing_keys, purpose_of
+from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.checksums import write_record
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.deployment.same_training import settings_in, settings_now
-from infrastructure.training.accepted_changes import explain
-from infrastructure.training.data.sources import discover
-from infrastructure.training.resume_contract import Difference, Verdict
+from infrastructure.training.data.readers.sources import discover
+from infrastructure.training.resume.compatibility import Difference, Verdict
+from infrastructure.training.resume.overrides import explain
 
 log = logging.getLogger(__name__)
 

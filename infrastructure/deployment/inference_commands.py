@@ -12,7 +12,7 @@ from infrastructure.core.hardware import processor
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.evaluation.evaluate import set_aside
-from infrastructure.monitoring.tables import render_table
+from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.optimization.inference import (
     PROGRAMS,
     InferenceResult,

@@ -7,11 +7,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from infrastructure.backup.places import Place, open_place
-from infrastructure.backup.repair import Outcome, Repair
+from infrastructure.backup.backends import Place, open_place
+from infrastructure.backup.repair.run_files_repair import (
+    MODEL_SUMS,
+    REPORT_FILE,
+    read_seal,
+    seal_of,
+)
+from infrastructure.backup.repair.run_repair import Outcome, Repair
 from infrastructure.backup.run_backup import place_options
-from infrastructure.backup.run_file_repair import MODEL_SUMS, REPORT_FILE, read_seal, seal_of
-from infrastructure.config.backup_config import BackupConfig
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import SUMS, damaged_files, parse_sums, read_record, sums_text
 from infrastructure.core.errors import CheckpointError, DamagedFileError, TemperError
 from infrastructure.core.files import atomic_write, whole_directory
@@ -24,10 +29,10 @@ from infrastructure.deployment.run_repair import (
     repair_run,
     write_seal,
 )
-from infrastructure.monitoring.report import write_report
+from infrastructure.monitoring.report.report import write_report
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
-from infrastructure.training.run_lock import LOCK_FILE
+from infrastructure.training.resume.run_lock import LOCK_FILE
 
 REMADE = ".final-made-anew"
 

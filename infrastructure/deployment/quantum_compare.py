@@ -11,22 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.layers import Layer, Setting, Source
-from infrastructure.config.quantum_config import (
+from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.schema import schema_of
+from infrastructure.config.sections.quantum_config import (
     BLOCK_SELECTION,
     DATA_SELECTION,
     RANK_ALLOCATION,
     SAMPLER,
 )
-from infrastructure.config.schema import schema_of
-from infrastructure.config.training_config import QUANTUM
+from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.core.checksums import write_record
 from infrastructure.deployment.commands import DONE, ended
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.signals import interrupt_on_signals
-from infrastructure.monitoring.formatting import format_duration, format_number
-from infrastructure.monitoring.quantum_section import COMPARISON_FILE, QUANTUM_FILE, read_json
-from infrastructure.monitoring.report import write_report
+from infrastructure.monitoring.drawing.formatting import format_duration, format_number
+from infrastructure.monitoring.report.quantum_section import (
+    COMPARISON_FILE,
+    QUANTUM_FILE,
+    read_json,
+)
+from infrastructure.monitoring.report.report import write_report
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.parallel.membership import followers_dismissed
 

@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.backup_status import DOWN, BackupStatus, age_words, short_words
+from infrastructure.backup.backends import open_place
 from infrastructure.backup.finished_run import Completion, complete, not_safe
-from infrastructure.backup.places import open_place
-from infrastructure.backup.retention import retention_of
-from infrastructure.backup.room import require_room
+from infrastructure.backup.format.retention import retention_of
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.free_space import require_room
+from infrastructure.backup.inventory import HERE
+from infrastructure.backup.replication.status import DOWN, BackupStatus, age_words, short_words
 from infrastructure.backup.run_backup import CONTACT_SECONDS, RunBackup, place_options
-from infrastructure.backup.store import Store
-from infrastructure.backup.version_list import HERE
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.waiting import within
 from infrastructure.deployment.bars import byte_bar
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
 from infrastructure.training.models.trainable_state import trainable_state
-from infrastructure.training.observers import CopiesObserver
+from infrastructure.training.observers.run_observers import CopiesObserver
 
 # What a wait would not change: another machine has gone on, this place never says what is safe, or
 # nobody copies.

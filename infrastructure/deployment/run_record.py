@@ -18,11 +18,11 @@ from infrastructure.deployment.closing import paths_of
 from infrastructure.deployment.going_on import data_files_hash
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.evaluation.held_out import HeldOut
-from infrastructure.monitoring.metrics_file import spell_numbers
-from infrastructure.training.data.token_preview import token_preview_html
+from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.training.data.encoding.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.machine_limits import memory_facts
-from infrastructure.training.training_facts import installed_versions
+from infrastructure.training.resume.fingerprint import installed_versions
+from infrastructure.training.setup.resource_limits import memory_facts
 
 
 def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTrainer) -> None:

@@ -10,19 +10,19 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from infrastructure.backup.places import open_place
-from infrastructure.backup.repair import Outcome
+from infrastructure.backup.backends import open_place
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.repair.run_files_repair import SEAL, RunFileRepair, read_seal
+from infrastructure.backup.repair.run_repair import Outcome
 from infrastructure.backup.run_backup import RunBackup
-from infrastructure.backup.run_file_repair import SEAL, RunFileRepair, read_seal
-from infrastructure.backup.store import Store
-from infrastructure.config.backup_config import BackupConfig
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import file_sha256
 from infrastructure.core.lock import Lock
 from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.monitoring.run_list import RUN_FILE, run_folders
-from infrastructure.training.run_lock import LOCK_FILE
+from infrastructure.monitoring.records.run_list import RUN_FILE, run_folders
+from infrastructure.training.resume.run_lock import LOCK_FILE
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.purpose import differing_keys, purpose_of
+from infrastructure.config.fingerprint import differing_keys, purpose_of
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.files import make_directory
 from infrastructure.core.lock import Lock
 from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.monitoring.run_list import run_folders
-from infrastructure.monitoring.trainer_process import this_process
-from infrastructure.training.resume_contract import shown_name
+from infrastructure.monitoring.records.run_list import run_folders
+from infrastructure.monitoring.records.run_owner import this_process
+from infrastructure.training.resume.compatibility import shown_name
 
 BEGINNING = ".beginning"  # in the output folder: a file for each training that begins now
 

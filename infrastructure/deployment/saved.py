@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
 
 

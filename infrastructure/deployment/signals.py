@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from infrastructure.core.stop_signals import StopSignal, reason_of, stop_signals
-from infrastructure.training.state import TrainingState
+from infrastructure.training.core.state import TrainingState
 
 # A machine that is taken away gives half a minute or so; a step, an evaluation, or the compiling of
 # a model may take longer than that, and is then done again by whoever goes on.

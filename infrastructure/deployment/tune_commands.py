@@ -10,17 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.flags import flag_names
-from infrastructure.config.layers import Layer, Setting
-from infrastructure.config.words import plain
-from infrastructure.monitoring.formatting import format_bytes
+from infrastructure.config.field_help import plain
+from infrastructure.config.merging.precedence import Layer, Setting
+from infrastructure.config.sources.flags import flag_names
+from infrastructure.deployment.tuning_trials import TRIED, TuningTrials, worker_counts
+from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.optimization.pipeline_optimizer import PipelineOptimizer, Tried
-from infrastructure.training.batch_plan import BATCH_SIZE
+from infrastructure.training.core.error_handlers import is_out_of_memory
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.error_handlers import is_out_of_memory
-from infrastructure.training.tuning import TRIED, TuningTrials, worker_counts
+from infrastructure.training.sizing.batch_plan import BATCH_SIZE
 
 DONE = 0
 WORKERS_PAY = 1.1  # a process takes memory, so it must read clearly faster

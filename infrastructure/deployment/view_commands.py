@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from infrastructure.monitoring.dashboard import Dashboard
-from infrastructure.monitoring.run_list import find_run_path
+from infrastructure.monitoring.dashboard.server import Dashboard
+from infrastructure.monitoring.records.run_list import find_run_path
 from infrastructure.monitoring.watch import watch as watch_run
 
 DONE, FAILED = 0, 1

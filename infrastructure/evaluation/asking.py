@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.json_text import parse_json
 from infrastructure.evaluation.generation import ANSWER_MARGIN_TOKENS, generate_answers
-from infrastructure.training.data.chat_format import special_tokens
-from infrastructure.training.data.examples import Question
-from infrastructure.training.data.rows import Turn
-from infrastructure.training.data.tokenization import ConversationEncoder
+from infrastructure.training.core.precision import choose_device
+from infrastructure.training.data.encoding.chat_format import special_tokens
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder
+from infrastructure.training.data.readers.rows import Turn
+from infrastructure.training.data.store.examples import Question
 from infrastructure.training.models.model_manager import ModelManager
 from infrastructure.training.models.source import find_source
-from infrastructure.training.precision import choose_device
 
 
 def ask(

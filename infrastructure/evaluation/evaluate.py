@@ -4,17 +4,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from infrastructure.config.data_config import DataConfig
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.layers import Layer
-from infrastructure.config.model_config import EmbeddedModelConfig
-from infrastructure.config.section import ConfigurationError
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import EmbeddedModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
 from infrastructure.evaluation.held_out import HeldOut, measure
-from infrastructure.monitoring.run_list import finished_model
-from infrastructure.monitoring.tables import render_table
+from infrastructure.monitoring.drawing.tables import render_table
+from infrastructure.monitoring.records.run_list import finished_model
 from infrastructure.training.trainer_factory import TrainerFactory
 
 # How rows became tokens in the run that made the model; other rules would measure something else.

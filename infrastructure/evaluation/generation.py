@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from infrastructure.training.data.examples import Question
+from infrastructure.training.data.store.examples import Question
 
 ANSWER_MARGIN_TOKENS = 8
 

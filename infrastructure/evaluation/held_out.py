@@ -8,9 +8,9 @@ from infrastructure.evaluation.generation import (
     exact_match_by_task,
     generate_answers,
 )
-from infrastructure.monitoring.metrics_file import spell_numbers
+from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.examples import Question
+from infrastructure.training.data.store.examples import Question
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 # Long answers take long to write: this many expected tokens are enough for a measurement.

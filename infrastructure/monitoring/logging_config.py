@@ -23,7 +23,7 @@ from typing import Any
 
 from infrastructure.core.line_file import RotatingLineFile
 from infrastructure.core.redact import redact
-from infrastructure.monitoring.metrics_file import encode_record, plain_record
+from infrastructure.monitoring.drawing.metrics_file import encode_record, plain_record
 
 OUTPUT_FILE = Path("logs") / "output.txt"
 TRAINING_FILE = Path("logs") / "training" / "training.jsonl"

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from infrastructure.config.resource_config import AlertThresholds
+from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.files import write_json
 from infrastructure.core.gpu_readings import GpuReadings
 from infrastructure.core.line_file import RotatingLineFile
 from infrastructure.core.machine_readings import MachineReadings
-from infrastructure.monitoring.alert_rules import gpu_rules, machine_rules, training_rules
-from infrastructure.monitoring.alert_sinks import AlertSink, LogAlerts
-from infrastructure.monitoring.alerts import Alert, AlertWatch
-from infrastructure.monitoring.metrics_file import Record, encode_record
-from infrastructure.monitoring.statistics import Table
+from infrastructure.monitoring.drawing.metrics_file import Record, encode_record
+from infrastructure.monitoring.watching.alert_rules import gpu_rules, machine_rules, training_rules
+from infrastructure.monitoring.watching.alert_sinks import AlertSink, LogAlerts
+from infrastructure.monitoring.watching.alerts import Alert, AlertWatch
+from infrastructure.monitoring.watching.running_stats import Table
 
 logger = logging.getLogger(__name__)
 

@@ -18,18 +18,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from infrastructure.monitoring.formatting import (
+from infrastructure.monitoring.drawing.downsampling import Points
+from infrastructure.monitoring.drawing.formatting import (
     format_bytes,
     format_duration,
     format_number,
     format_share,
     printable,
 )
-from infrastructure.monitoring.live_run import STATES, LiveRun
-from infrastructure.monitoring.markup import readable_key
-from infrastructure.monitoring.metrics_file import Record
-from infrastructure.monitoring.run_sentences import alert_words, error_words, safety_words
-from infrastructure.monitoring.series import Points
+from infrastructure.monitoring.drawing.html import readable_key
+from infrastructure.monitoring.drawing.metrics_file import Record
+from infrastructure.monitoring.records.live_run import STATES, LiveRun
+from infrastructure.monitoring.records.status_text import alert_words, error_words, safety_words
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 NOT_FINITE_MARK = "×"

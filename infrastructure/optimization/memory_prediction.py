@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.values import amount_bytes
+from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory
 from infrastructure.core.process_memory import resident_bytes
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import dimod
 
-from infrastructure.config.resource_config import QuantumResources
 from infrastructure.config.sampler_needs import check_sampler
+from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.core.errors import MissingPackageError, MissingSecretError, SamplerError
 from infrastructure.core.redact import redact
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from infrastructure.config.resource_config import QuantumResources
+from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import quantum_solve
 from infrastructure.quantum.samplers import wire

@@ -8,9 +8,9 @@ from infrastructure.testing.parameter_checks import check_learning, check_steps
 from infrastructure.testing.preflight import UNIT, run_checks
 from infrastructure.testing.results import CheckResult, sentence
 from infrastructure.testing.subject import Subject
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.state import TrainingState
 
 # Of the full tier, what needs no second model beside the one that trains.
 REAL_STEPS = (check_steps, check_learning)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.core.files import write_json, write_text
-from infrastructure.monitoring.check_section import check_tables
-from infrastructure.monitoring.markup import Markup, element, facts
-from infrastructure.monitoring.page import page
+from infrastructure.monitoring.drawing.html import Markup, element, facts
+from infrastructure.monitoring.drawing.html_page import page
+from infrastructure.monitoring.report.check_section import check_tables
 from infrastructure.testing.results import CheckResult, count, has_failed, verdict
 from infrastructure.testing.subject import Subject
-from infrastructure.training.training_facts import installed_versions
+from infrastructure.training.resume.fingerprint import installed_versions
 
 HTML, JSON = "report.html", "report.json"
 

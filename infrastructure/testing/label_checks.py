@@ -12,21 +12,21 @@ from jinja2.exceptions import TemplateError
 
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
-from infrastructure.training.data.chat_format import (
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.data.encoding.chat_format import (
     GENERATION_TAG,
     TEMPLATE_DATE,
     special_tokens,
 )
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.examples import TokenizedExample
-from infrastructure.training.data.rows import Conversation, Turn
-from infrastructure.training.data.tokenization import (
+from infrastructure.training.data.encoding.tokenization import (
     ConversationEncoder,
     Encoded,
     TokenIds,
     begins_with,
     num_common,
 )
+from infrastructure.training.data.readers.rows import Conversation, Turn
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.models.packing_check import token_embeddings
 
 NUM_PROMPTS = 8

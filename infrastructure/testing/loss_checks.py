@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Gradients, Subject, be_quiet, leaving_no_trace
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.models.model_inputs import inner_model, relative_difference
 from infrastructure.training.models.packing_check import leak_tolerance
 

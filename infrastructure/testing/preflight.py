@@ -37,8 +37,8 @@ from infrastructure.testing.parameter_checks import (
 from infrastructure.testing.results import CheckResult, Group, sentence
 from infrastructure.testing.resume_checks import check_resume, check_saved_model
 from infrastructure.testing.subject import Subject
+from infrastructure.training.core.error_handlers import free_memory, is_out_of_memory, let_go
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.error_handlers import free_memory, is_out_of_memory, let_go
 
 Check = Callable[[Subject], CheckResult]
 

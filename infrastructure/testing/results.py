@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from infrastructure.core.redact import redact
-from infrastructure.monitoring.metrics_file import spell_numbers
+from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 
 Status = Literal["pass", "warn", "fail", "skipped"]
 Group = Literal["unit", "integration", "performance"]

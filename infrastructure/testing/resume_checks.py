@@ -23,8 +23,8 @@ from infrastructure.testing.subject import (
     undone,
 )
 from infrastructure.training.checkpoints.snapshot import take_snapshot
+from infrastructure.training.core.error_handlers import free_memory
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.error_handlers import free_memory
 from infrastructure.training.models.model_inputs import call_model, logits_of, relative_difference
 from infrastructure.training.models.model_manager import load_saved
 from infrastructure.training.models.trainable_state import trainable_state

@@ -12,9 +12,9 @@ from infrastructure.core.hardware import processor
 from infrastructure.testing.baseline import Baselines, Comparison, compare
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import NUM_CANDIDATES, Subject, be_quiet, undone
-from infrastructure.training.data.token_cache import DEFAULT_DIRECTORY
-from infrastructure.training.recovery.remembered_limit import describe_device
-from infrastructure.training.training_facts import installed_versions
+from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
+from infrastructure.training.resume.fingerprint import installed_versions
+from infrastructure.training.sizing.micro_batch_memory import describe_device
 
 NUM_WARM_UPS = 2
 NUM_REPEATS = 5

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from infrastructure.backup.random_state import capture_random, restore_random
-from infrastructure.config.resolve import learning_rate_for
+from infrastructure.backup.state.random_state import capture_random, restore_random
+from infrastructure.config.auto import learning_rate_for
 from infrastructure.training.choices import starts_from_scratch
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.micro_batches import split
+from infrastructure.training.forward.gradient_accumulation import split
 from infrastructure.training.model_adapters.base_adapter import Batch
 from infrastructure.training.models.model_inputs import (
     call_model,

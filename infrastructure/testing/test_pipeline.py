@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.loading import load_config
+from infrastructure.config.sources.load import load_config
 from infrastructure.testing.check_report import describe_subject, write_check_report
 from infrastructure.testing.preflight import (
     INTEGRATION,

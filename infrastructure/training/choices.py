@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resolve import trains_from_scratch
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.auto import trains_from_scratch
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.model_adapters.base_adapter import DataSource
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.source import registered_name
-from infrastructure.training.observers import EarlyStopping
+from infrastructure.training.observers.run_observers import EarlyStopping
 
 
 def early_stopping(config: TrainingConfig) -> list[Hook]:

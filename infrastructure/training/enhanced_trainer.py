@@ -9,27 +9,17 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.random_state import seed_everything
-from infrastructure.backup.retention import retention_of
-from infrastructure.config.data_config import DataConfig
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.retention import retention_of
+from infrastructure.backup.state.random_state import seed_everything
+from infrastructure.config.auto import learning_rate_for, num_epochs_for
 from infrastructure.config.deployment_config import check_sections
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.quantum_config import QuantumConfig
-from infrastructure.config.resolve import learning_rate_for, num_epochs_for
-from infrastructure.config.resource_config import CacheConfig, QuantumResources
-from infrastructure.config.training_config import QUANTUM, TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.config.sections.resource_config import CacheConfig, QuantumResources
+from infrastructure.config.sections.training_config import QUANTUM, TrainingConfig
 from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.training.accepted_changes import (
-    MICRO_BATCH,
-    apply_hyperparameters,
-    forget_optimizer,
-    hyperparameters,
-    length_to_go,
-    move_position,
-)
-from infrastructure.training.batch_plan import BatchPlan
-from infrastructure.training.batch_planner import BatchPlanner
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -44,32 +34,42 @@ from infrastructure.training.choices import (
     polled,
     starts_from_scratch,
 )
-from infrastructure.training.data.tokenization import LABELS_VERSION
+from infrastructure.training.core.precision import Precision, choose_device, choose_precision
+from infrastructure.training.core.state import Phase, TrainingState
+from infrastructure.training.data.encoding.tokenization import LABELS_VERSION
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.extensions.extension_manager import (
     ExtensionManager,
     create_extensions,
 )
-from infrastructure.training.held_out_loss import HeldOutLoss
-from infrastructure.training.loop import TrainingLoop
-from infrastructure.training.machine_fit import MachineFit
+from infrastructure.training.forward.evaluation_loss import HeldOutLoss
+from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.parallel.team import Team
-from infrastructure.training.precision import Precision, choose_device, choose_precision
 from infrastructure.training.quantum.data_question import limit_data
 from infrastructure.training.quantum.own_loop import LastGradients
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.step_questions import check_blocks
-from infrastructure.training.recovery.notes import note
-from infrastructure.training.resume_contract import Difference, Verdict, agree, recorded_grid
+from infrastructure.training.recovery.recovery_log import note
+from infrastructure.training.resume.compatibility import Difference, Verdict, agree, recorded_grid
+from infrastructure.training.resume.fingerprint import base_facts, machine_facts, settings_of
+from infrastructure.training.resume.overrides import (
+    MICRO_BATCH,
+    apply_hyperparameters,
+    forget_optimizer,
+    hyperparameters,
+    length_to_go,
+    move_position,
+)
+from infrastructure.training.sizing.batch_plan import BatchPlan
+from infrastructure.training.sizing.batch_planner import BatchPlanner
+from infrastructure.training.sizing.cost_measurement import MachineFit
 from infrastructure.training.stackwise.stack_phases import caches_trunk
 from infrastructure.training.stackwise.trunk_output import CacheSource
-from infrastructure.training.state import Phase, TrainingState
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
-from infrastructure.training.training_facts import base_facts, machine_facts, settings_of
 
 
 class EnhancedTrainer(LastGradients):

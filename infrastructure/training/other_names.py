@@ -28,7 +28,7 @@ ELSEWHERE = {
     " them, and TrainingMonitor().latest() has the newest with the machine's",
     "OOMHandler": "the loop does the same batch in smaller pieces, as"
     " training.recovery.out_of_memory says; is_out_of_memory(error) of"
-    " infrastructure.training.error_handlers tells such an error",
+    " infrastructure.training.core.error_handlers tells such an error",
     "PerformanceMonitor": "TrainingMonitor has log_training_metrics(metrics) and"
     " get_performance_summary(); monitor.profile_steps records steps with PyTorch's profiler",
     "PerformanceTracker": "TrainingMonitor has log_training_metrics(metrics) and"
@@ -40,7 +40,7 @@ ELSEWHERE = {
     "RackTrainer": "training.strategy end_to_end has one phase, of the whole rack with one loss;"
     " UnifiedTrainer(config).train_all_layers(dataloader, model_layers) trains so what you give it",
     "ResourceErrorHandler": "training.recovery and resources.quantum.fallback say what is done;"
-    " is_device_fault(error) of infrastructure.training.error_handlers tells a GPU's error",
+    " is_device_fault(error) of infrastructure.training.core.error_handlers tells a GPU's error",
     "ResourceManager": "MemoryOptimizer().optimize() frees memory, and find_fastest(config) of"
     " infrastructure.deployment.tune_commands (temper tune) measures the fastest settings",
     "ResourceMonitor": "TrainingMonitor(thresholds={...}) has start_monitoring() and sample(), and"
@@ -51,7 +51,8 @@ ELSEWHERE = {
     " training.end_to_end_scope stackwise trains all of them in each step;"
     " UnifiedTrainer(config).train_all_layers(dataloader, model_layers) trains so what you give it",
     "TrainingErrorHandler": "the loop answers errors as training.recovery says;"
-    " is_out_of_memory(error) of infrastructure.training.error_handlers tells which kind one is",
+    " is_out_of_memory(error) of infrastructure.training.core.error_handlers tells which kind it"
+    " is",
     "TrainingOptimizer": "find_fastest(config) of infrastructure.deployment.tune_commands (temper"
     " tune) measures batch size, precision, checkpointing and learning rate of a training",
 }

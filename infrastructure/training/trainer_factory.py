@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from infrastructure.config.data_config import DataConfig
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig, check_sections
-from infrastructure.config.layers import Layer
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.section import ConfigurationError
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.launched import Launched, launched
 from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.training.data.ready_config import make_ready
+from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.machine_limits import fit_to_machine
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.parallel.team import Team
+from infrastructure.training.setup.resource_limits import fit_to_machine
 from infrastructure.training.unsloth_trainer import UnslothTrainer
 
 PACKAGE = "infrastructure"  # the logger above all of ours; what other libraries log is not our say

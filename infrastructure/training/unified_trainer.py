@@ -15,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig as TrainingConfig
-from infrastructure.training.data.examples import TokenizedExample
-from infrastructure.training.data.order import epoch_order
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig as TrainingConfig
+from infrastructure.training.core.precision import choose_device, choose_precision
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.data.serving.example_order import epoch_order
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.hf_bridge.trainer_facts import frozen_fingerprint
@@ -42,14 +44,12 @@ from infrastructure.training.models.model_inputs import (
 )
 from infrastructure.training.models.packed_attention import use_plain_attention
 from infrastructure.training.models.packing_check import token_embeddings
-from infrastructure.training.precision import choose_device, choose_precision
-from infrastructure.training.stack_saving import (
+from infrastructure.training.setup.stack_outputs import (
     plan_lines,
     save_stacks_and_rack,
     stack_observers,
 )
 from infrastructure.training.stackwise.masking import MaskedObjective, objective_of
-from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
 log = logging.getLogger(__name__)

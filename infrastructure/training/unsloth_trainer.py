@@ -9,18 +9,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.training.data.ready_config import make_ready
+from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.loop import TrainingLoop
-from infrastructure.training.machine_limits import fit_to_machine
+from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.unsloth_backend import prepare_backend
+from infrastructure.training.setup.resource_limits import fit_to_machine
 
 
 class UnslothTrainer(EnhancedTrainer):

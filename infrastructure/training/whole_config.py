@@ -11,26 +11,26 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.optimizer_state import merge_optimizer, split_optimizer
-from infrastructure.config.data_config import DataConfig
+from infrastructure.backup.state.optimizer_state import merge_optimizer, split_optimizer
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
 from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data import data_pipeline
-from infrastructure.training.data.collate import pad
-from infrastructure.training.data.examples import TokenizedExample
-from infrastructure.training.data.ready_config import make_ready
-from infrastructure.training.data.token_store import TokenStore
+from infrastructure.training.data.defaults import make_ready
+from infrastructure.training.data.serving.collate import pad
+from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.data.store.token_store import TokenStore
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.machine_limits import caches_within
 from infrastructure.training.models import model_manager
 from infrastructure.training.models.model_manager import LoadedModel
-from infrastructure.training.precision import choose_device
+from infrastructure.training.setup.resource_limits import caches_within
 from infrastructure.training.unsloth_trainer import own_loop_checkpoints
 
 MODEL, OPTIMIZER = "model", "optimizer"  # keys of a state, and groups of a checkpoint

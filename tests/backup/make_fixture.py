@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from infrastructure.backup.manifest import FORMAT_VERSION
-from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.store import Store
-from infrastructure.backup.tensor_bytes import DTYPES, to_bytes
+from infrastructure.backup.format.manifest import FORMAT_VERSION
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.format.tensor_bytes import DTYPES, to_bytes
 from infrastructure.training.checkpoints.distributed import save_distributed
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.file_operations import Buffer
-from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.places.base import Content, Place
-from infrastructure.backup.store import Store
+from infrastructure.backup.backends.base import Content, Place
+from infrastructure.backup.format.file_operations import Buffer
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
 from tests.faults.memory_files import MemoryFiles
 

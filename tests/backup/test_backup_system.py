@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from infrastructure.backup.backup_system import BackupSystem, create_backup_system
-from infrastructure.backup.version_list import runs_at
+from infrastructure.backup.inventory import runs_at
 from infrastructure.core.errors import CheckpointError, StorageError
 
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer]
@@ -257,7 +257,7 @@ def test_a_place_without_a_version_says_so(tmp_path: Path, place: Path) -> None:
 
 
 def test_the_runs_of_a_place_are_those_with_a_version(backups: BackupSystem, place: Path) -> None:
-    from infrastructure.backup.places import open_place
+    from infrastructure.backup.backends import open_place
 
     assert runs_at(open_place(str(place))) == []
     backups.create_checkpoint(*parts(), epoch=0, step=1, loss=1.0)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.backup.codec import SUFFIX
-from infrastructure.backup.hashing import hash_of
-from infrastructure.backup.manifest import FORMAT_VERSION, VersionName
-from infrastructure.backup.run_files import restore_run_files
-from infrastructure.backup.store import Store
-from infrastructure.backup.tensor_bytes import from_bytes
+from infrastructure.backup.format.codec import SUFFIX
+from infrastructure.backup.format.hashing import hash_of
+from infrastructure.backup.format.manifest import FORMAT_VERSION, VersionName
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.format.tensor_bytes import from_bytes
+from infrastructure.backup.state.run_files import restore_run_files
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.checkpoint_paths import verify

@@ -10,9 +10,9 @@ import torch
 
 from benchmarks import checkpoint_bytes, checkpoint_drag, checkpoint_stall, restore_speed
 from benchmarks.states import LORA, adam_state, ratios, size_bytes
-from infrastructure.backup import store as store_module
-from infrastructure.backup.objects import ObjectFiles
-from infrastructure.backup.store import Store
+from infrastructure.backup.format import store as store_module
+from infrastructure.backup.format.objects import ObjectFiles
+from infrastructure.backup.format.store import Store
 from infrastructure.training.checkpoints import checkpoint_manager
 
 SMALL_MEGABYTES = 12

@@ -1,8 +1,8 @@
 """The overhead's arithmetic, and its blocks in a real toy training."""
 
 from benchmarks.monitor_overhead import Block, Blocks, growth, ratios
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.state import TrainingState
 from tests.training.toy_training import Training
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from colab.cost_line import KnownCosts
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.monitoring.trainer_process import write_trainer
+from infrastructure.monitoring.records.run_owner import write_trainer
 from infrastructure.training.data.samples import use_sample_data
 
 

@@ -11,9 +11,9 @@ import colab.form
 from colab import configure, show_form
 from colab.form import ConfigForm, Edits
 from colab.form_state import SCHEMA
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.section import ConfigurationError
-from infrastructure.config.words import plain
+from infrastructure.config.field_help import plain
 from tests.colab.forms import row_of, shown, told, type_into
 from tests.config.field_values import as_text, other_value
 

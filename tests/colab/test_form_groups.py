@@ -1,5 +1,5 @@
 from colab.form_groups import BASIC, FIELDS, LATER, groups
-from infrastructure.config.later import later_of
+from infrastructure.config.merging.planned import later_of
 
 
 def test_every_setting_is_in_one_group() -> None:

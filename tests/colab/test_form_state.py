@@ -3,10 +3,10 @@
 import pytest
 
 from colab.form_state import SCHEMA, FormState
+from infrastructure.config.base import ConfigurationError, kinds
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.later import later_of
-from infrastructure.config.layers import Layer
-from infrastructure.config.section import ConfigurationError, kinds
+from infrastructure.config.merging.planned import later_of
+from infrastructure.config.merging.precedence import Layer
 from tests.config.field_values import as_text, other_value
 
 TOKEN = "hf_" + "aB3dE5gH7jK9mN1pQ3sT"

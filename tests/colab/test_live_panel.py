@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from colab.live_panel import LOOK_SECONDS, LivePanel
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.core.files import write_json
 from tests.monitoring.written_run import (
     add,

@@ -10,7 +10,7 @@ import colab
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import file_sha256
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.monitoring.trainer_process import read_trainer
+from infrastructure.monitoring.records.run_owner import read_trainer
 from tests.deployment.runs import small_settings
 
 

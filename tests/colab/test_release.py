@@ -10,8 +10,8 @@ import pytest
 
 from colab import drive, release
 from colab.release import release_runtime
-from infrastructure.backup.places.drive import DrivePlace
-from infrastructure.backup.places.folder import FolderPlace
+from infrastructure.backup.backends.drive import DrivePlace
+from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.lock import Lock
 from tests.deployment.runs import deploy, small_config

@@ -12,7 +12,7 @@ from colab import results
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.deployment.runs import small_settings
-from tests.monitoring.test_stack_section import STACKWISE
+from tests.monitoring.report.test_stack_section import STACKWISE
 
 
 @pytest.fixture(scope="module")

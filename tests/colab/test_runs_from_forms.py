@@ -9,8 +9,8 @@ import pytest
 
 from colab.form import ConfigForm
 from colab.form_state import SCHEMA, FormState
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.section import ConfigurationError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.deployment.run_record import record_run

@@ -72,6 +72,6 @@ def test_a_wrong_variable_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_configuration_leaves_the_notebook_s_variables_alone() -> None:
     """Every command reads the environment, and refuses what it does not know there."""
-    code = "from infrastructure.config.loading import load_config; load_config()"
+    code = "from infrastructure.config.sources.load import load_config; load_config()"
     variables = {"TEMPER_PLATFORM": "colab", "TEMPER_SESSION_HOURS": "24"}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, check=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from colab import configure
-from infrastructure.config.layers import Layer
+from infrastructure.config.merging.precedence import Layer
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import pytest
 from colab import training
 from colab.training import attach, stop, train
 from infrastructure.core.errors import RunFailedError
-from infrastructure.monitoring.trainer_process import read_trainer
+from infrastructure.monitoring.records.run_owner import read_trainer
 from tests.colab.kernels import Cell, Kernel, start_kernel
 from tests.deployment.runs import losses, runs_of, small_config, small_settings
 from tests.monitoring.written_run import write_run

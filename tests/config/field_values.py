@@ -3,14 +3,21 @@
 import json
 from typing import Any
 
+from infrastructure.config.base import kinds
+from infrastructure.config.field_help import metadata_of
 from infrastructure.config.registries import CACHES
 from infrastructure.config.schema import FieldSpec
-from infrastructure.config.section import kinds
-from infrastructure.config.values import RegisteredName
-from infrastructure.config.words import metadata_of
-from tests.training.stackwise.memory_cache import MemoryCache
+from infrastructure.config.types import RegisteredName
 
-CACHES.register("something", MemoryCache)  # of our own there is one only, the default
+
+def memory_cache(*arguments: Any, **options: Any) -> Any:
+    """A cache in memory; loaded when one is made, because these values are used without PyTorch."""
+    from tests.training.stackwise.memory_cache import MemoryCache
+
+    return MemoryCache(*arguments, **options)
+
+
+CACHES.register("something", memory_cache)  # of our own there is one only, the default
 
 # Where the next number or another choice would not fit the field.
 SPECIAL: dict[str, Any] = {

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.layers import Layer, Setting, Source
-from infrastructure.config.loading import load_config
-from infrastructure.config.model_config import LoraConfig, ModelConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.config.sources.load import load_config
 
 
 def test_defaults_can_be_carried_out() -> None:

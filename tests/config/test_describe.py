@@ -1,7 +1,7 @@
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.describe import describe
-from infrastructure.config.loading import load_config
 from infrastructure.config.schema import schema_of
+from infrastructure.config.sources.load import load_config
 
 
 def lines_of(config: DeploymentConfig) -> dict[str, str]:

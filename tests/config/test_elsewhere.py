@@ -5,9 +5,9 @@ import pytest
 from infrastructure.command_line import COMMANDS_ELSEWHERE, create_parser, known_flags, parse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import ABSENT, SAME, as_keys
-from infrastructure.config.flags import as_flags, flag_names
-from infrastructure.config.loading import load_config
 from infrastructure.config.schema import schema_of
+from infrastructure.config.sources.flags import as_flags, flag_names
+from infrastructure.config.sources.load import load_config
 
 FIELDS = schema_of(DeploymentConfig).fields
 

@@ -6,17 +6,22 @@ from pathlib import Path
 import pytest
 
 import infrastructure
+from infrastructure.config.aliases import KEYS, PREFIXES
+from infrastructure.config.auto import learning_rate_for, num_epochs_for
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.environment import DISABLING, OTHER_VARIABLES, VARIABLES, variable_of
-from infrastructure.config.flags import flag_names
-from infrastructure.config.later import later_of
-from infrastructure.config.model_config import EmbeddedModelConfig, LoraConfig, ModelConfig
-from infrastructure.config.presets import PRESET, PRESETS
-from infrastructure.config.resolve import learning_rate_for, num_epochs_for
+from infrastructure.config.field_help import plain
+from infrastructure.config.merging.planned import later_of
+from infrastructure.config.merging.presets import PRESET, PRESETS
 from infrastructure.config.schema import schema_of
-from infrastructure.config.spellings import KEYS, PREFIXES
-from infrastructure.config.training_config import TrainingConfig
-from infrastructure.config.words import plain
+from infrastructure.config.sections.model_config import EmbeddedModelConfig, LoraConfig, ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.config.sources.environment import (
+    DISABLING,
+    OTHER_VARIABLES,
+    VARIABLES,
+    variable_of,
+)
+from infrastructure.config.sources.flags import flag_names
 
 README = Path(infrastructure.__file__).parent / "config/README.md"
 FIELDS = schema_of(DeploymentConfig).fields

@@ -2,10 +2,10 @@ import time
 
 import pytest
 
+from infrastructure.config.aliases import KEYS, PREFIXES, canonical
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
-from infrastructure.config.section import ConfigurationError
-from infrastructure.config.spellings import KEYS, PREFIXES, canonical
 
 
 def test_every_field_has_a_description_of_one_line() -> None:

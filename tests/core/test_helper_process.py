@@ -16,11 +16,11 @@ from tests.foreign_folder import IS_MINE, NOTEBOOK, ROOT, foreign_folder, python
 
 # Every module that is started as a helper, or to run in one of a pool.
 MODULES = (
-    "infrastructure.backup.copier_process",
-    "infrastructure.backup.writer_process",
+    "infrastructure.backup.replication.copier_process",
+    "infrastructure.backup.writer.writer_process",
     "infrastructure.quantum.samplers.sampler_process",
     "infrastructure.quantum.solve_process",
-    "infrastructure.training.data.row_worker",
+    "infrastructure.training.data.preparation.row_encoder",
     "infrastructure.cli",
 )
 
@@ -58,11 +58,11 @@ os._exit(0)
 COPIED = """
 import sys, time
 from pathlib import Path
-from infrastructure.backup.background_writer import BackgroundWriter
-from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.retention import Retention
+from infrastructure.backup.writer.background_writer import BackgroundWriter
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.run_backup import RunBackup
-from infrastructure.config.backup_config import BackupConfig
+from infrastructure.config.sections.backup_config import BackupConfig
 store, place = Path(sys.argv[1]), sys.argv[2]
 writer = BackgroundWriter(store, Retention(2))
 writer.begin({"model/w": TensorBytes("U8", (9,), bytes(9))}, {}, step=1)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from infrastructure.backup.backup_status import ENDED, live_status
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.status import ENDED, live_status
 from infrastructure.backup.run_backup import STATUS_FILE
-from infrastructure.backup.store import Store
 from infrastructure.cli import DONE, FAILED, WRONG_INPUT, main
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import NOT_CONFIRMED

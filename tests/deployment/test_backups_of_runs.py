@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from infrastructure.backup import copier_client
-from infrastructure.backup.backup_status import BackupStatus, short_words
-from infrastructure.backup.store import Store
-from infrastructure.config.training_config import TrainingConfig
-from infrastructure.config.words import choices
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication import copier_client
+from infrastructure.backup.replication.status import BackupStatus, short_words
+from infrastructure.config.field_help import choices
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import NOT_CONFIRMED, StorageError
 from infrastructure.deployment import run_copies
 from infrastructure.deployment.commands import ended
@@ -22,8 +22,8 @@ from infrastructure.deployment.run_copies import (
     versions_kept,
 )
 from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.monitoring.run_facts import read_run_facts
-from infrastructure.monitoring.run_sentences import safety_words
+from infrastructure.monitoring.records.run_reader import read_run_facts
+from infrastructure.monitoring.records.status_text import safety_words
 from tests.deployment.runs import (
     deploy,
     end,

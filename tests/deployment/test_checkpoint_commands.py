@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.cli import DONE, FAILED, WRONG_INPUT, main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.backup.run_files import read_run_files
+from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import PreflightError
 from infrastructure.deployment import run_checks
 from infrastructure.deployment.run_checks import keep_round
-from infrastructure.monitoring.check_section import read_rounds
+from infrastructure.monitoring.report.check_section import read_rounds
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
@@ -68,7 +68,7 @@ def test_without_testing_it_starts_all_the_same(
 def test_the_variable_of_the_specification_switches_it_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from infrastructure.config.loading import load_config
+    from infrastructure.config.sources.load import load_config
 
     assert load_config(environment={"DISABLE_TESTING": "1"}).enable_testing is False
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.model_config import LoraConfig
+from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment import deploy_training, ending
 from infrastructure.deployment.commands import resume, train
@@ -22,11 +22,11 @@ from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.evaluation.held_out import measure
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.run_lock import only_trainer_of
-from infrastructure.training.state import TrainingState
+from infrastructure.training.resume.run_lock import only_trainer_of
 from tests.slow import slow_but
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.layers import Layer, Setting, Source
-from infrastructure.config.purpose import purpose_of
+from infrastructure.config.fingerprint import purpose_of
+from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached, detached_commands
 from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
-from infrastructure.monitoring.trainer_process import read_trainer, write_trainer
+from infrastructure.monitoring.records.run_owner import read_trainer, write_trainer
 from tests.deployment.runs import (
     deploy,
     losses,

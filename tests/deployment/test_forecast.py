@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.forecast import Forecast, RunForecast, costs_of
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryLine
-from infrastructure.training.batch_plan import BatchPlan
-from infrastructure.training.machine_fit import MachineFit, StepCosts
+from infrastructure.training.sizing.batch_plan import BatchPlan
+from infrastructure.training.sizing.cost_measurement import MachineFit, StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import small_config, small_settings, write_rows
 from tests.slow import slow

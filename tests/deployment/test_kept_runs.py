@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.config.loading import load_config
+from infrastructure.config.sources.load import load_config
 from infrastructure.core.checksums import damaged_files
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.deployment.runs import losses, newest_step, runs_of

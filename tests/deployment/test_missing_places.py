@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.backup.backup_status import GONE, BackupStatus, live_status, write_status
+from infrastructure.backup.replication.status import GONE, BackupStatus, live_status, write_status
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.cli import DONE, WRONG_INPUT, main
 from infrastructure.core.errors import NOT_CONFIRMED

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.deployment.run_directory import RunDirectory, find_run, plan_run
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.checkpoint_paths import by_step

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import damaged_files, read_record, write_record
 from infrastructure.core.errors import DamagedFileError
@@ -18,7 +18,7 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.evaluation.asking import ask
-from infrastructure.training.run_lock import only_trainer_of
+from infrastructure.training.resume.run_lock import only_trainer_of
 from tests.deployment.runs import deploy, losses, small_settings
 from tests.deployment.test_going_on import stop_after
 from tests.slow import slow_but

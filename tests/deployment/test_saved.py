@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.deployment.saved import SavedSteps
 
 

@@ -11,7 +11,7 @@ import torch
 from infrastructure.core.stop_signals import StopSignal
 from infrastructure.deployment import signals
 from infrastructure.deployment.signals import interrupt_on_signals, stop_on_signals
-from infrastructure.training.state import TrainingState
+from infrastructure.training.core.state import TrainingState
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -11,7 +11,7 @@ from infrastructure.command_line import create_parser, parse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment import tune_commands
 from infrastructure.deployment.tune_commands import alternatives, flags_of, tune
-from infrastructure.training.tuning import TuningTrials
+from infrastructure.deployment.tuning_trials import TuningTrials
 from tests.deployment.runs import small_settings
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.loading import load_config
+from infrastructure.config.sources.load import load_config
 from infrastructure.evaluation.evaluate import evaluate_model, inherit_from_run, set_aside
 
 

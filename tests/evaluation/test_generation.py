@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from infrastructure.evaluation.generation import Answer, exact_match_by_task, generate_answers
-from infrastructure.training.data.examples import Question
+from infrastructure.training.data.store.examples import Question
 
 
 def question(prompt_ids: list[int], expected: str = "x", task: str = "") -> Question:

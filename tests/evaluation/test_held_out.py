@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.evaluation.held_out import (
     MAX_ANSWER_TOKENS,
     HeldOut,
     affordable,
     measure,
 )
-from infrastructure.training.data.examples import Question
+from infrastructure.training.data.store.examples import Question
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 

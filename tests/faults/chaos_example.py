@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from infrastructure.backup.retention import Retention
+from infrastructure.backup.format.retention import Retention
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.state import TrainingState
 from tests.training.toy_training import Training
 
 

@@ -23,22 +23,22 @@ from typing import Any, Literal, get_args, get_origin
 
 import torch
 
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import ASSIGNED_SOURCE, DeploymentConfig
-from infrastructure.config.later import unsupported
-from infrastructure.config.layers import Setting
-from infrastructure.config.quantum_config import PLAIN_ANSWERS, SAMPLER
+from infrastructure.config.field_help import leaves, metadata_of
+from infrastructure.config.merging.planned import unsupported
+from infrastructure.config.merging.precedence import Setting
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.schema import FieldSpec, schema_of
-from infrastructure.config.section import ConfigurationError
-from infrastructure.config.values import RegisteredName
-from infrastructure.config.words import leaves, metadata_of
+from infrastructure.config.sections.quantum_config import PLAIN_ANSWERS, SAMPLER
+from infrastructure.config.types import RegisteredName
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.quantum.samplers.sampler_factory import SAMPLERS
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.state import TrainingState
 from tests.deployment.runs import small_settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.backup import run_backup
-from infrastructure.backup.backup_status import LOCK_SUFFIX
-from infrastructure.backup.copier import Copier
-from infrastructure.backup.copier_client import CopierClient
-from infrastructure.backup.copier_process import StatusFile
-from infrastructure.backup.published_folder import Publication
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.copier import Copier
+from infrastructure.backup.replication.copier_client import CopierClient
+from infrastructure.backup.replication.copier_process import StatusFile
+from infrastructure.backup.replication.folder_upload import Publication
+from infrastructure.backup.replication.status import LOCK_SUFFIX
 from infrastructure.core.lock import Lock
 
 LONGEST_WAIT_SECONDS = 0.02

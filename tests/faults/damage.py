@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
 from tests.faults.judge import tell
 from tests.faults.memory_files import MemoryFiles

@@ -24,15 +24,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from infrastructure.backup.codec import SUFFIX, decompress
-from infrastructure.backup.copier import Copier
-from infrastructure.backup.file_operations import Buffer
-from infrastructure.backup.link import Link, Sent
-from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.places.base import Content, Place
-from infrastructure.backup.replication import Upload, fetch_version
-from infrastructure.backup.retention import Retention, versions_to_keep
-from infrastructure.backup.store import Store
+from infrastructure.backup.backends.base import Content, Place
+from infrastructure.backup.format.codec import SUFFIX, decompress
+from infrastructure.backup.format.file_operations import Buffer
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.retention import Retention, versions_to_keep
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.copier import Copier
+from infrastructure.backup.replication.remote_session import Link, Sent
+from infrastructure.backup.replication.upload import Upload, fetch_version
 from infrastructure.core.errors import CheckpointError, StorageError
 from tests.faults.memory_files import Files, MemoryFiles
 

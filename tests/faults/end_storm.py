@@ -33,16 +33,16 @@ import fsspec
 import psutil
 import torch
 
-from infrastructure.backup.copier_process import RECORD_FILE
-from infrastructure.backup.places.drive import ID_ATTRIBUTE
-from infrastructure.backup.store import Store
+from infrastructure.backup.backends.drive import ID_ATTRIBUTE
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.copier_process import RECORD_FILE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import NOT_CONFIRMED, CopyNotConfirmedError, TemperError
 from infrastructure.core.files import file_sha256, paths_below, write_json
 from infrastructure.deployment import deploy_training
 from infrastructure.deployment.commands import ended
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from tests.conftest import save_tiny_llama
 from tests.faults.judge import tell
 from tests.faults.kill_storm import in_child

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.file_operations import Buffer
+from infrastructure.backup.format.file_operations import Buffer
 from tests.faults.memory_files import Files, MemoryFiles
 
 CHANGING = ("write", "sync_file", "sync_directory", "rename", "remove", "make_directory")

@@ -27,10 +27,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infrastructure.core.process_memory import peak_resident_bytes
-from infrastructure.training.data import table_formats
-from infrastructure.training.data.row_limits import in_chunks
-from infrastructure.training.data.row_worker import CHUNK_ROWS
-from infrastructure.training.data.sources import discover
+from infrastructure.training.data.preparation.row_encoder import CHUNK_ROWS
+from infrastructure.training.data.readers import table_formats
+from infrastructure.training.data.readers.row_limits import in_chunks
+from infrastructure.training.data.readers.sources import discover
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 12 << 20  # a text that a row may hold

@@ -17,13 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup import objects, run_files, store
-from infrastructure.backup.codec import SUFFIX, compress, decompress
-from infrastructure.backup.hashing import hash_of
-from infrastructure.backup.manifest import Manifest, VersionName, parse_manifest
-from infrastructure.backup.packs import TensorBytes, decode
-from infrastructure.backup.store import Store
-from infrastructure.backup.tensor_bytes import from_bytes
+from infrastructure.backup.format import objects, store
+from infrastructure.backup.format.codec import SUFFIX, compress, decompress
+from infrastructure.backup.format.hashing import hash_of
+from infrastructure.backup.format.manifest import Manifest, VersionName, parse_manifest
+from infrastructure.backup.format.packs import TensorBytes, decode
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.format.tensor_bytes import from_bytes
+from infrastructure.backup.state import run_files
 from infrastructure.core.errors import CheckpointError
 from tests.faults.memory_files import Files, MemoryFiles
 from tests.faults.store_history import ROOT, tensors_at

@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.retention import Retention
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
-from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training.checkpoints import checkpoint_manager, snapshot
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
-from infrastructure.training.observers import MetricsObserver
+from infrastructure.training.observers.run_observers import MetricsObserver
 from tests.faults.judge import tell
 from tests.training.toy_training import Training
 

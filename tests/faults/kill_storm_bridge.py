@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training.hf_bridge import callback
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 from tests.faults.judge import tell

@@ -19,8 +19,8 @@ if "--careless" in sys.argv:  # before anything takes the functions by their nam
 
 from infrastructure import cli
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.state import TrainingState
 
 SPOKEN = os.environ.get("SPOKEN_SECRET", "")
 

@@ -11,11 +11,11 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from infrastructure.backup.copier import Copier
-from infrastructure.backup.link import Link
-from infrastructure.backup.places import open_place
-from infrastructure.backup.retention import Retention
-from infrastructure.backup.store import Store
+from infrastructure.backup.backends import open_place
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.copier import Copier
+from infrastructure.backup.replication.remote_session import Link
 from tests.backup.memory_place import RUN, run_until, save
 from tests.faults.drive_model import Clock
 

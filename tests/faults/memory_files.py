@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.file_operations import Buffer, FileOperations
+from infrastructure.backup.format.file_operations import Buffer, FileOperations
 
 Files = dict[Path, bytes]
 

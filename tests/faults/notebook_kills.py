@@ -28,7 +28,7 @@ from pathlib import Path
 
 import psutil
 
-from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from tests.faults.judge import ROOT, tell
 from tests.notebooks.kernels import CellError, RunningNotebook, notebook_in_kernel
 from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables

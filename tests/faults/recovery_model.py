@@ -20,16 +20,16 @@ from unittest import mock
 
 import torch
 
-from infrastructure.config.resource_config import CacheConfig
+from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.core.errors import TrainingDivergedError
-from infrastructure.training import stepping
 from infrastructure.training.checkpoints import checkpoint_manager, going_back, snapshot
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
-from infrastructure.training.held_out_loss import HeldOutLoss
-from infrastructure.training.micro_batches import split
-from infrastructure.training.precision import Precision
-from infrastructure.training.state import TrainingState
-from infrastructure.training.stepping import Stepping
+from infrastructure.training.forward.evaluation_loss import HeldOutLoss
+from infrastructure.training.forward.gradient_accumulation import split
+from infrastructure.training.loop import optimizer_step as stepping
+from infrastructure.training.loop.optimizer_step import Stepping
 from tests.conftest import save_tiny_llama
 from tests.training import toy_training
 from tests.training.data.builders import pairs

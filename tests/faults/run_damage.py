@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infrastructure.backup.run_file_repair import Kind, kind_of
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.repair.run_files_repair import Kind, kind_of
 from infrastructure.core.checksums import damaged_files, read_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError
 from infrastructure.deployment import deploy_training, model_repair

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup import copier
-from infrastructure.backup.run_file_repair import read_seal
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.repair.run_files_repair import read_seal
+from infrastructure.backup.replication import copier
 from infrastructure.core.checksums import damaged_files, read_record
 from infrastructure.core.errors import DamagedFileError, TemperError
 from infrastructure.deployment import deploy_training, run_record

@@ -28,9 +28,9 @@ from typing import Any
 import psutil
 import torch
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.deployment.deploy_training import DeploymentConfig, TrainingDeployment
-from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training import enhanced_trainer
 from tests.faults.judge import tell
 from tests.faults.kill_storm import in_child

@@ -23,7 +23,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import paths_below
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.monitoring.run_facts import METRICS_FILE
+from infrastructure.monitoring.records.run_reader import METRICS_FILE
 from tests.deployment.runs import losses, runs_of, write_rows
 from tests.faults.judge import tell
 from tests.faults.kill_storm import in_child

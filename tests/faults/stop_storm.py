@@ -22,20 +22,20 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.retention import Retention
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.stop_signals import stop_signals
 from infrastructure.deployment import signals
 from infrastructure.deployment.signals import stop_on_signals
-from infrastructure.monitoring.metrics_file import read_metrics
-from infrastructure.training import loop as loop_module
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.loop import loop as loop_module
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
-from infrastructure.training.observers import MetricsObserver
-from infrastructure.training.recovery import boundary
-from infrastructure.training.state import TrainingState
+from infrastructure.training.observers.run_observers import MetricsObserver
+from infrastructure.training.recovery import safe_point as boundary
 from tests.faults.judge import tell
 from tests.faults.kill_storm import compare, in_child
 from tests.training.toy_training import Training

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infrastructure.backup.file_operations import FileOperations
-from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.file_operations import FileOperations
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.store import Store
 
 ROOT = Path("/run/checkpoints")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
 from tests.faults.memory_files import Files, MemoryFiles
 from tests.faults.store_history import ROOT, step_that_loads, tensors_at

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infrastructure.backup.copier import Copier
+from infrastructure.backup.replication.copier import Copier
 from tests.faults.drive_model import MUTANTS, deaths_of, rotation
 
 NUM_DEATHS = 400

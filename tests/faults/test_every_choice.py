@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.training_config import TrainingConfig
-from infrastructure.config.words import choices
+from infrastructure.config.field_help import choices
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.faults.choices import (
     NUM_STEPS,

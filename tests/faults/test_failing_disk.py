@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.backup.file_operations import FileOperations
-from infrastructure.backup.objects import ObjectFiles
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.file_operations import FileOperations
+from infrastructure.backup.format.objects import ObjectFiles
+from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
 from tests.faults.failing_files import ERRORS, FailingFiles, LyingFiles
 from tests.faults.memory_files import Files, MemoryFiles
@@ -94,9 +94,9 @@ def test_too_little_room_is_told_before_anything_is_written() -> None:
 FILLS_THE_DISK = """
 import resource, sys
 from pathlib import Path
-from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.objects import ObjectFiles
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.objects import ObjectFiles
+from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

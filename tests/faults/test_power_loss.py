@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from tests.faults.memory_files import MemoryFiles, states_after_power_loss
 from tests.faults.store_history import History, next_save_works, step_that_loads
 

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from infrastructure.deployment.deploy_training import DeploymentConfig, TrainingDeployment
-from infrastructure.monitoring.metrics_file import parse_metrics
+from infrastructure.monitoring.drawing.metrics_file import parse_metrics
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
-from infrastructure.training.state import TrainingState
 from tests.deployment.runs import small_settings
 from tests.faults import copier_here
 from tests.faults.kill_storm import in_child

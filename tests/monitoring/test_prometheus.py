@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.section import ConfigurationError
 from infrastructure.monitoring.prometheus import DASHBOARD_FILE, PrometheusEndpoint
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from tests.monitoring.scripted_machine import Moments, ScriptedGpus, ScriptedMachine

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from infrastructure.config.resource_config import AlertThresholds
+from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.gpu_readings import GpuReadings
-from infrastructure.monitoring.alerts import Alert
-from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.training_monitor import (
     ALERTS_FILE,
     HISTORY,
@@ -23,6 +22,7 @@ from infrastructure.monitoring.training_monitor import (
     TrainingMetrics,
     TrainingMonitor,
 )
+from infrastructure.monitoring.watching.alerts import Alert
 from tests.monitoring.scripted_machine import GIB, Moments, ScriptedGpus, ScriptedMachine
 
 SAMPLE_OF_THE_SPECIFICATION = """

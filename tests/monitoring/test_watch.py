@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infrastructure.monitoring.live_run import LiveRun
+from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.watch import frame, sparkline, status_line, watch
 from tests.monitoring.written_run import (
     add,

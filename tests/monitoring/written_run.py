@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from infrastructure.monitoring.metrics_file import encode_record
+from infrastructure.monitoring.drawing.metrics_file import encode_record
 
 RUN = {
     "created": "2026-11-20T23:45:12+0000",

@@ -8,12 +8,12 @@ from tests.mutants.operators import Mutant
 # What it is: the module, what stands there, and what is put in its place.
 NAMED = {
     "the loss is normalised without the batch's last example": (
-        "infrastructure/training/stepping.py",
+        "infrastructure/training/loop/optimizer_step.py",
         "self.adapter.count_items(examples))",
         "self.adapter.count_items(examples[:-1]))",
     ),
     "dropout is on while evaluating": (
-        "infrastructure/training/held_out_loss.py",
+        "infrastructure/training/forward/evaluation_loss.py",
         "    model.eval()\n",
         "    model.train()\n",
     ),
@@ -28,27 +28,27 @@ NAMED = {
         "pass",
     ),
     "an upload is confirmed without its objects": (
-        "infrastructure/backup/replication.py",
+        "infrastructure/backup/replication/upload.py",
         "sent.confirmed_at is not None and self._objects_are_confirmed()",
         "sent.confirmed_at is not None",
     ),
     "a manifest does not wait for its objects": (
-        "infrastructure/backup/replication.py",
+        "infrastructure/backup/replication/upload.py",
         "while not self._objects_are_confirmed():",
         "while False:",
     ),
     "what a place reads back comes from the page cache": (
-        "infrastructure/backup/places/base.py",
+        "infrastructure/backup/backends/base.py",
         "        place.forget_cached(path)\n",
         "\n",
     ),
     "what a store reads back comes from the page cache": (
-        "infrastructure/backup/objects.py",
+        "infrastructure/backup/format/objects.py",
         "        self.operations.forget_cached(path)\n",
         "\n",
     ),
     "the page cache is not asked to forget": (
-        "infrastructure/backup/file_operations.py",
+        "infrastructure/backup/format/file_operations.py",
         "os.POSIX_FADV_DONTNEED",
         "os.POSIX_FADV_NORMAL",
     ),

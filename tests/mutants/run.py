@@ -42,10 +42,13 @@ STATE = ROOT / ".mutants"
 # What a defect in a training's step, its data or its storage would go through.
 MODULES = {
     "infrastructure/core/": "files",
-    "infrastructure/training/": "stepping loop recovering state held_out_loss micro_batches"
-    " resume_contract training_facts batch_plan",
+    "infrastructure/training/core/": "state",
+    "infrastructure/training/loop/": "optimizer_step loop error_recovery",
+    "infrastructure/training/forward/": "evaluation_loss gradient_accumulation",
+    "infrastructure/training/resume/": "compatibility fingerprint",
+    "infrastructure/training/sizing/": "batch_plan",
     "infrastructure/training/models/": "token_loss chunked_loss packed_attention trainable_state",
-    "infrastructure/training/data/": "order collate prefetch",
+    "infrastructure/training/data/serving/": "example_order collate prefetch",
     "infrastructure/training/strategies/": "base_strategy",
     "infrastructure/training/checkpoints/": "snapshot training_saver checkpoint_manager going_back"
     " save_schedule",
@@ -53,29 +56,34 @@ MODULES = {
     "infrastructure/evaluation/": "evaluate held_out",
     "infrastructure/quantum/": "quantum_step",
     "infrastructure/quantum/samplers/": "deadline process_sampler fallback",
-    "infrastructure/backup/": "store objects manifest packs hashing file_operations replication"
-    " copier fetching place_pruning open_object retention",
+    "infrastructure/backup/format/": "store objects manifest packs hashing file_operations"
+    " retention",
+    "infrastructure/backup/replication/": "upload copier download remote_pruning object_reader",
 }
 # The quick tests that may find it. Others run these modules too, but what only they find is said to
 # survive: a defect should be found near its place.
 TESTS = {
     "core": "files",
     "training/checkpoints": "snapshot save_schedule checkpoint_manager going_back",
-    "training/data": "order collate prefetch selection",
+    "training/data/serving": "example_order collate prefetch",
+    "training/data": "selection",
     "training/strategies": "*",
     "quantum/samplers": "deadline fallback process_sampler",
     "quantum": "quantum_step",
-    "backup": "store objects manifest packs codec replication copier fetching place_pruning"
-    " open_object retention file_operations repair run_file_repair",
-    "backup/places": "folder drive",
+    "backup/format": "store objects manifest packs codec retention file_operations",
+    "backup/replication": "upload copier download remote_pruning object_reader",
+    "backup/repair": "run_repair run_files_repair",
+    "backup/backends": "folder drive",
     "training/model_adapters": "standard_adapter",
     "training/models": "token_loss chunked_loss packed_attention trainable_state packing_check"
     " rounded_rows saving",
     "evaluation": "held_out evaluate",
     "training/recovery": "*",
     "training/extensions": "extension_hooks",
-    "training": "held_out_loss resume_contract training_facts batch_plan loop stepping"
-    " loop_saving loop_recovery recovering",
+    "training/forward": "evaluation_loss",
+    "training/resume": "compatibility fingerprint",
+    "training/sizing": "batch_plan",
+    "training/loop": "loop optimizer_step loop_saving loop_recovery error_recovery",
     "training/hf_bridge": "plain_values standing trainer_facts trainer_state checkpoint_folder"
     " saving callback",
 }

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from infrastructure.config.values import parse_size
+from infrastructure.config.types import parse_size
 from infrastructure.optimization import gpu_capability
 from infrastructure.optimization.gpu_capability import (
     best_attention,

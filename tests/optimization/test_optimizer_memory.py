@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from infrastructure.config.training_config import TrainingConfig
-from infrastructure.config.words import choices
+from infrastructure.config.field_help import choices
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.optimizer_memory import SAMPLE_NUMBERS, optimizer_state_bytes
 from infrastructure.training.strategies import get_training_strategy
 

@@ -9,7 +9,7 @@ import dimod
 import numpy as np
 import pytest
 
-from infrastructure.config.resource_config import QuantumResources
+from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.core.errors import SamplerError
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample, Training
 from infrastructure.quantum.quantum_step import (

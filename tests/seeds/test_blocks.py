@@ -27,11 +27,11 @@ from infrastructure import training as training_names
 from infrastructure.cli import main
 from infrastructure.command_line import create_parser, parse
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.flags import flags_given
-from infrastructure.config.loading import load_config
-from infrastructure.config.resource_config import AlertThresholds
-from infrastructure.config.stackwise_config import ProgressiveConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.resource_config import AlertThresholds
+from infrastructure.config.sections.stackwise_config import ProgressiveConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.config.sources.flags import flags_given
+from infrastructure.config.sources.load import load_config
 from infrastructure.core.optional import is_installed
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.tune_commands import find_fastest
@@ -55,7 +55,7 @@ from infrastructure.training import (
     should_checkpoint,
     should_optimize,
 )
-from infrastructure.training.error_handlers import is_device_fault, is_out_of_memory
+from infrastructure.training.core.error_handlers import is_device_fault, is_out_of_memory
 from infrastructure.training.other_names import ELSEWHERE
 from infrastructure.training.strategies import STRATEGIES, TrainingStrategy
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy

@@ -11,9 +11,9 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.testing.check_observer import CheckObserver
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.snapshot import take_snapshot
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.state import TrainingState
 from tests.testing.check_models import save_model_of, settings_of, trainer_of
 
 Rounds = list[tuple[int, list[CheckResult]]]

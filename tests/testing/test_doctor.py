@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.field_help import choices, words_taken
 from infrastructure.config.schema import schema_of
-from infrastructure.config.words import choices, words_taken
 from infrastructure.core.hardware import GIB, GPU, Hardware, Memory, Processor
 from infrastructure.testing import doctor
 from infrastructure.testing.doctor import NEEDED_FOR, Finding

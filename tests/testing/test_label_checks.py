@@ -18,8 +18,8 @@ from infrastructure.testing.label_checks import (
 )
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
-from infrastructure.training.data.chat_format import TemplateFormat
-from infrastructure.training.data.tokenization import LABELS_VERSION, ConversationEncoder
+from infrastructure.training.data.encoding.chat_format import TemplateFormat
+from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
 from tests.testing.check_models import MODELS, save_model_of, settings_of, trainer_of
 from tests.training.data.trl_masks import (
     Learnt,

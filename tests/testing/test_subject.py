@@ -21,7 +21,7 @@ from infrastructure.testing.subject import (
     undone,
     unsupervised,
 )
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.store.examples import TokenizedExample
 from tests.testing.check_models import save_model_of, settings_of, subject_of
 
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import LoraConfig, ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 NUM_ROWS = 200

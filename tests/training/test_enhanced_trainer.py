@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from infrastructure.backup.retention import Retention
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import LoraConfig, ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.backup.format.retention import Retention
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.checkpoint_paths import by_step
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters import get_model_adapter
-from infrastructure.training.state import TrainingState
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.trainer_factory import TrainerFactory
 

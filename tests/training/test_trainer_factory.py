@@ -4,10 +4,10 @@ import os
 import pytest
 import torch
 
-from infrastructure.config.data_config import DataConfig
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training import trainer_factory, unsloth_trainer
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.trainer_factory import TrainerFactory, show_gpus
@@ -70,7 +70,7 @@ def test_our_loggers_keep_to_the_level_of_a_configuration() -> None:
     TrainerFactory().for_run(DeploymentConfig(device="cpu"))
     assert ours.level == before
     TrainerFactory().for_run(DeploymentConfig(device="cpu", log_level="ERROR"))
-    assert not logging.getLogger("infrastructure.training.loop").isEnabledFor(logging.WARNING)
+    assert not logging.getLogger("infrastructure.training.loop.loop").isEnabledFor(logging.WARNING)
 
 
 @pytest.mark.parametrize(("initialized", "seen"), [(True, 1), (False, 2)])

@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import LoraConfig, ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.unsloth_trainer import UnslothTrainer
 
 model, data, cache, saved = sys.argv[1:]

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.retention import Retention
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.backup.format.retention import Retention
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -18,9 +18,9 @@ from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
     take_snapshot,
 )
+from infrastructure.training.core.state import Phase, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner, Observer
-from infrastructure.training.loop import TrainingLoop
-from infrastructure.training.state import Phase, TrainingState
+from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.strategies import get_training_strategy
 from tests.training.toy import ToyAdapter, ToyModel, ToySource
 

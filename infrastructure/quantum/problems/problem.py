@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import dimod
 
-from infrastructure.config.resource_config import QuantumResources
+from infrastructure.config.sections.resource_config import QuantumResources
 
 Variable = Hashable  # a plain value with a meaning: an example's id, a block's name
 Sample = Mapping[Variable, int]  # each variable of the model: 0 or 1

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.background_writer import BackgroundWriter
-from infrastructure.backup.kept_copy import State, size_of_state
-from infrastructure.backup.manifest import FILES as RUN_FILES
-from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.retention import Retention, versions_to_keep
-from infrastructure.backup.store import Store
-from infrastructure.backup.tensor_bytes import from_bytes, to_bytes
-from infrastructure.backup.writer_process import only_writer
+from infrastructure.backup.format.manifest import FILES as RUN_FILES
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.retention import Retention, versions_to_keep
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.format.tensor_bytes import from_bytes, to_bytes
+from infrastructure.backup.writer.background_writer import BackgroundWriter
+from infrastructure.backup.writer.shared_buffer import State, size_of_state
+from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.checkpoint_paths import store_of
 from infrastructure.training.checkpoints.snapshot import Snapshot

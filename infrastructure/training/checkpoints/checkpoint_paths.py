@@ -3,8 +3,8 @@
 import logging
 from pathlib import Path
 
-from infrastructure.backup.manifest import VersionName
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.manifest import VersionName
+from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
 
 log = logging.getLogger(__name__)

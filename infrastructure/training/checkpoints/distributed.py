@@ -45,12 +45,12 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from infrastructure.backup.manifest import Manifest, Pack, StoredTensor
-from infrastructure.backup.packs import TensorBytes
-from infrastructure.backup.retention import Retention, versions_to_keep
-from infrastructure.backup.store import Placed, Store
-from infrastructure.backup.tensor_bytes import DTYPES, NAMES, from_bytes, to_bytes
-from infrastructure.backup.writer_process import only_writer
+from infrastructure.backup.format.manifest import Manifest, Pack, StoredTensor
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.retention import Retention, versions_to_keep
+from infrastructure.backup.format.store import Placed, Store
+from infrastructure.backup.format.tensor_bytes import DTYPES, NAMES, from_bytes, to_bytes
+from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.json_text import parse_json
 

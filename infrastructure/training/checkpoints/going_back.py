@@ -16,7 +16,7 @@ from infrastructure.training.checkpoints.snapshot import (
     Snapshot,
     restore_snapshot,
 )
-from infrastructure.training.state import TrainingState
+from infrastructure.training.core.state import TrainingState
 
 log = logging.getLogger(__name__)
 

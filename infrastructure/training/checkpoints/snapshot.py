@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from infrastructure.backup.optimizer_state import Tensors, merge_optimizer, split_optimizer
-from infrastructure.backup.random_state import capture_random, restore_random
+from infrastructure.backup.state.optimizer_state import Tensors, merge_optimizer, split_optimizer
+from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.redact import redact_shapes
+from infrastructure.training.core.state import Position, SkippedBatch, TrainingState
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
-from infrastructure.training.state import Position, SkippedBatch, TrainingState
 
 
 class HasState(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.going_back import go_back
 from infrastructure.training.checkpoints.snapshot import Participants, Snapshot, take_snapshot
-from infrastructure.training.state import TrainingState
+from infrastructure.training.core.state import TrainingState
 
 
 @dataclass

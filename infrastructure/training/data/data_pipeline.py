@@ -17,23 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.resource_config import CacheConfig, MemoryConfig
-from infrastructure.training.data.augmentation import Augmentation, get_augmentation
-from infrastructure.training.data.chat_format import special_tokens
-from infrastructure.training.data.data_report import DataReport
-from infrastructure.training.data.example_sources import (
-    AugmentedExamples,
-    Order,
-    StoredConversations,
-    StoredExamples,
-    StreamedExamples,
-    TextTokenizer,
-)
-from infrastructure.training.data.examples import EvaluationRow, Question, TokenizedExample
-from infrastructure.training.data.fingerprints import text_hash
-from infrastructure.training.data.order import Indices, random_selection
-from infrastructure.training.data.planning import (
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
+from infrastructure.training.data.encoding.augmentation import Augmentation, get_augmentation
+from infrastructure.training.data.encoding.chat_format import special_tokens
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder
+from infrastructure.training.data.preparation.data_report import DataReport
+from infrastructure.training.data.preparation.plan import (
     memory_bytes,
     plan_key,
     plan_preparation,
@@ -41,8 +31,7 @@ from infrastructure.training.data.planning import (
     total_bytes_of,
     training_texts,
 )
-from infrastructure.training.data.prefetch import prefetch
-from infrastructure.training.data.preparation import (
+from infrastructure.training.data.preparation.preparation import (
     CONVERSATION_ENDS,
     EVALUATION_FILE,
     QUARANTINE_FILE,
@@ -52,13 +41,24 @@ from infrastructure.training.data.preparation import (
     Preparation,
     PreparationPlan,
 )
-from infrastructure.training.data.quarantine import Quarantine
-from infrastructure.training.data.rows import Conversation
-from infrastructure.training.data.streaming_dataset import StreamingDataset
-from infrastructure.training.data.token_cache import CacheEntry, TokenCache
-from infrastructure.training.data.token_store import CONVERSATIONS_FILE, TokenStore
-from infrastructure.training.data.tokenization import ConversationEncoder
-from infrastructure.training.data.window_index import WindowIndex
+from infrastructure.training.data.preparation.quarantine import Quarantine
+from infrastructure.training.data.readers.rows import Conversation
+from infrastructure.training.data.serving.example_order import Indices, random_selection
+from infrastructure.training.data.serving.example_sources import (
+    AugmentedExamples,
+    Order,
+    StoredConversations,
+    StoredExamples,
+    StreamedExamples,
+    TextTokenizer,
+)
+from infrastructure.training.data.serving.prefetch import prefetch
+from infrastructure.training.data.serving.streaming_dataset import StreamingDataset
+from infrastructure.training.data.store.examples import EvaluationRow, Question, TokenizedExample
+from infrastructure.training.data.store.fingerprints import text_hash
+from infrastructure.training.data.store.stream_index import WindowIndex
+from infrastructure.training.data.store.token_cache import CacheEntry, TokenCache
+from infrastructure.training.data.store.token_store import CONVERSATIONS_FILE, TokenStore
 
 __all__ = ["DataPipeline", "training_texts"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
-from infrastructure.training.state import TrainingState
+from infrastructure.training.core.state import TrainingState
 
 
 class Event(StrEnum):

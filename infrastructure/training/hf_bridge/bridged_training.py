@@ -9,7 +9,7 @@ from typing import Any
 from infrastructure.backup.finished_run import Completion
 from infrastructure.core.errors import CopyNotConfirmedError, TemperError
 from infrastructure.core.redact import redact
-from infrastructure.monitoring.report import write_report
+from infrastructure.monitoring.report.report import write_report
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.extensions.extension_hooks import Event
 from infrastructure.training.hf_bridge.hooks import hooks_of

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.loading import load_config
+from infrastructure.config.sources.load import load_config
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.monitoring.logging_config import OUTPUT_FILE

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from infrastructure.backup.optimizer_state import Tensors, merge_optimizer
-from infrastructure.backup.random_state import PYTHON_STATE_VERSION
+from infrastructure.backup.state.optimizer_state import Tensors, merge_optimizer
+from infrastructure.backup.state.random_state import PYTHON_STATE_VERSION
 from infrastructure.core.files import whole_directory
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.hf_bridge.plain_values import from_json

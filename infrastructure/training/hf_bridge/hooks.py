@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import NoReturn
 
-from infrastructure.config.training_config import QUANTUM
+from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.monitoring.training_monitor import Probe
+from infrastructure.training.core.precision import Precision
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import create_extensions
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun, precision_name
@@ -12,15 +13,14 @@ from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import make_sinks
-from infrastructure.training.observers import (
+from infrastructure.training.observers.monitoring_setup import check_watching, watching_hooks
+from infrastructure.training.observers.run_observers import (
     CopiesObserver,
     ErrorsObserver,
     MetricsObserver,
     ProgressObserver,
     ReportObserver,
 )
-from infrastructure.training.precision import Precision
-from infrastructure.training.watching import check_watching, watching_hooks
 
 CONSOLE = "console"  # a Trainer prints its numbers itself
 

@@ -9,9 +9,9 @@ from infrastructure.training.checkpoints.checkpoint_manager import CheckpointMan
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.hf_bridge.trainer_state import has_finite_weights
-from infrastructure.training.recovery.save_failures import SaveFailures
-from infrastructure.training.state import TrainingState
+from infrastructure.training.recovery.save_retry import SaveFailures
 
 
 class Saving:

@@ -21,6 +21,7 @@ from infrastructure.training.checkpoints.save_schedule import (
     SaveSchedule,
 )
 from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
 from infrastructure.training.hf_bridge.saving import Saving
 from infrastructure.training.hf_bridge.trainer_numbers import (
@@ -34,9 +35,8 @@ from infrastructure.training.hf_bridge.trainer_state import (
     TrainerParts,
     take_snapshot,
 )
-from infrastructure.training.recovery.save_failures import SaveFailures
-from infrastructure.training.state import TrainingState
-from infrastructure.training.stepping import memory_in_use_bytes
+from infrastructure.training.loop.optimizer_step import memory_in_use_bytes
+from infrastructure.training.recovery.save_retry import SaveFailures
 
 HELD_OUT = "eval_loss"
 

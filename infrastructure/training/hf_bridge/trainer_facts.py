@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.random_state import capture_random, restore_random
+from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.lookup import nearest
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.models.trainable_state import trainable_state
-from infrastructure.training.resume_contract import (
+from infrastructure.training.resume.compatibility import (
     PACKAGE_NAMES,
     Difference,
     Facts,
     Verdict,
     version_differences,
 )
-from infrastructure.training.training_facts import machine_facts
+from infrastructure.training.resume.fingerprint import machine_facts
 
 # A Trainer takes these from the checkpoint, whatever its arguments say by then.
 IN_THE_CHECKPOINT = (

@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 
-from infrastructure.backup.backup_status import DOWN, short_words
 from infrastructure.backup.finished_run import Completion, complete, not_safe
-from infrastructure.backup.repair import Outcome
-from infrastructure.backup.retention import retention_of
+from infrastructure.backup.format.retention import retention_of
+from infrastructure.backup.repair.run_files_repair import REPORT_FILE, SEAL, read_seal, seal_of
+from infrastructure.backup.repair.run_repair import Outcome
+from infrastructure.backup.replication.status import DOWN, short_words
 from infrastructure.backup.run_backup import RunBackup, place_options
-from infrastructure.backup.run_file_repair import REPORT_FILE, SEAL, read_seal, seal_of
-from infrastructure.backup.run_files import read_run_files, restore_run_files
+from infrastructure.backup.state.run_files import read_run_files, restore_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.layers import Layer
+from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.checksums import damaged_files, read_record, write_record, write_sums
 from infrastructure.core.errors import (
     CheckpointError,
@@ -45,15 +45,15 @@ from infrastructure.core.files import (
 )
 from infrastructure.core.hardware import detect
 from infrastructure.core.redact import redact, redact_mapping
-from infrastructure.monitoring.metrics_file import spell_numbers
-from infrastructure.monitoring.run_list import RUN_FILE, TRAINER_KEY
-from infrastructure.monitoring.trainer_process import read_trainer
+from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.monitoring.records.run_list import RUN_FILE, TRAINER_KEY
+from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.hf_bridge.standing import LOOK_SECONDS
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.models.saving import write_lora_card
-from infrastructure.training.run_lock import only_trainer_of
-from infrastructure.training.training_facts import installed_versions
+from infrastructure.training.resume.fingerprint import installed_versions
+from infrastructure.training.resume.run_lock import only_trainer_of
 
 HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that are about this training
 SUMMARY_FILE = "summary.json"

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.optimizer_state import merge_optimizer, split_optimizer
-from infrastructure.backup.random_state import capture_random, restore_random
+from infrastructure.backup.state.optimizer_state import merge_optimizer, split_optimizer
+from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.optional import is_installed, require

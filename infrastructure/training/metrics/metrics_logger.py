@@ -1,6 +1,6 @@
 """The numbers of a run, to every sink; a sink that fails never stops the training.
 
-Knows nothing of the training: `infrastructure.training.observers` hands it the records.
+Knows nothing of the training: `observers.run_observers` hands it the records.
 """
 
 import logging
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from infrastructure.monitoring.metrics_file import plain_record
+from infrastructure.monitoring.drawing.metrics_file import plain_record
 from infrastructure.training.metrics.sinks import Sink
 
 logger = logging.getLogger(__name__)

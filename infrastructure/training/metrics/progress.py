@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import is_installed, require
-from infrastructure.monitoring.formatting import format_number
+from infrastructure.monitoring.drawing.formatting import format_number
 
 LINE_EVERY_SHARE = 0.05
 LINE_EVERY_SECONDS = 60.0

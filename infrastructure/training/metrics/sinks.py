@@ -29,14 +29,14 @@ from tqdm import tqdm
 from infrastructure.core.line_file import LineFile
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import require
-from infrastructure.monitoring.formatting import (
+from infrastructure.monitoring.drawing.formatting import (
     format_bytes,
     format_number,
     format_share,
     not_finite_name,
     printable,
 )
-from infrastructure.monitoring.metrics_file import (
+from infrastructure.monitoring.drawing.metrics_file import (
     Record,
     decode_record,
     encode_record,
@@ -132,7 +132,7 @@ def _format_any(key: str, value: Any) -> str:
 
 
 class JsonlSink(Sink):
-    """`metrics.jsonl`; see `infrastructure.monitoring.metrics_file` for the format."""
+    """`metrics.jsonl`; see `infrastructure.monitoring.drawing.metrics_file` for the format."""
 
     name = "jsonl"
 

@@ -5,8 +5,8 @@ To add a kind of model: a subclass of `ModelAdapter` in a file here, and one lin
 
 import torch
 
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.lazy import lazy_names
 from infrastructure.core.lookup import look_up
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter as ModelAdapter

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import torch
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig, MemoryConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.size_grid import SizeGrid
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
-from infrastructure.training.data.order import epoch_order
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.data.serving.example_order import epoch_order
 from infrastructure.training.model_adapters.base_adapter import (
     Batch,
     DataSource,

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.gpu_capability import train_in_fp8
 from infrastructure.optimization.size_grid import SizeGrid
-from infrastructure.training.data.collate import pack, pad, padded_length
+from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.data.data_pipeline import DataPipeline, training_texts
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.serving.collate import pack, pad, padded_length
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import (
     Batch,
     DataSource,
@@ -36,7 +37,6 @@ from infrastructure.training.models.packing_check import (
 )
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.token_loss import TokenLoss, backbone, supervised_targets
-from infrastructure.training.precision import choose_precision
 from infrastructure.training.stackwise.masking import MaskedObjective, masked_objective
 from infrastructure.training.stackwise.trunk_output import IDS, LENGTHS, identity_of
 

@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.model_adapters.base_adapter import (
     Batch,
     DataSource,

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from infrastructure.config.model_config import EmbeddedModelConfig
+from infrastructure.config.sections.model_config import EmbeddedModelConfig
 
 # Wider than the usual 0.02: with it a model this small starts to copy words much earlier.
 INITIALIZER_RANGE = 0.06

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.training.models.lora import adapted_paths, count_parameters, target_paths
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

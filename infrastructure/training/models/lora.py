@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from infrastructure.config.model_config import LoraConfig
+from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.optional import require
 
 HEAD_LAYER = 1_000_000

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.optimization.checkpointing import checkpoint_gradients
 from infrastructure.training.models.embedded import build_embedded_model
 from infrastructure.training.models.fitting import (

@@ -22,7 +22,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import PIP_LINES, is_installed, require
 from infrastructure.training.models.lora import check_target_modules, target_paths

@@ -11,7 +11,7 @@ import torch.distributed as dist
 # gloo's threads with it, which now and then abort a process that ends.
 import torch.distributed.nn.functional
 
-from infrastructure.training.error_handlers import is_device_fault
+from infrastructure.training.core.error_handlers import is_device_fault
 
 LEADER = 0
 BUCKET_BYTES = 32 << 20

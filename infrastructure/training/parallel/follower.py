@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.random_state import seed_everything
+from infrastructure.backup.state.random_state import seed_everything
 from infrastructure.optimization.compiling import is_compiled
-from infrastructure.training.error_handlers import free_memory, is_out_of_memory, let_go
-from infrastructure.training.log_window import LogWindow
-from infrastructure.training.micro_batches import accumulate
+from infrastructure.training.core.error_handlers import free_memory, is_out_of_memory, let_go
+from infrastructure.training.core.metric_accumulator import LogWindow
+from infrastructure.training.forward.gradient_accumulation import accumulate
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.parallel.exchange import Exchange
 from infrastructure.training.parallel.messages import Channel, Message, unpacked_examples

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.store.examples import TokenizedExample
 
 Tensors = Mapping[str, torch.Tensor]
 

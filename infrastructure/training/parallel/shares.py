@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.hashing import available_hash, new_digest
-from infrastructure.backup.tensor_bytes import to_bytes
-from infrastructure.training.log_window import Sum
+from infrastructure.backup.format.hashing import available_hash, new_digest
+from infrastructure.backup.format.tensor_bytes import to_bytes
+from infrastructure.training.core.metric_accumulator import Sum
 from infrastructure.training.models.trainable_state import trainable_state
 
 

@@ -21,8 +21,9 @@ from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.launched import Launched
 from infrastructure.optimization.compiling import is_compiled
-from infrastructure.training.error_handlers import is_out_of_memory
-from infrastructure.training.log_window import LogWindow
+from infrastructure.training.core.error_handlers import is_out_of_memory
+from infrastructure.training.core.metric_accumulator import LogWindow
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.parallel.exchange import Exchange, ExchangeError
 from infrastructure.training.parallel.membership import (
@@ -46,7 +47,6 @@ from infrastructure.training.parallel.shares import (
     trained,
     with_gradient,
 )
-from infrastructure.training.state import TrainingState
 
 # A process that was told to end, or whose connection broke, is gone after so long.
 PATIENCE_SECONDS = 5.0

@@ -12,20 +12,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from infrastructure.config.quantum_config import SAMPLER, QuantumConfig
-from infrastructure.config.resource_config import QuantumResources
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.quantum_config import SAMPLER, QuantumConfig
+from infrastructure.config.sections.resource_config import QuantumResources
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import (
     Solution,
     create_chain,
     quantum_solve,
 )
-from infrastructure.training.error_handlers import free_memory, is_device_fault, let_go
+from infrastructure.training.core.error_handlers import free_memory, is_device_fault, let_go
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
-from infrastructure.training.loop import TrainingLoop
+from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.precision import Precision
 from infrastructure.training.quantum.background import BackgroundSolve
 from infrastructure.training.quantum.cost_bound import CostBound
 from infrastructure.training.quantum.decisions import Decisions
@@ -42,8 +43,7 @@ from infrastructure.training.quantum.history import (
     numbers_of,
 )
 from infrastructure.training.quantum.plain_answer import plain_solution
-from infrastructure.training.recovery.notes import clipped, note
-from infrastructure.training.state import TrainingState
+from infrastructure.training.recovery.recovery_log import clipped, note
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 log = logging.getLogger(__name__)

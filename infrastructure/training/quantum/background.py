@@ -1,6 +1,6 @@
 """A question that another process answers while the training goes on."""
 
-from infrastructure.config.resource_config import QuantumResources
+from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.core.errors import SamplerError
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution

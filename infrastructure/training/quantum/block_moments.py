@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
 from infrastructure.training.models.lora import HEAD_LAYER, layer_of
-from infrastructure.training.precision import Precision
 from infrastructure.training.quantum.sampled_labels import SampledLabels
 from infrastructure.training.quantum.taps import measuring
 

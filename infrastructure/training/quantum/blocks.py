@@ -2,9 +2,9 @@
 
 import torch
 
-from infrastructure.training.loop import select_trainable
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.loop.loop import select_trainable
 from infrastructure.training.models.lora import HEAD_LAYER, layer_of
-from infrastructure.training.state import TrainingState
 
 Blocks = dict[str, list[torch.nn.Parameter]]
 

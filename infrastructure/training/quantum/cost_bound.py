@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from infrastructure.monitoring.formatting import format_duration
+from infrastructure.monitoring.drawing.formatting import format_duration
 
 NUM_STEPS = 20  # that a step's time is the mean of
 # What `auto` takes to choose among n, measured on one core: up to 20 are counted through, more are

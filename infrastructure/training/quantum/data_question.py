@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infrastructure.config.quantum_config import DATA_SELECTION, SAMPLER, QuantumConfig
+from infrastructure.config.sections.quantum_config import DATA_SELECTION, SAMPLER, QuantumConfig
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
+from infrastructure.training.core.precision import Precision
 from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.order import random_selection
+from infrastructure.training.data.serving.example_order import random_selection
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.precision import Precision
 from infrastructure.training.quantum.cost_bound import solver_seconds
 from infrastructure.training.quantum.decisions import Decisions
 from infrastructure.training.quantum.example_gradients import example_gradients
 from infrastructure.training.quantum.history import histogram
-from infrastructure.training.step_probe import StepProbe, without_a_trace
+from infrastructure.training.sizing.dry_run import StepProbe, without_a_trace
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 AUTO_SHARE = 0.9  # of those that are looked at, where no budget is set

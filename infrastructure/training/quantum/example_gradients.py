@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.models.lora import HEAD_LAYER, layer_of
-from infrastructure.training.precision import Precision
 from infrastructure.training.quantum.example_pass import ExamplePass, Split
 from infrastructure.training.quantum.sketch import CountSketch
 

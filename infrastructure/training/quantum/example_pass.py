@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infrastructure.training.error_handlers import can_be_halved, free_memory, let_go
+from infrastructure.training.core.error_handlers import can_be_halved, free_memory, let_go
+from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
-from infrastructure.training.precision import Precision
 from infrastructure.training.quantum.taps import check_heard, measuring, tapped
 
 

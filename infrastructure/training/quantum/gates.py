@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.precision import Precision
 from infrastructure.training.quantum.example_pass import ExamplePass, Split
 from infrastructure.training.quantum.sampled_labels import SampledLabels
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infrastructure.monitoring.formatting import format_duration, format_number
+from infrastructure.monitoring.drawing.formatting import format_duration, format_number
 from infrastructure.quantum.problems.choice import Choice
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution

@@ -17,26 +17,26 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from infrastructure.config.quantum_config import (
+from infrastructure.config.sections.quantum_config import (
     BLOCK_SELECTION,
     DATA_SELECTION,
     RANK_ALLOCATION,
     QuantumConfig,
 )
-from infrastructure.config.resource_config import QuantumResources
+from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.core.lookup import unknown_name
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution, quantum_solve
-from infrastructure.training.loop import TrainingLoop, select_trainable
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.loop.loop import TrainingLoop, select_trainable
 from infrastructure.training.quantum.blocks import block_name, phase_blocks
 from infrastructure.training.quantum.components import ranks_of
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.quantum_records import quantum_extension_of
 from infrastructure.training.quantum.step_questions import num_chosen_blocks
 from infrastructure.training.quantum.taps import measuring
-from infrastructure.training.state import TrainingState
 
 NO_BATCH = "there are no gradients before the first train_step"
 

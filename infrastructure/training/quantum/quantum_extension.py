@@ -10,9 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from infrastructure.config.quantum_config import BLOCK_SELECTION, DATA_SELECTION, RANK_ALLOCATION
-from infrastructure.monitoring.formatting import format_duration, format_number
+from infrastructure.config.sections.quantum_config import (
+    BLOCK_SELECTION,
+    DATA_SELECTION,
+    RANK_ALLOCATION,
+)
+from infrastructure.monitoring.drawing.formatting import format_duration, format_number
 from infrastructure.quantum.quantum_step import close_chain
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.quantum.asking import Asking
 from infrastructure.training.quantum.blocks import forget_moments, train_only
@@ -25,7 +30,6 @@ from infrastructure.training.quantum.step_questions import (
     RankQuestion,
     StepQuestion,
 )
-from infrastructure.training.state import TrainingState
 
 
 class QuantumExtension(Asking):

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.core.checksums import write_record
-from infrastructure.monitoring.quantum_section import QUANTUM_FILE
+from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE
 from infrastructure.monitoring.training_monitor import Probe
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
-from infrastructure.training.state import TrainingState
 
 log = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from infrastructure.config.quantum_config import BLOCK_SELECTION, SAMPLER, QuantumConfig
+from infrastructure.config.sections.quantum_config import BLOCK_SELECTION, SAMPLER, QuantumConfig
 from infrastructure.quantum.problems.block_selection import BlockSelection, sampled_fisher
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
+from infrastructure.training.core.precision import Precision
 from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.micro_batches import split
+from infrastructure.training.forward.gradient_accumulation import split
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.precision import Precision
 from infrastructure.training.quantum.block_moments import block_moments, trainable_blocks
 from infrastructure.training.quantum.cost_bound import solver_seconds
 from infrastructure.training.quantum.decisions import Decisions

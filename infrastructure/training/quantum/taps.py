@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.errors import TemperError
-from infrastructure.training.held_out_loss import leaving_no_trace
+from infrastructure.training.forward.evaluation_loss import leaving_no_trace
 
 Told = Callable[[torch.Tensor, torch.Tensor], None]  # kept tensor, gradient of the output
 

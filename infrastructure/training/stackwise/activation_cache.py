@@ -35,9 +35,9 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import torch
 
-from infrastructure.backup.file_operations import Buffer
-from infrastructure.backup.hashing import available_hash, hash_of
-from infrastructure.backup.tensor_bytes import dtype_name, to_bytes
+from infrastructure.backup.format.file_operations import Buffer
+from infrastructure.backup.format.hashing import available_hash, hash_of
+from infrastructure.backup.format.tensor_bytes import dtype_name, to_bytes
 from infrastructure.config import registries
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import DamagedFileError, StorageError
@@ -45,7 +45,7 @@ from infrastructure.core.files import HASH_CHUNK_BYTES, atomic_write, make_direc
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.lock import Lock
 from infrastructure.core.registry import Registry
-from infrastructure.monitoring.formatting import format_bytes
+from infrastructure.monitoring.drawing.formatting import format_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.stackwise.quantized_trunk import (
     QuantizedLinear,
     dequantize_layers,

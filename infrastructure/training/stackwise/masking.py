@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.config import registries
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.lookup import look_up
 from infrastructure.core.registry import Registry
-from infrastructure.training.data.chat_format import ANSWER, QUESTION, special_tokens
-from infrastructure.training.data.examples import TokenizedExample
-from infrastructure.training.data.rows import Conversation
-from infrastructure.training.data.tokenization import ConversationEncoder, Encoded
+from infrastructure.training.data.encoding.chat_format import ANSWER, QUESTION, special_tokens
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
+from infrastructure.training.data.readers.rows import Conversation
+from infrastructure.training.data.store.examples import TokenizedExample
 
 LEAST_FRACTION, LARGEST_FRACTION = 0.15, 0.90  # at the first and the last time step
 LONGEST_PROBE = 4096  # tokens of a question and an answer as a chat template writes them

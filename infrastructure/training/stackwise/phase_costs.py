@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from infrastructure.config.training_config import TrainingConfig
-from infrastructure.monitoring.formatting import format_bytes, format_duration, format_share
-from infrastructure.monitoring.tables import render_table
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration, format_share
+from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.optimization.optimizer_memory import (
     CreateOptimizer,
     NamedParameters,

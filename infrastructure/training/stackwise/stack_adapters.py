@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.stackwise.quantized_trunk import is_conv1d
 from infrastructure.training.stackwise.stack_phases import (
     ADAPTERS,

@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.packs import TensorBytes, decode, encode
-from infrastructure.backup.tensor_bytes import from_bytes, to_bytes
+from infrastructure.backup.format.packs import TensorBytes, decode, encode
+from infrastructure.backup.format.tensor_bytes import from_bytes, to_bytes
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError
 from infrastructure.core.files import atomic_write, remove_parts, sync_directory

@@ -7,10 +7,10 @@ The words: a unit is what trains at a time, `block_size` layers or a stack; the 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core.state import Phase
 from infrastructure.training.models.saving import TRAINING_ONLY
 from infrastructure.training.stackwise.rack import Rack
-from infrastructure.training.state import Phase
 
 ADAPTERS = "stack_adapters"  # the module of a layer that holds its low-rank matrices
 OWN = "0"

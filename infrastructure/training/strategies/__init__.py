@@ -7,7 +7,7 @@ point in the group "temper.strategies".
 import logging
 
 from infrastructure.config import registries
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.registry import Registry
 from infrastructure.training.strategies.base_strategy import TrainingStrategy as TrainingStrategy
 from infrastructure.training.strategies.finetune_strategy import (

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import require
 from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
-from infrastructure.training.precision import Precision
-from infrastructure.training.state import Phase, StepOutput
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.core.state import Phase, StepOutput
 
 
 class HasLossSum(Protocol):

@@ -6,8 +6,8 @@ strategy decides how fast and when each of them trains. Method: Howard & Ruder 2
 
 import torch
 
+from infrastructure.training.core.state import Phase
 from infrastructure.training.models.lora import layer_of
-from infrastructure.training.state import Phase
 from infrastructure.training.strategies.base_strategy import ParameterGroups, decay_groups
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
 

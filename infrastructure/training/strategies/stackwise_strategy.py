@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core.state import Phase, StepOutput
 from infrastructure.training.models.model_inputs import probing
 from infrastructure.training.stackwise.growth import initialize_unit
 from infrastructure.training.stackwise.layer_forms import AS_LOADED, forms_of, take_forms
@@ -44,7 +45,6 @@ from infrastructure.training.stackwise.stack_phases import (
     plan_stacks,
 )
 from infrastructure.training.stackwise.trunk_output import CacheSource, TrunkCache
-from infrastructure.training.state import Phase, StepOutput
 from infrastructure.training.strategies.base_strategy import (
     NOT_ENTERED,
     ParameterGroups,

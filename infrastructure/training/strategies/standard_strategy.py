@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from infrastructure.training.state import StepOutput
+from infrastructure.training.core.state import StepOutput
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.backup.retention import Retention
+from infrastructure.backup.format.retention import Retention
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import (

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.backup.manifest import Manifest
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.training.checkpoints.distributed import (
     KEY,

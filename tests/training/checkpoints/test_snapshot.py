@@ -15,7 +15,7 @@ from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
     take_snapshot,
 )
-from infrastructure.training.state import Position, SkippedBatch, TrainingState
+from infrastructure.training.core.state import Position, SkippedBatch, TrainingState
 from tests.training.toy_training import Training
 
 # What a training that goes on finds out or gets anew; each other field is in a checkpoint.

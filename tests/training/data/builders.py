@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.resource_config import CacheConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.training.data.data_pipeline import DataPipeline
 
 SENTENCES = [

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from infrastructure.core.errors import DataError
-from infrastructure.training.data.augmentation import (
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.data.encoding.augmentation import (
     register_augmentation,
     unregister_augmentation,
 )
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.token_store import LARGE_FILES
+from infrastructure.training.data.store.token_store import LARGE_FILES
 from tests.slow import slow_but
 from tests.training.data.builders import epoch, pairs, pipeline, write_jsonl
 

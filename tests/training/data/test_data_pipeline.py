@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.training.data.augmentation import (
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.training.data.data_pipeline import training_texts
+from infrastructure.training.data.encoding.augmentation import (
     register_augmentation,
     unregister_augmentation,
 )
-from infrastructure.training.data.collate import pack
-from infrastructure.training.data.data_pipeline import training_texts
-from infrastructure.training.data.examples import TokenizedExample
-from infrastructure.training.data.rows import Conversation, Turn
-from infrastructure.training.data.token_cache import TokenCache
+from infrastructure.training.data.readers.rows import Conversation, Turn
+from infrastructure.training.data.serving.collate import pack
+from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.data.store.token_cache import TokenCache
 from tests.training.data.builders import (
     CHATML,
     byte_level_tokenizer,

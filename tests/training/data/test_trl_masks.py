@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infrastructure.training.data.chat_format import TemplateFormat
-from infrastructure.training.data.rows import Conversation, Turn
-from infrastructure.training.data.tokenization import ConversationEncoder, Encoded
+from infrastructure.training.data.encoding.chat_format import TemplateFormat
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
+from infrastructure.training.data.readers.rows import Conversation, Turn
 from infrastructure.training.models.tokenizer import train_tokenizer
 from tests.slow import slow
 from tests.training.data.builders import CHATML, SENTENCES, byte_level_tokenizer

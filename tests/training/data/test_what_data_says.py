@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from infrastructure.training.data import planning
 from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.tokenization import ConversationEncoder
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder
+from infrastructure.training.data.preparation import plan as planning
 from tests.slow import slow
 from tests.training.data.builders import byte_level_tokenizer, pipeline, write_jsonl
 from tests.training.data.trl_masks import (

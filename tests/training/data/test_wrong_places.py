@@ -5,7 +5,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from infrastructure.training.data.sources import discover
+from infrastructure.training.data.readers.sources import discover
 
 ROWS = [{"prompt": str(number), "answer": "A"} for number in range(100)]
 

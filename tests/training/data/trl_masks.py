@@ -29,11 +29,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from infrastructure.training.data.chat_format import TEMPLATE_DATE
-from infrastructure.training.data.examples import TokenizedExample
-from infrastructure.training.data.rows import BadRow, Row
-from infrastructure.training.data.shape_recognition import ShapeRequest, recognise_shape
-from infrastructure.training.data.tokenization import ConversationEncoder
+from infrastructure.training.data.encoding.chat_format import TEMPLATE_DATE
+from infrastructure.training.data.encoding.schema_detection import ShapeRequest, recognise_shape
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder
+from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.training.data.store.examples import TokenizedExample
 from tests.training.data.builders import SENTENCES
 
 Messages = list[dict[str, Any]]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import (
     Event,
     Extension,
@@ -12,7 +13,6 @@ from infrastructure.training.extensions.extension_hooks import (
     HookRunner,
     Observer,
 )
-from infrastructure.training.state import TrainingState
 
 
 def test_there_are_thirteen_events_and_each_has_its_method() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.extensions import extension_manager
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.extensions.extension_manager import (

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.hf_bridge import TemperCallback
-from infrastructure.training.state import TrainingState
 from tests.faults.kill_storm import in_child
 
 TEXTS = [f"Reverse {n}: {str(n)[::-1]}" for n in range(100, 124)]

@@ -28,18 +28,18 @@ from infrastructure.core.errors import (
 )
 from infrastructure.deployment.run_directory import find_run
 from infrastructure.deployment.same_training import newest_of_this_purpose
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
-from infrastructure.monitoring.metrics_file import read_metrics
-from infrastructure.monitoring.run_facts import read_run_facts
+from infrastructure.monitoring.records.run_reader import read_run_facts
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
 from infrastructure.training.checkpoints.checkpoint_paths import by_step
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
 from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.hf_bridge.callback import FOLDER
-from infrastructure.training.state import TrainingState
 from tests.faults.kill_storm import in_child
 from tests.slow import slow
 from tests.training.hf_bridge.tiny_trainer import (

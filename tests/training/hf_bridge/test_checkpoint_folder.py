@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infrastructure.backup.random_state import capture_random
+from infrastructure.backup.state.random_state import capture_random
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.hf_bridge.checkpoint_folder import (
     random_states,

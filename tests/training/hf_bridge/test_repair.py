@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.backup.store import Store
+from infrastructure.backup.format.store import Store
 from infrastructure.core.checksums import damaged_files, read_record
-from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training.extensions.extension_hooks import Event
 from tests.training.hf_bridge.test_callback import At, run_of
 from tests.training.hf_bridge.tiny_trainer import train, weights

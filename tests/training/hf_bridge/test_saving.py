@@ -10,9 +10,9 @@ import torch
 from infrastructure.core.errors import StorageError
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.hf_bridge.saving import Saving
-from infrastructure.training.recovery.save_failures import SaveFailures
-from infrastructure.training.state import TrainingState
+from infrastructure.training.recovery.save_retry import SaveFailures
 
 
 class Versions:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from infrastructure.core.optional import is_installed
-from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.training_monitor import SYSTEM_FILE
 from tests.slow import slow_but
 

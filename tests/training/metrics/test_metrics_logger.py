@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.monitoring.metrics_file import Record, read_metrics
+from infrastructure.monitoring.drawing.metrics_file import Record, read_metrics
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import ConsoleSink, JsonlSink, Sink, make_sinks
 

@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from infrastructure.core.errors import MissingPackageError
-from infrastructure.monitoring.metrics_file import read_metrics
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training.metrics.sinks import (
     ConsoleSink,
     CsvSink,

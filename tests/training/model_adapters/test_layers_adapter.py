@@ -15,9 +15,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.training_config import TrainingConfig
-from infrastructure.training.data.order import epoch_order
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.data.serving.example_order import epoch_order
 from infrastructure.training.model_adapters.layers_adapter import (
     LayersAdapter,
     LayersModel,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.size_grid import SizeGrid
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from tests.slow import slow

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.resource_config import CacheConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.model_adapters import tactical_mappo_adapter
 from infrastructure.training.model_adapters.tactical_mappo_adapter import (
     DISCOUNT,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.config.model_config import EmbeddedModelConfig
+from infrastructure.config.sections.model_config import EmbeddedModelConfig
 from infrastructure.training.models.embedded import build_embedded_model
 from infrastructure.training.models.tokenizer import train_tokenizer
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infrastructure.config.model_config import LoraConfig
+from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.training.models.lora import (
     HEAD_LAYER,
     adapted_paths,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.training.models.mask_token import MASK_TOKEN
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.saving import save_model

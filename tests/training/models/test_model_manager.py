@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.training.models import transformers_backend
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.saving import save_model

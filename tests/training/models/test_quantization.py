@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.quantization import quantized_layers
 from infrastructure.training.models.saving import save_model

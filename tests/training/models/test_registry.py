@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.training.models.model_manager import ModelManager, load_saved
 from infrastructure.training.models.registry import MODELS, ModelEntry, register_model
 from infrastructure.training.models.saving import save_model

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from infrastructure.optimization.size_grid import SEGMENT_STEP, SizeGrid
-from infrastructure.training.data.collate import Batch, pack, pad
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.serving.collate import Batch, pack, pad
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.models import packed_attention
 from infrastructure.training.models.packed_attention import model_arguments, use_packed_attention
 from infrastructure.training.models.packing_check import prepare_packing

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core import files
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.saving import save_model, whole_directory, write_lora_card

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from infrastructure.config.model_config import LoraConfig
+from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.models.lora import apply_lora
 from infrastructure.training.models.trainable_state import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.config.model_config import ModelConfig
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import is_installed
 from infrastructure.training.models import unsloth_backend
@@ -23,7 +23,7 @@ COMMON = """
 import json, os, sys
 from pathlib import Path
 import torch
-from infrastructure.config.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.training.models.model_manager import ModelManager, load_saved
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.unsloth_backend import prepare_backend

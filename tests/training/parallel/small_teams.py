@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
 
 NUM_ROWS = 34  # of 8 in a step: the last step of an epoch has 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.parallel.messages import (
     Channel,
     Message,

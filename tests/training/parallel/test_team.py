@@ -9,16 +9,16 @@ import psutil
 import pytest
 import torch
 
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.section import ConfigurationError
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.launched import Launched
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.parallel import membership
-from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory, num_processes_for
 from tests.slow import slow
 from tests.training.parallel.small_teams import small_config, trained, weights_of

@@ -5,16 +5,16 @@ from typing import Any
 
 import torch
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import LoraConfig, ModelConfig
-from infrastructure.config.quantum_config import QuantumConfig
-from infrastructure.config.resource_config import CacheConfig, QuantumResources
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.config.sections.resource_config import CacheConfig, QuantumResources
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.quantum.history import Record
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
-from infrastructure.training.state import TrainingState
 from tests.training.small_runs import write_rows
 
 NUM_ROWS = 22  # at most 20 to choose from: answered exactly, and at once

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import LoraConfig, ModelConfig
-from infrastructure.config.training_config import TrainingConfig
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core.precision import choose_precision
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.precision import choose_precision
 
 FP32 = choose_precision("fp32", torch.device("cpu"))
 LORA = LoraConfig(r=4, alpha=8, dropout=0.1)

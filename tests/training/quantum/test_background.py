@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from infrastructure.config.resource_config import QuantumResources
+from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.core.errors import SamplerError
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
@@ -68,7 +68,7 @@ def test_the_answer_is_that_of_the_foreground(kind: str, solver: str) -> None:
 SCRIPT = """
 print("the script runs")
 import numpy as np
-from infrastructure.config.resource_config import QuantumResources
+from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.training.quantum.background import BackgroundSolve
 problem = DataSelection(range(6), np.eye(6, dtype=np.float32), 2)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.config.model_config import LoraConfig
+from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum import step_questions
 from infrastructure.training.quantum.blocks import block_name
-from infrastructure.training.state import TrainingState
 from tests.training.quantum.quantum_runs import (
     StopAt,
     quantum_trainer,

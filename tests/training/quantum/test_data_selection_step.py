@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infrastructure.config.quantum_config import QuantumConfig
+from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum.data_question import LEAST_CANDIDATES, Costs, DataQuestion
-from infrastructure.training.state import TrainingState
 from tests.training.quantum.quantum_runs import (
     StopAt,
     extension_of,
@@ -229,9 +229,9 @@ def test_no_more_are_looked_at_than_may_be_paid_for(answer: str, allowed: float)
 
 
 def test_a_model_with_data_of_its_own_is_refused(tmp_path: Path) -> None:
-    from infrastructure.config.data_config import DataConfig
-    from infrastructure.config.model_config import ModelConfig
-    from infrastructure.config.training_config import TrainingConfig
+    from infrastructure.config.sections.data_config import DataConfig
+    from infrastructure.config.sections.model_config import ModelConfig
+    from infrastructure.config.sections.training_config import TrainingConfig
     from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
     trainer = EnhancedTrainer(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from infrastructure.core.errors import TemperError
+from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.precision import choose_precision
 from infrastructure.training.quantum.example_gradients import (
     example_gradients,
     watched_layers,

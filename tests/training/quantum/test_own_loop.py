@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from infrastructure.config.model_config import LoraConfig
-from infrastructure.config.quantum_config import QuantumConfig
+from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.quantum.quantum_step import Solution
 from infrastructure.training import (
     apply_quantum_solution,

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.quantum_config import PLAIN_ANSWERS
+from infrastructure.config.sections.quantum_config import PLAIN_ANSWERS
 from infrastructure.core import optional
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
 from infrastructure.training.checkpoints.checkpoint_paths import by_step
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum.cost_bound import CostBound
-from infrastructure.training.state import TrainingState
 from tests.deployment.runs import ROOT, deploy, losses, runs_of, small_settings
 from tests.training.quantum.quantum_runs import (
     extension_of,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.monitoring.quantum_section import QUANTUM_FILE, quantum_steps
+from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE, quantum_steps
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum.quantum_records import (
     QuantumRecords,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.config.model_config import LoraConfig
+from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.quantum.components import matrices, ranks_of

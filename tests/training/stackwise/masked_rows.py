@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.training_config import TrainingConfig
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.stackwise.masking import MaskedObjective, MaskSchedule
 from tests.training.models.architectures import SIZES, VOCAB_SIZE

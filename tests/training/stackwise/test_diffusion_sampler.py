@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from infrastructure.training.data.examples import TokenizedExample
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.stackwise.diffusion_sampler import generate_masked
 from infrastructure.training.stackwise.masking import MaskSchedule
 from tests.training.models.architectures import SIZES, VOCAB_SIZE

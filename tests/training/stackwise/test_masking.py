@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from infrastructure.config.data_config import DataConfig
-from infrastructure.config.model_config import ModelConfig
-from infrastructure.config.training_config import TrainingConfig
-from infrastructure.training.data.examples import TokenizedExample
-from infrastructure.training.held_out_loss import HeldOutLoss
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.forward.evaluation_loss import HeldOutLoss
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.models.model_inputs import bidirectional_mask
 from infrastructure.training.models.tokenizer import train_tokenizer
-from infrastructure.training.precision import Precision
 from infrastructure.training.stackwise.masking import (
     CORRUPTIONS,
     MaskedExample,

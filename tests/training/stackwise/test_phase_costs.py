@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.stack_saving import plan_lines, plan_of
+from infrastructure.training.setup.stack_outputs import plan_lines, plan_of
 from infrastructure.training.stackwise.phase_costs import PlanCosts, plan_costs
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.stackwise.stack_phases import plan_stacks
-from infrastructure.training.state import TrainingState
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy
 from tests.training.models.architectures import tiny_model
@@ -257,7 +257,7 @@ def test_any_other_training_has_no_plan(tmp_path: Path) -> None:
 def test_a_plan_that_cannot_be_told_stops_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from infrastructure.training import stack_saving
+    from infrastructure.training.setup import stack_outputs as stack_saving
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such number")

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from infrastructure.backup import packs
-from infrastructure.backup.tensor_bytes import from_bytes, to_bytes
+from infrastructure.backup.format import packs
+from infrastructure.backup.format.tensor_bytes import from_bytes, to_bytes
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 from infrastructure.training.stackwise.activation_cache import trunk_hash
 from infrastructure.training.stackwise.quantized_trunk import (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.training.stackwise.plain_weights import plain_tensors
 from infrastructure.training.stackwise.quantized_trunk import dequantize_layers, quantize_layers

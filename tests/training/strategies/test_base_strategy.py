@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
-from infrastructure.training.state import StepOutput
+from infrastructure.training.core.state import StepOutput
 from infrastructure.training.strategies import STRATEGIES, get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from tests.training.toy import ToyAdapter, ToyModel

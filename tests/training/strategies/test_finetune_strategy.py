@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.strategies import get_training_strategy
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.deployment.export import export_checkpoint
 from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.training.checkpoints.checkpoint_manager import (

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from infrastructure.config.auto import trains_from_scratch
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.layers import Layer
-from infrastructure.config.quantum_config import DATA_SELECTION
-from infrastructure.config.resolve import trains_from_scratch
-from infrastructure.config.training_config import QUANTUM
+from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.sections.quantum_config import DATA_SELECTION
+from infrastructure.config.sections.training_config import QUANTUM
 
 SAMPLE_TRAIN = Path(__file__).parent / "train.jsonl"
 SAMPLE_HELDOUT = Path(__file__).parent / "heldout.jsonl"

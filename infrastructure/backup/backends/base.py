@@ -1,0 +1,224 @@
+"""What every place has in common: the operations of a file system, and `confirm`.
+
+Paths are relative to the place (`Path("run-1/objects/ab/…")`), so `Store(Path("run-1"), place)`
+reads a place as it reads a disk.
+"""
+
+import abc
+import contextlib
+import errno
+import hashlib
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from infrastructure.backup.backends.place_identity import FOLDER, has_id, ids_at, mark
+from infrastructure.backup.format.file_operations import Buffer, FileOperations
+from infrastructure.core.errors import StorageError
+
+PROBE = "probe-"
+
+
+@dataclass(frozen=True)
+class Content:
+    """What was written to one file: its size, and the hashes that servers know.
+
+    Attributes:
+        size_bytes: of the bytes as they are stored (of a compressed object: the compressed ones).
+        sha256, md5: hex hashes of the same bytes. MD5 is only ever compared with what a server
+            says of a file that we wrote; it is no protection against a person.
+    """
+
+    size_bytes: int
+    sha256: str
+    md5: str
+
+    @classmethod
+    def of(cls, buffers: Iterable[Buffer]) -> Self:
+        """The content of `buffers`, one after the other."""
+        size_bytes, sha256, md5 = 0, hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+        for buffer in buffers:
+            size_bytes += memoryview(buffer).nbytes
+            sha256.update(buffer)
+            md5.update(buffer)
+        return cls(size_bytes, sha256.hexdigest(), md5.hexdigest())
+
+
+class Place(FileOperations, abc.ABC):
+    """Where backups lie. Every method raises OSError and nothing else, unless it says so.
+
+    FileNotFoundError means that the file is not there; a place that cannot be reached is another
+    OSError (`errno.ENOTCONN` where nothing better is known).
+
+    Attributes:
+        url: the place as people write it, without any secret.
+        is_slow: whether bytes cost more time than compressing them.
+        identity: the id that `identify` found; None: nobody has asked.
+    """
+
+    url: str
+    is_slow: bool
+    identity: str | None = None
+
+    def identify(self, known: str | None = None) -> str:
+        """Find out which place this is by its marker, which is made at first contact. From here on
+        it is no other: every write and every confirmation looks at the marker again.
+
+        Args:
+            known: the id that it must have; None: whichever it has.
+
+        Returns:
+            Its id.
+
+        Raises:
+            OSError: it does not answer, or refuses; ENOTCONN: it is another place.
+        """
+        if known is not None:
+            self.identity = known
+            self.require_identity()
+            return known
+        self.identity = None
+        found = ids_at(self)
+        self.identity = found[0] if found else mark(self)
+        self.require_identity()
+        return self.identity
+
+    def require_identity(self) -> None:
+        """Look at the marker, if `identify` was called.
+
+        Raises:
+            OSError: it does not answer; ENOTCONN: this is another place by now, such as the empty
+                folder below a mount that went away.
+        """
+        if self.identity is not None and not has_id(self, self.identity):
+            found = "another place" if ids_at(self) else "a folder without its marker"
+            raise OSError(
+                errno.ENOTCONN,
+                f"{self.url} is {found}, not the place that this run is copied to: is the right"
+                " disk mounted?",
+            )
+
+    def probe(self) -> None:
+        """Write a small file and remove it: who may not do that cannot keep a backup here.
+
+        Raises:
+            OSError: the place does not answer, or refuses.
+        """
+        path = FOLDER / f"{PROBE}{secrets.token_hex(4)}"
+        self.write(path, [b"may be removed"])
+        with contextlib.suppress(FileNotFoundError):  # somebody else has swept
+            self.remove(path)
+
+    def sweep(self, directory: Path) -> None:
+        """Remove what killed processes have left half-written in `directory`, and their probes.
+
+        Raises:
+            OSError: the place does not answer, or refuses.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            for name in self.names(FOLDER):
+                if name.startswith(PROBE):
+                    self.remove(FOLDER / name)
+
+    @abc.abstractmethod
+    def confirm(self, path: Path, content: Content) -> bool:
+        """Whether the bytes of `path` are known to lie where this machine's death cannot reach.
+
+        Returns:
+            False: not yet, ask again later.
+
+        Raises:
+            StorageError: it holds other bytes, or is gone: write it again.
+            OSError: the place cannot be reached.
+        """
+
+    @abc.abstractmethod
+    def advice(self, error: OSError) -> str:
+        """One sentence: what a person can do about `error`."""
+
+    def caution(self, run_directory: Path) -> str | None:
+        """One sentence on what this place does not protect `run_directory` from; None: nothing."""
+        return None
+
+    @abc.abstractmethod
+    def read(self, path: Path) -> Iterator[bytes]:
+        """The bytes of a file, a few megabytes at a time."""
+
+    def read_into(self, path: Path, memory: memoryview) -> Iterator[int]:
+        """As in FileOperations; from here bytes come so slowly that copying them costs nothing."""
+        end = 0
+        for chunk in self.read(path):
+            fits = chunk[: len(memory) - end]
+            memory[end : end + len(fits)] = fits
+            end += len(fits)
+            yield end
+
+    @abc.abstractmethod
+    def size(self, path: Path) -> int:
+        """Bytes in a file."""
+
+    @abc.abstractmethod
+    def names(self, directory: Path) -> list[str]:
+        """What is in `directory` now. FileNotFoundError: nothing was ever put there."""
+
+    @abc.abstractmethod
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        """Put a file there, whole; what had the name before (a damaged copy) is replaced.
+
+        The directory is made where a place has directories.
+        """
+
+    @abc.abstractmethod
+    def remove(self, path: Path) -> None:
+        """Remove a file, so that it no longer costs room where that is possible."""
+
+    def free_bytes(self, directory: Path) -> int | None:
+        return None
+
+    def make_directory(self, directory: Path) -> None:
+        """Nothing: `write` makes what it needs."""
+
+    def sync_file(self, path: Path) -> None:
+        """Nothing: `write` returns when the place has the bytes."""
+
+    def sync_directory(self, directory: Path) -> None:
+        """Nothing: `write` returns when the place has the name."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """A copy, then a removal: few places can rename, and none of the others says when."""
+        self.write(target, list(self.read(source)))
+        self.remove(source)
+
+    def truncate(self, path: Path) -> None:
+        """Make a file empty."""
+        self.write(path, [])
+
+    def forget_cached(self, path: Path) -> None:
+        """Nothing: what is read comes from the place."""
+
+    def close(self) -> None:
+        """Finish what was begun (removals that a place gathers); the place can still be used."""
+
+
+def require_content(place: Place, path: Path, content: Content) -> None:
+    """Read a file anew and compare it with what was written.
+
+    Raises:
+        StorageError: it holds other bytes, or is gone.
+        OSError: it cannot be read.
+    """
+    shown = f"{place.url}/{path}"
+    try:
+        found_bytes = place.size(path)
+        if found_bytes != content.size_bytes:
+            raise StorageError(f"{shown} has {found_bytes} bytes instead of {content.size_bytes}")
+        place.forget_cached(path)
+        digest = hashlib.sha256()
+        for chunk in place.read(path):
+            digest.update(chunk)
+    except FileNotFoundError as error:
+        raise StorageError(f"{shown} is gone") from error
+    if digest.hexdigest() != content.sha256:
+        raise StorageError(f"{shown} does not hold what was written to it")

@@ -1,0 +1,197 @@
+"""Google Drive as Colab mounts it (DriveFS, a FUSE file system).
+
+What is written there lies on this machine's disk first and goes up later, in no promised order;
+some of it never does. Only DriveFS itself knows: it gives a file the extended attribute
+`user.drive.id`, which begins with `local` until the file is in the cloud (read in public code that
+waits for it; Google documents neither). Where that attribute is missing, nothing is ever confirmed:
+a read-back would only show this machine's own copy. Backups are then copied, never counted as safe,
+and no older one is removed for them.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from infrastructure.backup.backends.base import Content, require_content
+from infrastructure.backup.backends.folder import FolderPlace
+from infrastructure.backup.backends.mounts import MOUNTS, mount_of
+from infrastructure.backup.format.file_operations import Buffer, FileOperations
+from infrastructure.core.errors import StorageError
+
+ID_ATTRIBUTE = "user.drive.id"
+NOT_UPLOADED = "local"
+OWN_DRIVE = ("MyDrive", "My Drive")
+OTHER_DRIVES = ("Shareddrives", "Shared drives", ".shortcut-targets-by-id")
+
+QUOTA_ADVICE = "make room on your Drive and empty its trash, which counts for 30 days"
+MOUNT_ADVICE = "mount Drive again: drive.mount('{mount}', force_remount=True)"
+ADVICE = {
+    errno.ENOSPC: f"{QUOTA_ADVICE}; Drive also keeps what is not uploaded on this machine's disk",
+    errno.EDQUOT: QUOTA_ADVICE,
+    errno.ENOTCONN: MOUNT_ADVICE,
+    errno.ENOENT: MOUNT_ADVICE,
+    errno.EIO: "Drive refuses for a while when a folder has very many entries or a daily limit is"
+    " reached: wait, or name another folder",
+    errno.EACCES: "check that you may change this folder on drive.google.com",
+    errno.EPERM: "check that you may change this folder on drive.google.com",
+    errno.EROFS: "mount Drive without readonly=True",
+}
+
+
+def read_drive_id(path: Path) -> str | None:
+    """The id that DriveFS has for a file; None: it has none, or this is no DriveFS.
+
+    Raises:
+        OSError: the mount does not answer.
+    """
+    if not hasattr(os, "getxattr"):  # macOS
+        return None
+    try:
+        return os.getxattr(path, ID_ATTRIBUTE).decode(errors="replace")
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM):
+            return None
+        raise
+
+
+class DrivePlace(FolderPlace):
+    """The directory `root` on a mounted Drive.
+
+    Files are written under their final names: these never repeat, and a rename on Drive may be
+    undone by the mount. A damaged file is removed first, so that what replaces it gets an id of its
+    own. A directory that this session has seen does not go missing: then the connection is lost.
+
+    Args:
+        drive_id: reads the id of a file.
+    """
+
+    is_slow = True
+
+    def __init__(
+        self,
+        root: Path,
+        operations: FileOperations | None = None,
+        drive_id: Callable[[Path], str | None] = read_drive_id,
+    ) -> None:
+        super().__init__(root, operations)
+        self.anchor = drive_folder(root) or root.parent
+        self._drive_id = drive_id
+        self._seen: set[Path] = set()
+        self._read_back: set[tuple[Path, Content]] = set()
+
+    def confirm(self, path: Path, content: Content) -> bool:
+        self.require_identity()
+        try:
+            found_bytes = self.size(path)
+            drive_id = self._drive_id(self.at(path))
+        except FileNotFoundError:
+            return False  # no proof that it is gone: a mount in trouble says so of every file
+        if found_bytes != content.size_bytes:
+            raise StorageError(
+                f"{self.at(path)} has {found_bytes} bytes instead of {content.size_bytes}"
+            )
+        if drive_id is None or drive_id.startswith(NOT_UPLOADED):
+            return False
+        if (path, content) not in self._read_back:
+            require_content(self, path, content)
+            self._read_back.add((path, content))
+        self.require_identity()  # else it may have been read below a mount that went away
+        return True
+
+    def sweep(self, directory: Path) -> None:
+        """Nothing: files are written under their own names, and nothing is probed."""
+
+    def probe(self) -> None:
+        """Nothing is written, since Drive's trash would keep it; a mount for reading is noticed."""
+        if not os.access(self.root, os.W_OK):
+            raise OSError(errno.EACCES, "it cannot be written to", str(self.root))
+
+    def advice(self, error: OSError) -> str:
+        found = ADVICE.get(error.errno or 0, f"look at {self.url}; copying is tried again")
+        return found.format(mount=self.anchor.parent)
+
+    def caution(self, run_directory: Path) -> str | None:
+        try:
+            is_told = self._drive_id(self.anchor) is not None
+        except OSError:
+            return None  # not mounted: the copier will say so
+        if is_told:
+            return None
+        return (
+            f"{self.anchor} does not say which files were uploaded: backups are copied there but"
+            " never count as safe, and none is removed"
+        )
+
+    def names(self, directory: Path) -> list[str]:
+        try:
+            names = super().names(directory)
+        except FileNotFoundError:
+            self._require_not_seen(directory)
+            raise
+        self._seen.add(directory)
+        return names
+
+    def make_directory(self, directory: Path) -> None:
+        self.require_identity()
+        if directory not in self._seen:
+            super().make_directory(directory)
+            self._seen |= {directory, *directory.parents}
+        elif not self._is_there(self.at(directory)):
+            self._require_not_seen(directory)
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        self.make_directory(path.parent)
+        target = self.at(path)
+        if self._is_there(target):
+            self.remove(path)
+        self._read_back = {(other, content) for other, content in self._read_back if other != path}
+        try:
+            self.operations.write(target, buffers)
+            self.operations.sync_file(target)
+        except FileExistsError:
+            raise  # the mount had said that it is not there; it may be whole
+        except BaseException:
+            self._remove_if_there(target)
+            raise
+
+    def remove(self, path: Path) -> None:
+        """The file is emptied first: Drive keeps it in the trash for 30 days, at its size."""
+        self.truncate(path)
+        super().remove(path)
+
+    def sync_directory(self, directory: Path) -> None:
+        """Nothing: the mount has no such thing."""
+
+    def _make(self, directory: Path) -> None:
+        self.operations.make_directory(directory)
+
+    def _require_not_seen(self, directory: Path) -> None:
+        if directory in self._seen:
+            reason = "was there before: Drive has lost its connection"
+            raise OSError(errno.ENOTCONN, f"{self.at(directory)} {reason}")
+
+
+def drive_folder(path: Path) -> Path | None:
+    """The top folder of the Drive that `path` lies on, as its name says; None: on none."""
+    for number, part in enumerate(path.parts):
+        if part in OWN_DRIVE:
+            return Path(*path.parts[: number + 1])
+        if part in OTHER_DRIVES and number + 1 < len(path.parts):
+            return Path(*path.parts[: number + 2])
+    return None
+
+
+def is_on_drive(path: Path, mounts: Path = MOUNTS) -> bool:
+    """Whether `path` is named like a folder on a Drive, and is one, or may be for all we know."""
+    folder = drive_folder(path)
+    if folder is None:
+        return False
+    try:
+        is_told = read_drive_id(folder) is not None
+    except OSError:  # not mounted (any more)
+        return True
+    mount = mount_of(folder, mounts)
+    if is_told or mount is None:
+        return True
+    return mount.is_fuse and "drive" in (mount.device, mount.kind.removeprefix("fuse."))

@@ -1,0 +1,195 @@
+"""A folder on another disk: USB, NFS, a second volume. What is on it is synced, then read back."""
+
+import contextlib
+import errno
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from infrastructure.backup.backends.base import Content, Place, require_content
+from infrastructure.backup.backends.mounts import MOUNTS, mount_of
+from infrastructure.backup.format.file_operations import Buffer, FileOperations
+from infrastructure.core.files import paths_below, remove_if_unlocked
+from infrastructure.core.lock import is_held
+
+Result = TypeVar("Result")
+
+PART = ".part"
+OLD_PART_SECONDS = 86400.0
+
+ADVICE = {
+    errno.ENOSPC: "make room on that disk, or name another place",
+    errno.EDQUOT: "your quota there is used up: make room, or name another place",
+    errno.EACCES: "check that you may write there",
+    errno.EPERM: "check that you may write there",
+    errno.EROFS: "it is mounted read-only: mount it for writing",
+    errno.ENOTCONN: "mount the disk again; copying then goes on by itself",
+    errno.ESTALE: "mount the disk again; copying then goes on by itself",
+    errno.EFBIG: "its file system takes no file of that size: name another place",
+    errno.EIO: "look at the disk and its cable: it reports input/output errors",
+}
+
+
+class FolderPlace(Place):
+    """The directory `root`, which is made if its parent is there.
+
+    The parent is never made: a folder on a disk that is not mounted would else be made on this
+    machine's own disk. A root that was there and is gone counts as a lost connection.
+
+    Args:
+        root: absolute path.
+        operations: the file system below.
+        mounts: the system's list of what is mounted.
+    """
+
+    is_slow = False
+
+    def __init__(
+        self, root: Path, operations: FileOperations | None = None, mounts: Path = MOUNTS
+    ) -> None:
+        self.root = root
+        self.mounts = mounts
+        self.url = str(root)
+        self.anchor = root.parent  # must be there
+        self.operations = operations or FileOperations()
+        self._was_there = False
+
+    def confirm(self, path: Path, content: Content) -> bool:
+        self.require_identity()
+        require_content(self, path, content)
+        self.require_identity()  # else it may have been read below a mount that went away
+        return True
+
+    def advice(self, error: OSError) -> str:
+        return ADVICE.get(error.errno or 0, f"look at {self.url}; copying is tried again")
+
+    def caution(self, run_directory: Path) -> str | None:
+        mount = mount_of(self.root, self.mounts)
+        if mount is not None and mount.is_fuse:
+            return (
+                f"{self.url} is mounted by a program ({mount.kind}), which may keep files on this"
+                " machine for a while: no reading back shows whether they are safe"
+            )
+        with contextlib.suppress(OSError):  # not mounted: the copier will say so
+            if self.anchor.stat().st_dev == run_directory.stat().st_dev:
+                return f"{self.url} is on the same disk as the run: both die with it"
+        return None
+
+    def read(self, path: Path) -> Iterator[bytes]:
+        chunks = self._try(lambda: self.operations.read(self.at(path)))
+        while (chunk := self._try(lambda: next(chunks, None))) is not None:
+            yield chunk
+
+    def size(self, path: Path) -> int:
+        return self._try(lambda: self.operations.size(self.at(path)))
+
+    def names(self, directory: Path) -> list[str]:
+        return self._try(lambda: self.operations.names(self.at(directory)))
+
+    def free_bytes(self, directory: Path) -> int | None:
+        return self.operations.free_bytes(self.root if self._is_there(self.root) else self.anchor)
+
+    def make_directory(self, directory: Path) -> None:
+        self._require_connection()
+        self.require_identity()
+        self._make(self.at(directory))
+        self._was_there = True
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        self.make_directory(path.parent)
+        target = self.at(path)
+        part = target.with_name(f"{target.name}{PART}")
+        self._remove_if_there(part)  # a killed copier's
+        try:
+            self.operations.write(part, buffers)
+            self.operations.sync_file(part)
+            self.operations.rename(part, target)
+        except BaseException:
+            self._remove_if_there(part)
+            raise
+        self.operations.sync_directory(target.parent)
+
+    def sweep(self, directory: Path) -> None:
+        """Also the parts of files whose writer is gone: the lock of a living one spares its part.
+
+        Where another machine's lock is not seen, and where there are none and a day's age has to
+        do, its part may go as well. That costs it a second writing and nothing else: a part is
+        never read, and a writer that does not find its own writes it again.
+        """
+        super().sweep(directory)
+        for path in paths_below(self.at(directory)):
+            if path.suffix != PART:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                is_old = time.time() - path.stat().st_mtime > OLD_PART_SECONDS
+                stays = path.is_file() and not remove_if_unlocked(path)
+                if stays and is_old and is_held(path) is None:
+                    path.unlink()
+
+    def remove(self, path: Path) -> None:
+        self.require_identity()
+        self._try(lambda: self.operations.remove(self.at(path)))
+
+    def truncate(self, path: Path) -> None:
+        self.require_identity()
+        self._try(lambda: self.operations.truncate(self.at(path)))
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._try(lambda: self.operations.rename(self.at(source), self.at(target)))
+
+    def sync_directory(self, directory: Path) -> None:
+        self._try(lambda: self.operations.sync_directory(self.at(directory)))
+
+    def forget_cached(self, path: Path) -> None:
+        self.operations.forget_cached(self.at(path))
+
+    def at(self, path: Path) -> Path:
+        """The absolute path of `path`.
+
+        Raises:
+            ValueError: it leads out of the place.
+        """
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{path} leads out of the place {self.url}")
+        return self.root / path
+
+    def _try(self, operation: Callable[[], Result]) -> Result:
+        """A file that is missing because its disk is, is not missing."""
+        try:
+            result = operation()
+        except FileNotFoundError:
+            self._require_connection()
+            raise
+        self._was_there = True
+        return result
+
+    def _make(self, directory: Path) -> None:
+        missing = [
+            folder
+            for folder in (directory, *directory.parents)
+            if self.anchor in folder.parents and not self._is_there(folder)
+        ]
+        if missing:
+            self.operations.make_directory(directory)
+        for folder in missing:
+            self.operations.sync_directory(folder.parent)
+
+    def _require_connection(self) -> None:
+        """Raises OSError (ENOTCONN): the disk is not there."""
+        needed = self.root if self._was_there else self.anchor
+        if not self._is_there(needed):
+            raise OSError(
+                errno.ENOTCONN, f"{needed} is not there: is the path right, and the disk mounted?"
+            ) from None
+
+    def _is_there(self, directory: Path) -> bool:
+        try:
+            self.operations.size(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def _remove_if_there(self, path: Path) -> None:
+        with contextlib.suppress(OSError):  # the error being raised matters more
+            self.operations.remove(path)

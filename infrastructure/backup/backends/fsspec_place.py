@@ -1,0 +1,238 @@
+"""Any store that fsspec speaks to: S3, Google Cloud Storage, Azure, SFTP, …
+
+These have a file when the write returns. What counts as proof is the server's own checksum, where
+it gives one that can be compared, and else a fresh reading back.
+"""
+
+import base64
+import binascii
+import errno
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from infrastructure.backup.backends.base import Content, Place, require_content
+from infrastructure.backup.backends.remote_errors import as_os_errors
+from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
+from infrastructure.core.errors import MissingPackageError, StorageError
+from infrastructure.core.optional import require
+from infrastructure.core.redact import redact, redact_urls
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+Result = TypeVar("Result")
+
+# One request is whole or not at all, and gets a checksum of its bytes; s3fs sends up to twice its
+# 50 MB parts in one.
+ONE_REQUEST_BYTES = 96 * 1024**2
+# Protocols that cannot be written to, or that keep a copy here and would read that one back.
+# fmt: off
+NO_STORES = {
+    "http", "https", "data", "git", "github", "gist", "zip", "tar", "libarchive", "reference",
+    "dask", "wandb", "dvc", "root", "pyscript", "dir", "generic", "async_wrapper", "asyncwrapper",
+    "asynclocal", "cached", "blockcache", "filecache", "simplecache",
+}
+BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "tos", "tosfs"}
+# fmt: on
+CHECKSUMS = ("ETag", "etag", "md5", "md5Hash", "md5Checksum", "sha256", "checksum")
+PIP_LINES = {
+    "s3": "pip install s3fs",
+    "s3a": "pip install s3fs",
+    "gs": "pip install gcsfs",
+    "gcs": "pip install gcsfs",
+    "az": "pip install adlfs",
+    "abfs": "pip install adlfs",
+    "abfss": "pip install adlfs",
+    "sftp": "pip install paramiko",
+    "ssh": "pip install paramiko",
+}
+ADVICE = {
+    errno.EACCES: "check the credentials (environment variables or the tool's own file) and what"
+    " they may do there",
+    errno.EPERM: "check what the credentials may do there",
+    errno.ENOENT: "check that the bucket or folder is there and named rightly",
+    errno.EDQUOT: "the quota is used up: make room there, or name another place",
+    errno.ENOSPC: "the store is full: make room there, or name another place",
+    errno.EAGAIN: "the store asks for fewer requests; copying goes on more slowly by itself",
+    errno.EFBIG: "the store takes no file of that size: name another place",
+}
+
+
+class FsspecPlace(Place):
+    """The directory that an fsspec URL names.
+
+    Args:
+        url: with a scheme, such as `s3://bucket/folder`; options come from the environment.
+
+    Raises:
+        ValueError: no file system has this scheme, it cannot be written to, or only copies here
+            what is elsewhere.
+        MissingPackageError: what speaks to it is not installed.
+    """
+
+    is_slow = True
+
+    def __init__(self, url: str) -> None:
+        self.scheme, _, address = url.partition("://")
+        self.url = redact_urls(f"{self.scheme}://{address.partition('?')[0].rstrip('/')}")
+        self._address = url
+        self.root = _root_of(url, self.scheme, self.url)
+
+    @cached_property
+    def file_system(self) -> "AbstractFileSystem":
+        """The client; some connect when they are made.
+
+        Raises:
+            OSError: it cannot be made, or does not connect.
+        """
+        import fsspec
+
+        with as_os_errors(self.url):
+            return fsspec.core.url_to_fs(self._address)[0]
+
+    def confirm(self, path: Path, content: Content) -> bool:
+        self.require_identity()
+        try:
+            info = self._call(path, self._info)
+        except FileNotFoundError as error:
+            raise StorageError(f"{self.shown(path)} is gone") from error
+        if info.get("size") == content.size_bytes and _has_checksum(info, content):
+            return True
+        require_content(self, path, content)
+        return True
+
+    def advice(self, error: OSError) -> str:
+        default = f"check that {self.url} can be reached; copying is tried again"
+        return ADVICE.get(error.errno or 0, default)
+
+    def caution(self, run_directory: Path) -> str | None:
+        if self.url.startswith("memory:"):
+            return f"{self.url} is gone when this process ends"
+        return None
+
+    def read(self, path: Path) -> Iterator[bytes]:
+        at = self.at(path)
+        with as_os_errors(self.shown(path)):
+            self.file_system.invalidate_cache(at)
+            with self.file_system.open(at, "rb", block_size=CHUNK_BYTES) as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    yield bytes(chunk)
+
+    def size(self, path: Path) -> int:
+        size = self._call(path, self._info).get("size")
+        if not isinstance(size, int):
+            raise OSError(errno.EIO, "the store does not say how large it is", self.shown(path))
+        return size
+
+    def names(self, directory: Path) -> list[str]:
+        return self._call(directory, self._names)
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        try:
+            self._call(path, partial(self._write, buffers=buffers))
+        except FileNotFoundError:
+            if self.scheme in BUCKETS:  # no directories; a bucket that is not there is not made
+                raise
+            self._call(path, lambda at: self.file_system.makedirs(self._parent(at), exist_ok=True))
+            self._call(path, partial(self._write, buffers=buffers))
+
+    def remove(self, path: Path) -> None:
+        self._call(path, self.file_system.rm_file)
+
+    def at(self, path: Path) -> str:
+        """The path of `path` in the file system.
+
+        Raises:
+            ValueError: it leads out of the place.
+        """
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{path} leads out of the place {self.url}")
+        return "/".join([self.root.rstrip("/"), *path.parts])
+
+    def shown(self, path: Path) -> str:
+        """The URL of `path`, without any secret."""
+        return "/".join([self.url, *path.parts])
+
+    def _call(self, path: Path, operation: Callable[[str], Result]) -> Result:
+        at = self.at(path)
+        with as_os_errors(self.shown(path)):
+            return operation(at)
+
+    def _info(self, at: str) -> dict[str, Any]:
+        self.file_system.invalidate_cache(at)
+        self.file_system.invalidate_cache(self._parent(at))
+        return dict(self.file_system.info(at))
+
+    def _names(self, at: str) -> list[str]:
+        self.file_system.invalidate_cache(at)
+        found = (str(name).rstrip("/") for name in self.file_system.ls(at, detail=False))
+        here = self.file_system._strip_protocol(at).strip("/")
+        names = {name.rpartition("/")[2] for name in found if name.strip("/") != here}
+        return sorted(names - {""})
+
+    def _write(self, at: str, buffers: Sequence[Buffer]) -> None:
+        start = bytearray()
+        rest = iter(buffers)
+        for buffer in rest:
+            start += buffer
+            if len(start) > ONE_REQUEST_BYTES:
+                break
+        else:
+            self.file_system.pipe_file(at, bytes(start))
+            return
+        with self.file_system.open(at, "wb") as file:
+            file.write(start)
+            for buffer in rest:
+                file.write(buffer)
+
+    @staticmethod
+    def _parent(at: str) -> str:
+        return at.rpartition("/")[0]
+
+
+def _root_of(url: str, scheme: str, shown: str) -> str:
+    """The folder of `url` in its file system; nothing is connected to."""
+    fsspec = require("fsspec", f"the place {shown}")
+    if "::" in url or scheme in NO_STORES:
+        raise ValueError(
+            f"backup.place {shown}: nothing can be kept there; name a store to write to"
+        )
+    if scheme not in {*fsspec.available_protocols(), *fsspec.registry}:
+        raise ValueError(f"backup.place {shown}: fsspec knows no {scheme!r}")
+    try:
+        kind = fsspec.get_filesystem_class(scheme)
+        return str(kind._strip_protocol(url))
+    except ImportError as error:
+        line = PIP_LINES.get(scheme, f"look up the package that fsspec needs for {scheme}")
+        raise MissingPackageError(f"the place {shown} needs another package: {line}") from error
+    except Exception as error:  # every file system has its own
+        reason = redact(f"{type(error).__name__}: {error}")
+        raise ValueError(f"backup.place {shown} cannot be opened: {reason}") from None
+
+
+def _has_checksum(info: dict[str, Any], content: Content) -> bool:
+    """Whether the server has computed one of the file's hashes itself.
+
+    One that differs is no proof of damage: an S3 ETag is an MD5 only of a file that was sent in one
+    request and is not encrypted with a key of one's own. What a client stored beside the file (as
+    Azure's Content-MD5) is no proof of anything.
+    """
+    return any(_hex(info.get(name)) in (content.md5, content.sha256) for name in CHECKSUMS)
+
+
+def _hex(value: object) -> str | None:
+    """A checksum as hex digits: `"d41d…"`, `1B2M2Y8A…==` or bytes."""
+    if isinstance(value, bytes | bytearray):
+        return value.hex()
+    if not isinstance(value, str):
+        return None
+    text = value.strip('"')
+    if re.fullmatch(r"[0-9a-fA-F]+", text):
+        return text.lower()
+    try:
+        return base64.b64decode(text, validate=True).hex()
+    except (ValueError, binascii.Error):
+        return None

@@ -1,0 +1,237 @@
+"""A repository on the Hugging Face Hub; it is made private.
+
+The token comes from the environment or from `hf auth login`, by huggingface_hub itself. The Hub
+limits commits per hour, so files are uploaded one by one and committed together, with the first
+question about any of them. Of a file in its large-file storage the Hub tells the SHA-256; a small
+one, which lies in git, is read back. Removed files stay in the repository's history, and count
+against the account's storage until that is squashed.
+"""
+
+import contextlib
+import errno
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from infrastructure.backup.backends.base import Content, Place, require_content
+from infrastructure.backup.backends.remote_errors import as_os_errors
+from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
+from infrastructure.core.errors import StorageError
+from infrastructure.core.optional import require
+from infrastructure.core.redact import redact_urls
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    Operation = CommitOperationAdd | CommitOperationDelete
+
+Result = TypeVar("Result")
+
+URL = re.compile(r"hf://(?:(datasets|models)/)?([\w.-]+/[\w.-]+)((?:/[\w.+-]+)*)/?")
+SMALL_BYTES = 16 * 1024**2  # the Hub takes none of more than 10 MB into git itself
+NO_REPOSITORY = "there is no such repository, or none that this token may see"
+MOST_PENDING = 100  # files in one commit
+ADVICE = {
+    errno.EACCES: "log in with `hf auth login` or set HF_TOKEN to a token that may write there",
+    errno.ENOENT: "check the name of the repository, and log in with `hf auth login`",
+    errno.EDQUOT: "the account's private storage is full: remove repositories or their history",
+    errno.EAGAIN: "the Hub asks for fewer requests; copying goes on more slowly by itself",
+}
+
+
+class HubPlace(Place):
+    """The folder of a repository that `hf://[datasets/|models/]OWNER/NAME[/folder]` names.
+
+    Args:
+        endpoint: address of the Hub; None: as huggingface_hub has it.
+
+    Raises:
+        ValueError: the URL is no such name.
+    """
+
+    is_slow = True
+
+    def __init__(self, url: str, endpoint: str | None = None) -> None:
+        self.url = redact_urls(url).rstrip("/")
+        match = URL.fullmatch(url)
+        if match is None or {".", ".."} & {*url.split("/")}:
+            raise ValueError(
+                f"backup.place {self.url}: write hf://OWNER/NAME or hf://datasets/OWNER/NAME,"
+                " and a folder after it if you like"
+            )
+        self.repo_type = "dataset" if match[1] == "datasets" else "model"
+        self.repo_id, self.folder = match[2], match[3].strip("/")
+        self.endpoint = endpoint
+        self._is_ready = False
+        self._pending: dict[str, Operation] = {}
+
+    @cached_property
+    def api(self) -> "HfApi":
+        """The client; its token is looked up anew by each request."""
+        module = require("huggingface_hub", f"the place {self.url}")
+        module.utils.disable_progress_bars()
+        api: HfApi = module.HfApi(endpoint=self.endpoint)
+        return api
+
+    def confirm(self, path: Path, content: Content) -> bool:
+        self.commit()
+        try:
+            found = self._info(path)
+        except FileNotFoundError as error:
+            raise StorageError(f"{self.shown(path)} is gone") from error
+        if found.lfs is None:
+            require_content(self, path, content)
+        elif (found.lfs.sha256, found.lfs.size) != (content.sha256, content.size_bytes):
+            raise StorageError(f"{self.shown(path)} does not hold what was written to it")
+        return True
+
+    def advice(self, error: OSError) -> str:
+        default = f"check that {self.url} can be reached; copying is tried again"
+        return ADVICE.get(error.errno or 0, default)
+
+    def caution(self, run_directory: Path) -> str | None:
+        with contextlib.suppress(OSError):  # not there yet, or the copier will say so
+            with as_os_errors(self.url):
+                info = self.api.repo_info(self.repo_id, repo_type=self.repo_type)
+            if not info.private:
+                return f"{self.url} is public: everybody can read the backups there"
+        return None
+
+    def identify(self, known: str | None = None) -> str:
+        """The repository's name: on the Hub it can be no other place."""
+        self.identity = f"{self.repo_type} {self.repo_id}"
+        return self.identity
+
+    def require_identity(self) -> None:
+        """Nothing: every request names the repository."""
+
+    def probe(self) -> None:
+        """The repository is made where it is not there: that needs the right to write."""
+        with as_os_errors(self.url):
+            self._make_ready()
+
+    def sweep(self, directory: Path) -> None:
+        """Nothing: a commit is there whole or not at all."""
+
+    def read(self, path: Path) -> Iterator[bytes]:
+        self.commit()
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
+
+        kind, at = self.repo_type, self.at(path)
+        url = hf_hub_url(self.repo_id, at, repo_type=kind, endpoint=self.api.endpoint)
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Cache-Control": "no-cache"}
+        with (
+            as_os_errors(self.shown(path)),
+            http_stream_backoff("GET", url, headers=headers, max_retries=0) as response,
+        ):
+            hf_raise_for_status(response)
+            yield from response.iter_bytes(CHUNK_BYTES)
+
+    def size(self, path: Path) -> int:
+        self.commit()
+        return int(self._info(path).size)
+
+    def names(self, directory: Path) -> list[str]:
+        self.commit()
+        at = self.at(directory)
+        found = self._ask(directory, lambda: [*self._tree(at or None)])
+        return sorted(entry.path.rpartition("/")[2] for entry in found)
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        from huggingface_hub import CommitOperationAdd
+
+        at = self.at(path)
+        with as_os_errors(self.shown(path)), tempfile.TemporaryFile() as file:
+            for buffer in buffers:
+                file.write(buffer)
+            file.flush()
+            is_small = file.tell() <= SMALL_BYTES  # it may wait for its commit in memory
+            file.seek(0)
+            operation = CommitOperationAdd(at, file.read() if is_small else file)
+            self._make_ready()
+            self.api.preupload_lfs_files(self.repo_id, [operation], repo_type=self.repo_type)
+        self._add(at, operation)
+
+    def remove(self, path: Path) -> None:
+        from huggingface_hub import CommitOperationDelete
+
+        self.size(path)  # what is not there cannot be removed
+        self._add(self.at(path), CommitOperationDelete(self.at(path), is_folder=False))
+
+    def close(self) -> None:
+        self.commit()
+
+    def commit(self) -> None:
+        """Give what was uploaded its names, and take those away that were removed.
+
+        Raises:
+            OSError: the Hub refuses; then nothing of it was done.
+        """
+        operations, self._pending = [*self._pending.values()], {}
+        if operations:
+            with as_os_errors(self.url):
+                self.api.create_commit(
+                    self.repo_id,
+                    operations,
+                    commit_message=f"Back up a training: {len(operations)} files",
+                    repo_type=self.repo_type,
+                )
+
+    def at(self, path: Path) -> str:
+        """The path of `path` in the repository.
+
+        Raises:
+            ValueError: it leads out of the place.
+        """
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{path} leads out of the place {self.url}")
+        return "/".join(part for part in (self.folder, *path.parts) if part)
+
+    def shown(self, path: Path) -> str:
+        """The URL of `path`."""
+        return "/".join([self.url, *path.parts])
+
+    def _add(self, at: str, operation: "Operation") -> None:
+        self._pending[at] = operation
+        if len(self._pending) >= MOST_PENDING:
+            self.commit()
+
+    def _make_ready(self) -> None:
+        if not self._is_ready:
+            self.api.create_repo(
+                self.repo_id, repo_type=self.repo_type, private=True, exist_ok=True
+            )
+            self._is_ready = True
+
+    def _tree(self, at: str | None) -> Iterator[Any]:
+        return iter(self.api.list_repo_tree(self.repo_id, at, repo_type=self.repo_type))
+
+    def _info(self, path: Path) -> "RepoFile":
+        from huggingface_hub.hf_api import RepoFile
+
+        at = self.at(path)
+        found = self._ask(
+            path, lambda: self.api.get_paths_info(self.repo_id, [at], repo_type=self.repo_type)
+        )
+        for entry in found:
+            if isinstance(entry, RepoFile) and entry.path == at:
+                return entry
+        raise FileNotFoundError(errno.ENOENT, "no such file", self.shown(path))
+
+    def _ask(self, path: Path, question: Callable[[], Result]) -> Result:
+        """An answer of the Hub. To those without a token a private repository is not there; that is
+        no empty place."""
+        from huggingface_hub import get_token
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        with as_os_errors(self.shown(path)):
+            try:
+                return question()
+            except RepositoryNotFoundError:
+                number = errno.ENOENT if get_token() else errno.EACCES
+                raise OSError(number, NO_REPOSITORY) from None

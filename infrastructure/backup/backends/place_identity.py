@@ -1,0 +1,109 @@
+"""Which place it is: a marker with a random id at the place decides, and nothing else.
+
+    <place>/.temper-place/<id>      {"format": 1, "id": "<id>"}
+
+A path is no proof: where a mount went away, it leads to an empty folder of this machine's own disk.
+A device number is none either: a Drive that is mounted again has another one. The id is part of the
+marker's name, so two runs that make one at the same instant make two markers, and the place has
+both ids from then on: nothing is ever written over, and no store needs an exclusive operation.
+"""
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from infrastructure.backup.format.file_operations import FileOperations
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import DamagedFileError
+
+FOLDER = Path(".temper-place")
+ID = re.compile(r"[0-9a-f]{32}")
+FORMAT = 1
+
+log = logging.getLogger(__name__)
+
+
+def ids_at(place: FileOperations) -> list[str]:
+    """The ids of a place, sorted; none where nobody has marked it yet.
+
+    Raises:
+        OSError: the place does not answer.
+    """
+    try:
+        names = place.names(FOLDER)
+    except FileNotFoundError:
+        return []
+    return [name for name in sorted(names) if ID.fullmatch(name) and has_id(place, name)]
+
+
+def has_id(place: FileOperations, place_id: str) -> bool:
+    """Whether the marker of this id is there, whole.
+
+    Raises:
+        OSError: the place does not answer.
+    """
+    try:
+        told = json.loads(b"".join(place.read(FOLDER / place_id)))
+    except FileNotFoundError:
+        return False
+    except ValueError:  # its writer was killed
+        return False
+    return isinstance(told, dict) and told.get("id") == place_id
+
+
+def mark(place: FileOperations) -> str:
+    """Mark a place that has no id; its id.
+
+    Raises:
+        OSError: the place does not answer, or refuses.
+    """
+    place_id = secrets.token_hex(16)
+    place.make_directory(FOLDER)
+    place.write(FOLDER / place_id, [json.dumps({"format": FORMAT, "id": place_id}).encode()])
+    return place_id
+
+
+class PlaceRecord:
+    """Which place a run was copied to, in a file of this machine.
+
+    Args:
+        path: the file; it is made with the first `write`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def id_of(self, url: str) -> str | None:
+        """The id that the place at `url` had; None: the run was never copied there."""
+        known = dict(self._read()).get(url)
+        return known if isinstance(known, str) else None
+
+    def write(self, url: str, place_id: str) -> None:
+        """From here on `url` means the place with this id.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        if self.id_of(url) != place_id:
+            write_record(self.path, {**dict(self._read()), url: place_id})
+
+    def forget(self, url: str) -> None:
+        """Whatever lies at `url` is the place from its next contact on.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        if self.id_of(url) is not None:
+            write_record(self.path, {other: i for other, i in self._read() if other != url})
+
+    def _read(self) -> Iterator[tuple[str, Any]]:
+        try:
+            yield from read_record(self.path).items()
+        except DamagedFileError as error:  # as if it were the first contact
+            log.warning("%s; the place is taken for what it is now", error)
+        except OSError:
+            return

@@ -1,0 +1,175 @@
+"""Objects in compressed form: `<hash>.zst`; the hash is that of the plain bytes.
+
+The high bytes of numbers of one type are alike, but lie side by side only when byte 0 of all
+elements comes first, then byte 1, and so on ("byte shuffle", as in https://www.blosc.org and HDF5).
+Then zstd at level 1. The file is one that `zstd -d` opens: a skippable frame (RFC 8878, 3.1.2) with
+the table of segments, then one frame for each segment. FORMAT.md has the layout.
+
+Measured on the state of the embedded model after 200 steps: 0.83 of the size where weights and
+optimizer are float32, 0.67 where they are cut to bfloat16; zstd without the shuffle saves half as
+much (0.91). Packing takes about 20 times as long as hashing with BLAKE3, opening about 10 times.
+"""
+
+import zlib
+from collections.abc import Iterator
+from struct import Struct
+from struct import error as StructError
+
+import numpy as np
+import zstandard
+
+from infrastructure.backup.format.file_operations import Buffer
+from infrastructure.backup.format.packs import BITS, METADATA
+from infrastructure.core.errors import CheckpointError
+from infrastructure.core.json_text import parse_json
+
+SUFFIX = ".zst"
+LEVEL = 1
+SEGMENT_BYTES = 8 * 1024**2  # so that the working memory is that, and not another pack
+# Of a plain object; it lies in memory as a whole. One larger tensor stays plain.
+LARGEST_BYTES = 256 * 1024**2
+WIDTHS = (1, 2, 4, 8)
+
+_FRAME = Struct("<II")  # a skippable frame's magic number and length
+_SKIPPABLE = 0x184D2A5A
+_HEADER = Struct("<8sII")  # name and version of the layout, CRC-32 of all that follows, segments
+_MAGIC = b"temper\x00\x01"
+_SEGMENT = Struct("<BII")  # width of an element, bytes in plain form, bytes of its zstd frame
+_START = _FRAME.size + _HEADER.size
+
+Run = tuple[int, int]  # width of an element and number of bytes
+
+
+def compress(data: Buffer) -> bytes:
+    """`data`, a pack, in compressed form; may be larger than it was."""
+    packer = zstandard.ZstdCompressor(level=LEVEL)
+    table, frames, start = [], [], 0
+    for width, size in _segments(data):
+        frame = packer.compress(_shuffled(memoryview(data)[start : start + size], width))
+        table.append(_SEGMENT.pack(width, size, len(frame)))
+        frames.append(frame)
+        start += size
+    length = _HEADER.size + len(table) * _SEGMENT.size
+    covered = b"".join([len(table).to_bytes(4, "little"), *table, *frames])
+    start_of_file = _FRAME.pack(_SKIPPABLE, length) + _MAGIC
+    return start_of_file + zlib.crc32(covered).to_bytes(4, "little") + covered
+
+
+def decompress(packed: Buffer, size_bytes: int) -> bytearray:
+    """The plain bytes, exactly `size_bytes` many; nothing larger is ever allocated.
+
+    Raises:
+        CheckpointError: `packed` is cut, changed, of a later layout, or says another size. The
+            text goes on after the object's name.
+    """
+    view = memoryview(packed)
+    if size_bytes > LARGEST_BYTES:
+        raise CheckpointError(f"would have {size_bytes} bytes, more than is ever compressed")
+    try:
+        table = _table(view)
+    except StructError as error:
+        raise CheckpointError("is cut") from error
+    if sum(size for _, size, _ in table) != size_bytes:
+        raise CheckpointError(f"does not hold {size_bytes} bytes, as it should")
+    if sum(length for _, _, length in table) != len(view) - _START - len(table) * _SEGMENT.size:
+        raise CheckpointError("is cut, or longer than it says")
+    data, end = bytearray(size_bytes), 0
+    begin = len(view) - sum(length for _, _, length in table)
+    for width, size, length in table:
+        plain = _plain(view[begin : begin + length], size)
+        _unshuffle(plain, width, memoryview(data)[end : end + size])
+        begin, end = begin + length, end + size
+    return data
+
+
+def _table(view: memoryview) -> list[tuple[int, int, int]]:
+    """The segments that a file says it has, each of a kind that there can be."""
+    magic, length = _FRAME.unpack_from(view, 0)
+    name, crc, count = _HEADER.unpack_from(view, _FRAME.size)
+    if magic != _SKIPPABLE or name[:7] != _MAGIC[:7]:
+        raise CheckpointError("does not begin as a compressed object does")
+    if name != _MAGIC:
+        raise CheckpointError(
+            f"is compressed in layout {name[7]}; this version of temper reads {_MAGIC[7]}"
+        )
+    if zlib.crc32(view[_START - 4 :]) != crc:
+        raise CheckpointError("is damaged: its bytes have changed")
+    if length != _HEADER.size + count * _SEGMENT.size:
+        raise CheckpointError("has a table of another length than it says")
+    table = [_SEGMENT.unpack_from(view, _START + i * _SEGMENT.size) for i in range(count)]
+    for width, size, _ in table:
+        if width not in WIDTHS or size % width or not 0 < size <= SEGMENT_BYTES:
+            raise CheckpointError(f"has {size} bytes in elements of {width}")
+    return table
+
+
+def _plain(frame: memoryview, size: int) -> bytes:
+    try:
+        if zstandard.frame_content_size(frame) != size:  # else it would be believed, and allocated
+            raise CheckpointError("has a segment of another size than it says")
+        plain = zstandard.ZstdDecompressor().decompress(frame, size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CheckpointError(f"cannot be decompressed: {error}") from error
+    if len(plain) != size:
+        raise CheckpointError("has a segment that holds less than it says")
+    return plain
+
+
+def _shuffled(data: memoryview, width: int) -> memoryview:
+    elements = np.frombuffer(data, np.uint8).reshape(-1, width)
+    return np.ascontiguousarray(elements.T).data.cast("B")
+
+
+def _unshuffle(data: bytes, width: int, into: memoryview) -> None:
+    planes = np.frombuffer(data, np.uint8).reshape(width, -1)
+    elements = np.frombuffer(into, np.uint8).reshape(-1, width)
+    for place in range(width):  # three times as fast as the transpose
+        elements[:, place] = planes[place]
+
+
+def _segments(data: Buffer) -> Iterator[Run]:
+    """Stretches of equal width, cut so that one is quickly in memory."""
+    for width, size in _merged(_runs(data)):
+        for start in range(0, size, SEGMENT_BYTES):
+            yield width, min(SEGMENT_BYTES, size - start)
+
+
+def _merged(runs: list[Run]) -> list[Run]:
+    merged: list[Run] = []
+    for width, size in runs:
+        if merged and merged[-1][0] == width:
+            size += merged.pop()[1]
+        if size:
+            merged.append((width, size))
+    return merged
+
+
+def _runs(data: Buffer) -> list[Run]:
+    """The width of every stretch of a pack; of what is no pack, 1."""
+    try:
+        return list(_pack_runs(memoryview(data)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [(1, len(data))]
+
+
+def _pack_runs(view: memoryview) -> Iterator[Run]:
+    start = 8 + int.from_bytes(view[:8], "little")
+    header = parse_json(bytes(view[8:start]).decode())
+    yield 1, start
+    tensors = (
+        (*found["data_offsets"], _width(found["dtype"]))
+        for name, found in header.items()
+        if name != METADATA
+    )
+    place = 0
+    for begin, end, width in sorted(tensors):
+        if begin != place or not isinstance(end, int) or end < begin or (end - begin) % width:
+            raise ValueError(f"a tensor lies at {begin} to {end}, the one before ends at {place}")
+        place = end
+        yield width, end - begin
+    if place != len(view) - start:
+        raise ValueError("its tensors do not fill it")
+
+
+def _width(dtype: str) -> int:
+    return 4 if dtype == "C64" else BITS[dtype] // 8  # a complex number is two of 4 bytes

@@ -1,0 +1,52 @@
+"""The hash that names objects and versions: BLAKE3, or SHA-256 where it has no wheel."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Protocol
+
+from infrastructure.backup.format.file_operations import Buffer
+
+HEX_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class Digest(Protocol):
+    """What hashlib's and blake3's objects have in common."""
+
+    def update(self, data: Buffer, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def available_hash() -> str:
+    """The name of the hash that a new store uses."""
+    try:
+        import blake3  # noqa: F401
+    except ImportError:
+        return "sha256"
+    return "blake3"
+
+
+def new_digest(name: str) -> Digest:
+    """An empty digest of 256 bits.
+
+    Raises:
+        ValueError: no such hash, or its package is missing.
+    """
+    if name == "sha256":
+        return hashlib.sha256()
+    if name == "blake3":
+        try:
+            import blake3
+        except ImportError as error:
+            raise ValueError("this store needs the package blake3: pip install blake3") from error
+        return blake3.blake3()
+    raise ValueError(f"unknown hash {name!r}; this version of temper reads blake3 and sha256")
+
+
+def hash_of(name: str, buffers: Iterable[Buffer]) -> str:
+    """The hex hash of the bytes of all `buffers`, one after the other."""
+    digest = new_digest(name)
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.hexdigest()

@@ -1,0 +1,203 @@
+"""The manifest of a version: canonical JSON whose name is its hash. It is read as hostile input."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from infrastructure.backup.format.hashing import HEX_HASH
+from infrastructure.core.errors import CheckpointError
+from infrastructure.core.json_text import parse_json
+
+FORMAT_VERSION = 1
+# More than any real version has; a reader allocates nothing for what claims to be larger.
+MAX_MANIFEST_BYTES = 64 * 1024**2
+MAX_OBJECT_BYTES = 1 << 40
+FILES = "files"  # the class of a run's small files: no training goes on from them
+# Held anew by each version, in an object of its own: they hardly change, so one object would be
+# that of all versions, and one damaged bit in it the end of all.
+HELD_ANEW = ("random/", f"{FILES}/run.json@")
+VERSION_NAME = re.compile(r"(\d{12})-([a-z0-9]{1,16})-([0-9a-f]{64})")
+
+KINDS = ("scheduled", "manual", "stopped", "emergency")
+FIELDS = {
+    "format": int,
+    "sequence": int,
+    "parent": str | None,
+    "created": str,
+    "kind": str,
+    "healthy": bool,
+    "step": int,
+    "score": int | float | None,
+    "values": dict,
+    "packs": list,
+    "tensors": dict,
+}
+
+
+@dataclass(frozen=True)
+class Pack:
+    """An object that holds tensors."""
+
+    hash: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies: its pack (an index into the manifest's packs), and its own hash."""
+
+    pack: int
+    hash: str
+
+
+@dataclass(frozen=True, order=True)
+class VersionName:
+    """`<sequence>-<hash name>-<hash>`: sorts by age, and says how to check what it names."""
+
+    sequence: int
+    hash_name: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.sequence:012d}-{self.hash_name}-{self.digest}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The name in `text`; None where it is none."""
+        match = VERSION_NAME.fullmatch(text)
+        return cls(int(match[1]), match[2], match[3]) if match else None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One version.
+
+    Attributes:
+        hash_name: the hash that names it and its objects.
+        sequence: grows by one with every version of a store; the newest has the highest.
+        parent: name of the version before, for a person who looks.
+        kind: why it was written: one of `KINDS`.
+        healthy: False for a state that is kept as evidence and never resumed by itself.
+        step: optimizer steps done.
+        score: the held-out loss of exactly this state, lower is better; None where not measured.
+        values: what is not a tensor, as JSON.
+        packs: objects, in the order that tensors refer to.
+        tensors: full name ("model/layer.weight") to place.
+    """
+
+    hash_name: str
+    sequence: int
+    parent: str | None
+    created: str
+    kind: str
+    healthy: bool
+    step: int
+    score: float | None
+    values: dict[str, Any]
+    packs: tuple[Pack, ...]
+    tensors: dict[str, StoredTensor]
+
+    @property
+    def needed_packs(self) -> tuple[Pack, ...]:
+        """The objects that a training goes on from: all but those with copies of run files."""
+        needed = {
+            place.pack for name, place in self.tensors.items() if name.partition("/")[0] != FILES
+        }
+        return tuple(pack for index, pack in enumerate(self.packs) if index in needed)
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON: sorted keys, no spaces, ASCII, no NaN."""
+        contents = {
+            "format": FORMAT_VERSION,
+            "sequence": self.sequence,
+            "parent": self.parent,
+            "created": self.created,
+            "kind": self.kind,
+            "healthy": self.healthy,
+            "step": self.step,
+            "score": self.score,
+            "values": self.values,
+            "packs": [[pack.hash, pack.size_bytes] for pack in self.packs],
+            "tensors": {name: [place.pack, place.hash] for name, place in self.tensors.items()},
+        }
+        text = json.dumps(contents, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return text.encode("ascii")
+
+
+def parse_manifest(data: bytes, name: VersionName) -> Manifest:
+    """The manifest in `data`, which is called `name`, every field checked.
+
+    Raises:
+        CheckpointError: it is no manifest of this format, or contradicts itself.
+    """
+    contents = _parse_json(data)
+    if not isinstance(contents, dict):
+        raise CheckpointError("the manifest is no JSON object")
+    version = contents.get("format")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"the manifest has format {version!r}; this version of temper reads {FORMAT_VERSION}"
+        )
+    for field, kind in FIELDS.items():
+        value = contents.get(field, ...)  # ... is of none of the types
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            raise CheckpointError(f"the manifest's field {field!r} is missing or of a wrong type")
+    if contents["sequence"] != name.sequence:
+        raise CheckpointError(f"the manifest says sequence {contents['sequence']}, its name not")
+    if contents["kind"] not in KINDS or contents["step"] < 0:
+        raise CheckpointError("the manifest's kind or step is none that there can be")
+    packs = tuple(_pack(entry) for entry in contents["packs"])
+    return Manifest(
+        hash_name=name.hash_name,
+        sequence=name.sequence,
+        parent=contents["parent"],
+        created=contents["created"],
+        kind=contents["kind"],
+        healthy=contents["healthy"],
+        step=contents["step"],
+        score=contents["score"],
+        values=contents["values"],
+        packs=packs,
+        tensors=_tensors(contents["tensors"], len(packs)),
+    )
+
+
+def _parse_json(data: bytes) -> Any:
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise CheckpointError(f"the manifest has {len(data)} bytes, more than any real one")
+    try:
+        return parse_json(data.decode(), parse_constant=_no_constant)
+    except ValueError as error:
+        raise CheckpointError(f"the manifest is no JSON: {error}") from error
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and HEX_HASH.fullmatch(value) is not None
+
+
+def _is_count(value: Any, below: int) -> bool:
+    return type(value) is int and 0 <= value < below
+
+
+def _pack(entry: Any) -> Pack:
+    match entry:
+        case [digest, size] if _is_hash(digest) and _is_count(size, MAX_OBJECT_BYTES):
+            return Pack(digest, size)
+    raise CheckpointError("the manifest names a pack that there cannot be")
+
+
+def _tensors(entries: Mapping[str, Any], num_packs: int) -> dict[str, StoredTensor]:
+    found = {}
+    for name, entry in entries.items():
+        match entry:
+            case [pack, digest] if _is_count(pack, num_packs) and _is_hash(digest):
+                found[name] = StoredTensor(pack, digest)
+            case _:
+                raise CheckpointError(f"the manifest's tensor {name[:80]!r} lies nowhere")
+    return found

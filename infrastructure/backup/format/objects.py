@@ -1,0 +1,262 @@
+"""Objects: files named by the hash of their bytes, written once, never changed.
+
+A file holds the bytes themselves; or it is called `<hash>.zst` and holds them compressed.
+"""
+
+import contextlib
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from infrastructure.backup.format.codec import LARGEST_BYTES, SUFFIX, compress, decompress
+from infrastructure.backup.format.file_operations import Buffer, FileOperations
+from infrastructure.backup.format.hashing import HEX_HASH, hash_of
+from infrastructure.backup.format.manifest import MAX_MANIFEST_BYTES, Pack
+from infrastructure.backup.format.packs import size_of
+from infrastructure.core.errors import CheckpointError, StorageError
+
+# What to hash, piece by piece, and the memory in which it then lies as a whole (or nothing).
+Contents = tuple[Iterable[Buffer], Buffer]
+
+OBJECT_FOLDER = re.compile(r"[0-9a-f]{2}")
+SLACK_BYTES = 64 * 1024**2  # the disk is never filled to its last byte
+
+
+class ObjectFiles:
+    """The files of a store, and how each comes to be there whole or not at all.
+
+    Args:
+        root: the store's directory.
+        operations: the file system.
+        compresses: write an object compressed where that is smaller. Either form is read anyway.
+    """
+
+    def __init__(self, root: Path, operations: FileOperations, compresses: bool = False) -> None:
+        self.root = root
+        self.operations = operations
+        self.compresses = compresses
+        # files that were read and found right since this was opened, and their sizes
+        self._trusted: dict[str, tuple[Path, int]] = {}
+
+    def path_of(self, digest: str) -> Path:
+        """The file of the object `digest`, as it is called where it is not compressed."""
+        return self.root / "objects" / digest[:2] / digest
+
+    def compressed_path_of(self, digest: str) -> Path:
+        """The file of the object `digest`, as it is called where it is compressed."""
+        return self.path_of(digest + SUFFIX)
+
+    def read_small(self, path: Path) -> bytes:
+        """A file no larger than a manifest may be.
+
+        Raises:
+            CheckpointError: it is missing, unreadable or too large.
+        """
+        try:
+            found = self.operations.size(path)
+            if found > MAX_MANIFEST_BYTES:
+                raise CheckpointError(f"{path.name[:26]} has {found} bytes, more than any real one")
+            return b"".join(self.operations.read(path))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path.name[:26]} is missing") from error
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+    def verify(self, pack: Pack, hash_name: str) -> None:
+        """Compare an object's bytes with its name.
+
+        Raises:
+            CheckpointError: it is missing, cut, changed, or cannot be read.
+        """
+        self._whole(pack, hash_name, self._chunks, self._unpacked)
+
+    def read(self, pack: Pack, hash_name: str) -> Buffer:
+        """The bytes of an object in memory of their own, verified as they are returned: hashed
+        where they lie, and not read again.
+
+        Raises:
+            CheckpointError: as `verify`.
+        """
+        return self._whole(pack, hash_name, self._loaded, self._unpacked)
+
+    def require_there(self, pack: Pack) -> None:
+        """See that an object is there and has its size; its bytes are not read.
+
+        Raises:
+            CheckpointError: it is missing or cut.
+        """
+        for path in (self.path_of(pack.hash), self.compressed_path_of(pack.hash)):
+            try:
+                found = self.operations.size(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise CheckpointError(f"object {pack.hash[:12]} cannot be read: {error}") from error
+            if found == pack.size_bytes or (path.suffix == SUFFIX and 0 < found < pack.size_bytes):
+                return
+        raise CheckpointError(f"object {pack.hash[:12]} is missing or cut")
+
+    def is_whole(self, pack: Pack, hash_name: str) -> bool:
+        """Whether an object may be named again without being written again."""
+        try:
+            if pack.hash not in self._trusted:
+                self.verify(pack, hash_name)
+            path, size_bytes = self._trusted[pack.hash]
+            return self.operations.size(path) == size_bytes
+        except (CheckpointError, OSError):
+            return False
+
+    def require_space(self, needed_bytes: int) -> None:
+        """Refuse to begin what cannot be finished.
+
+        Raises:
+            StorageError: there is too little room on the disk.
+        """
+        free_bytes = self.operations.free_bytes(self.root)
+        if free_bytes is not None and free_bytes < needed_bytes + SLACK_BYTES:
+            raise StorageError(
+                f"{self.root} has {free_bytes / 1e6:.0f} MB free; a version needs"
+                f" {needed_bytes / 1e6:.0f} MB, and {SLACK_BYTES / 1e6:.0f} MB stay free: make room"
+            )
+
+    def write_pack(self, buffers: Sequence[Buffer], hash_name: str) -> Pack:
+        """Write an object, unless it is there already and whole.
+
+        Raises:
+            OSError, StorageError: the disk refuses, or does not keep what it was given.
+        """
+        pack = Pack(hash_of(hash_name, buffers), size_of(buffers))
+        if not self.is_whole(pack, hash_name):
+            path, digest = self.path_of(pack.hash), pack.hash
+            packed = self._packed(buffers, pack, hash_name)
+            if packed is not None:
+                path, digest = self.compressed_path_of(pack.hash), hash_of(hash_name, [packed])
+                buffers = [packed]
+            self.operations.make_directory(path.parent)
+            self.operations.sync_directory(path.parent.parent)
+            self.put(path, buffers, digest, hash_name)
+            self._trusted[pack.hash] = path, size_of(buffers)
+        return pack
+
+    def put(self, path: Path, buffers: Sequence[Buffer], digest: str, hash_name: str) -> None:
+        """Bytes first, name second, both on the disk, and read back, before this returns.
+
+        Raises:
+            OSError, StorageError: as `write_pack`.
+        """
+        part = self.root / "tmp" / secrets.token_hex(16)
+        try:
+            self.operations.write(part, buffers)
+            self.operations.sync_file(part)
+            self.operations.rename(part, path)
+        except BaseException:
+            self._remove_if_there(part)
+            raise
+        self.operations.sync_directory(path.parent)
+        if self._differs(path, digest, hash_name):
+            self._remove_if_there(path)
+            raise StorageError(f"{path} does not hold what was just written to it")
+
+    def _differs(self, path: Path, digest: str, hash_name: str) -> bool:
+        self.operations.forget_cached(path)
+        return hash_of(hash_name, self.operations.read(path)) != digest
+
+    def remove_all_but(self, living: Collection[str]) -> None:
+        """Remove the objects that nothing names; what is no object is not touched.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        folders = self.operations.names(self.root / "objects")
+        for folder in filter(OBJECT_FOLDER.fullmatch, folders):
+            for name in self.operations.names(self.root / "objects" / folder):
+                digest = name.removesuffix(SUFFIX)
+                if digest not in living and HEX_HASH.fullmatch(digest):
+                    self._trusted.pop(digest, None)
+                    self.operations.remove(self.root / "objects" / folder / name)
+
+    def sweep(self) -> None:
+        """Remove what a killed writer left half-written.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            for name in self.operations.names(self.root / "tmp"):
+                self.operations.remove(self.root / "tmp" / name)
+
+    def _whole(
+        self,
+        pack: Pack,
+        hash_name: str,
+        plain: Callable[[Path, Pack], Contents],
+        compressed: Callable[[Path, Pack], Contents],
+    ) -> Buffer:
+        """What the first whole file of an object holds, as one of the two reads it."""
+        self._trusted.pop(pack.hash, None)
+        problem = "is missing"
+        cause: Exception | None = None
+        forms = {self.path_of(pack.hash): plain, self.compressed_path_of(pack.hash): compressed}
+        for path, read in forms.items():
+            try:
+                pieces, whole = read(path, pack)
+                if hash_of(hash_name, pieces) == pack.hash:
+                    self._trusted[pack.hash] = path, self.operations.size(path)
+                    return whole
+                problem = "is damaged: its bytes have changed"
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                problem, cause = f"cannot be read: {error}", error
+            except CheckpointError as error:
+                problem, cause = str(error), error
+        raise CheckpointError(f"object {pack.hash[:12]} {problem}") from cause
+
+    def _chunks(self, path: Path, pack: Pack) -> Contents:
+        self._require_size(path, pack)
+        return self.operations.read(path), b""
+
+    def _loaded(self, path: Path, pack: Pack) -> Contents:
+        self._require_size(path, pack)
+        # NumPy asks the system for large pages, which come several times as fast
+        data = np.empty(pack.size_bytes, np.uint8).data
+        ends = self.operations.read_into(path, data)
+        return (data[begin:end] for begin, end in pairwise(chain([0], ends))), data
+
+    def _unpacked(self, path: Path, pack: Pack) -> Contents:
+        found = self.operations.size(path)
+        if found >= pack.size_bytes:
+            raise CheckpointError(f"has {found} bytes compressed, {pack.size_bytes} plain")
+        data = decompress(self._read_all(path, found), pack.size_bytes)
+        return [data], data
+
+    def _read_all(self, path: Path, size_bytes: int) -> bytearray:
+        data, end = bytearray(size_bytes), 0
+        for chunk in self.operations.read(path):
+            data[end : end + len(chunk)] = chunk
+            end += len(chunk)
+        return data
+
+    def _require_size(self, path: Path, pack: Pack) -> None:
+        found = self.operations.size(path)
+        if found != pack.size_bytes:
+            raise CheckpointError(f"has {found} bytes instead of {pack.size_bytes}")
+
+    def _packed(self, buffers: Sequence[Buffer], pack: Pack, hash_name: str) -> bytes | None:
+        """The object compressed, where that is wanted, smaller, and opens as what it was."""
+        if not self.compresses or pack.size_bytes > LARGEST_BYTES:
+            return None
+        packed = compress(b"".join(buffers))
+        if len(packed) >= pack.size_bytes:
+            return None
+        if hash_of(hash_name, [decompress(packed, pack.size_bytes)]) != pack.hash:
+            raise StorageError(f"object {pack.hash[:12]} was compressed wrongly: is memory broken?")
+        return packed
+
+    def _remove_if_there(self, path: Path) -> None:
+        with contextlib.suppress(OSError):  # swept later; the error being raised matters more
+            self.operations.remove(path)

@@ -1,0 +1,130 @@
+"""Packs: the bytes of a safetensors file, cut at tensor boundaries. No pickle, no compression.
+
+Source of the layout: https://github.com/huggingface/safetensors (header length as 8 little-endian
+bytes, JSON header, tensor bytes).
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from infrastructure.backup.format.file_operations import Buffer
+from infrastructure.core.errors import CheckpointError
+from infrastructure.core.json_text import parse_json
+
+PACK_BYTES = 64 * 1024**2
+ALIGNMENT_BYTES = 8
+METADATA = "__metadata__"  # safetensors' own; a pack has none
+# Bits of one element, by the name that safetensors gives the type.
+BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "U16": 16,
+    "I16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "U32": 32,
+    "I32": 32,
+    "F32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F64": 64,
+    "C64": 64,
+}
+
+
+@dataclass(frozen=True)
+class TensorBytes:
+    """A tensor as its bytes: little-endian, contiguous, row-major.
+
+    Attributes:
+        dtype: safetensors' name of the type, such as "F32".
+        shape: lengths of the dimensions; () is a single number.
+        data: exactly as many bytes as type and shape say.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Buffer
+
+    def __post_init__(self) -> None:
+        if self.dtype not in BITS:
+            raise ValueError(f"tensors of type {self.dtype!r} cannot be stored")
+        expected = prod(self.shape) * BITS[self.dtype] // 8
+        if len(self.data) != expected:
+            raise ValueError(f"{self.dtype}{list(self.shape)} has {len(self.data)} bytes")
+
+    @property
+    def identity(self) -> bytes:
+        """What tells two tensors of the same bytes apart."""
+        return f"{self.dtype}{list(self.shape)}:".encode()
+
+
+def cut(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
+    """Groups of tensors, in their order, of at most `PACK_BYTES` each (or of one larger tensor)."""
+    group: dict[str, TensorBytes] = {}
+    size_bytes = 0
+    for name, tensor in tensors.items():
+        if group and size_bytes + len(tensor.data) > PACK_BYTES:
+            yield group
+            group, size_bytes = {}, 0
+        group[name] = tensor
+        size_bytes += len(tensor.data)
+    if group:
+        yield group
+
+
+def encode(tensors: Mapping[str, TensorBytes]) -> list[Buffer]:
+    """The bytes of a pack, as buffers one after the other; nothing is copied."""
+    header: dict[str, object] = {}
+    end = 0
+    # wider elements first, so that every tensor begins at a multiple of its element's size
+    ordered = sorted(tensors.items(), key=lambda item: (-BITS[item[1].dtype], item[0]))
+    for name, tensor in ordered:
+        begin, end = end, end + len(tensor.data)
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT_BYTES)
+    return [len(text).to_bytes(8, "little"), text, *(tensor.data for _, tensor in ordered)]
+
+
+def decode(pack: Buffer) -> dict[str, TensorBytes]:
+    """The tensors in the bytes of a pack, as views of them; nothing is copied.
+
+    Raises:
+        CheckpointError: they are not a safetensors file.
+    """
+    view = memoryview(pack)
+    try:
+        start = 8 + int.from_bytes(view[:8], "little")
+        if start > len(view):
+            raise ValueError("the header is longer than the file")
+        header = parse_json(bytes(view[8:start]).decode())
+        return {
+            name: _tensor(found, view[start:]) for name, found in header.items() if name != METADATA
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"no safetensors bytes: {error}") from error
+
+
+def _tensor(found: dict[str, Any], data: memoryview) -> TensorBytes:
+    begin, end = found["data_offsets"]
+    if not 0 <= begin <= end <= len(data):
+        raise ValueError(f"a tensor lies at {begin} to {end} of {len(data)} bytes")
+    if not all(type(length) is int and length >= 0 for length in found["shape"]):
+        raise ValueError(f"a tensor has the shape {found['shape']}")
+    return TensorBytes(found["dtype"], tuple(found["shape"]), data[begin:end])
+
+
+def size_of(buffers: Iterable[Buffer]) -> int:
+    """Bytes in all `buffers`."""
+    return sum(len(buffer) for buffer in buffers)

@@ -1,0 +1,372 @@
+"""A store of versions: objects named by their hash, then a manifest named by its hash.
+
+    objects/ab/<hash>[.zst] · versions/<sequence>-<hash name>-<hash>.json · tmp/
+
+The manifest is the commit point: a version is there when its manifest is, and the manifest is
+written only when every object it names is on the disk and was read back. Nothing is ever changed
+in place. FORMAT.md has the rules. One writer at a time; any number of readers.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from infrastructure.backup.format.file_operations import FileOperations, by_two
+from infrastructure.backup.format.hashing import available_hash, hash_of
+from infrastructure.backup.format.manifest import (
+    HELD_ANEW,
+    Manifest,
+    Pack,
+    StoredTensor,
+    VersionName,
+    parse_manifest,
+)
+from infrastructure.backup.format.objects import ObjectFiles
+from infrastructure.backup.format.packs import PACK_BYTES, TensorBytes, cut, decode, encode
+from infrastructure.core.errors import CheckpointError, StorageError
+
+Result = TypeVar("Result")
+
+SMALL_PACK_BYTES = 1024**2  # what is dead in one is not worth writing the rest anew
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A version that is damaged, and how."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where the tensors of a version lie, as a manifest says it."""
+
+    packs: tuple[Pack, ...]
+    tensors: dict[str, StoredTensor]
+
+
+class Store:
+    """The versions in the directory `root`, which is made with its first version.
+
+    Args:
+        operations: the file system.
+        compress: write objects compressed where that is smaller; both forms are read anyway.
+    """
+
+    def __init__(
+        self, root: Path, operations: FileOperations | None = None, *, compress: bool = False
+    ) -> None:
+        self.root = root
+        self.operations = operations or FileOperations()
+        self.objects = ObjectFiles(root, self.operations, compress)
+        self.hash_name = available_hash()  # of new versions; an old one's stands in its name
+        self._is_prepared = False
+
+    def versions(self) -> list[str]:
+        """Names of all versions, the newest first; not verified."""
+        try:
+            names = self.operations.names(self.root / "versions")
+        except FileNotFoundError:
+            return []
+        stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        return sorted((stem for stem in stems if VersionName.parse(stem)), reverse=True)
+
+    def manifest_path(self, name: str) -> Path:
+        """The file of the version `name`."""
+        return self.root / "versions" / f"{name}.json"
+
+    def read(self, name: str) -> Manifest:
+        """The manifest of a version; its objects are not looked at.
+
+        Raises:
+            CheckpointError: it is missing, or not what its name says.
+        """
+        parsed = VersionName.parse(name)
+        if parsed is None:
+            raise CheckpointError(f"{name!r} is no name of a version")
+        data = self.objects.read_small(self.manifest_path(name))
+        try:
+            digest = hash_of(parsed.hash_name, [data])
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        if digest != parsed.digest:
+            raise CheckpointError("its manifest is not what was written")
+        return parse_manifest(data, parsed)
+
+    def verify(self, manifest: Manifest, *, run_files: bool = True) -> None:
+        """Read every object of a version and compare it with its name.
+
+        Args:
+            run_files: also those that only hold copies of the run's small files.
+
+        Raises:
+            CheckpointError: one is missing, cut or changed; the text names it.
+        """
+        packs = manifest.packs if run_files else manifest.needed_packs
+        for _ in _each(lambda pack: self.objects.verify(pack, manifest.hash_name), packs):
+            pass
+
+    def load(
+        self,
+        manifest: Manifest,
+        *,
+        only: str | None = None,
+        without: str | None = None,
+        names: Collection[str] | None = None,
+    ) -> Iterator[tuple[str, TensorBytes]]:
+        """The tensors of a version with their full names, pack by pack, each verified before.
+
+        Args:
+            only, without: the class of tensors that are read, or that are not.
+            names: full names of the tensors that are read; None: of all.
+
+        Raises:
+            CheckpointError: an object is damaged, or does not hold what the manifest says.
+        """
+        by_pack: dict[int, list[str]] = {}
+        for name, place in manifest.tensors.items():
+            tensor_class = name.partition("/")[0]
+            is_named = names is None or name in names
+            if is_named and only in (None, tensor_class) and without != tensor_class:
+                by_pack.setdefault(place.pack, []).append(name)
+        packs = [manifest.packs[index] for index in by_pack]
+        contents = _each(lambda pack: decode(self.objects.read(pack, manifest.hash_name)), packs)
+        for pack, wanted, tensors in zip(packs, by_pack.values(), contents, strict=True):
+            for name in wanted:
+                if name not in tensors:
+                    raise CheckpointError(f"object {pack.hash[:12]} holds no tensor {name!r}")
+                yield name, tensors[name]
+
+    def newest(self) -> tuple[str | None, list[Rejected]]:
+        """The newest healthy version that a training can go on from (None: there is none), and the
+        damaged newer ones that were passed over. Copies of run files are not looked at."""
+        rejected: list[Rejected] = []
+        for name in self.versions():
+            try:
+                manifest = self.read(name)
+                if manifest.healthy:
+                    self.verify(manifest, run_files=False)
+                    return name, rejected
+            except CheckpointError as error:
+                rejected.append(Rejected(name, str(error)))
+        return None, rejected
+
+    def newest_healthy(self) -> str | None:
+        """The newest version that a resume may choose; its manifest alone is read."""
+        for name in self.versions():
+            with contextlib.suppress(CheckpointError):
+                if self.read(name).healthy:
+                    return name
+        return None
+
+    def commit(
+        self,
+        tensors: Mapping[str, TensorBytes],
+        values: dict[str, Any],
+        *,
+        step: int,
+        kind: str = "scheduled",
+        healthy: bool = True,
+        score: float | None = None,
+    ) -> str:
+        """Write a version; tensors that the newest version holds already are not written again.
+
+        Args:
+            tensors: by full name; what comes before the slash is the class, and a pack holds
+                tensors of one class.
+            values: what is not a tensor, as JSON.
+            step, kind, healthy, score: as in `Manifest`.
+
+        Returns:
+            Its name, when all of it is on the disk and was read back.
+
+        Raises:
+            StorageError: the disk refuses or lies; the versions before are untouched.
+        """
+        kept = self.place(tensors)
+        return self.publish(kept, values, step=step, kind=kind, healthy=healthy, score=score)
+
+    def place(self, tensors: Mapping[str, TensorBytes]) -> Placed:
+        """Write the objects that a version of `tensors` needs and the newest does not hold; the
+        first half of `commit`. Several processes may do this at once.
+
+        Raises:
+            StorageError: as `commit`.
+        """
+        try:
+            self.prepare()
+            return self._place(tensors)
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def publish(
+        self,
+        placed: Placed,
+        values: dict[str, Any],
+        *,
+        step: int,
+        kind: str = "scheduled",
+        healthy: bool = True,
+        score: float | None = None,
+    ) -> str:
+        """Write the manifest of a version whose objects are there: the second half of `commit`, for
+        the one writer.
+
+        Raises:
+            StorageError: as `commit`.
+        """
+        try:
+            names = self.versions()
+            manifest = Manifest(
+                hash_name=self.hash_name,
+                sequence=int(names[0][:12]) + 1 if names else 1,
+                parent=names[0] if names else None,
+                created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                kind=kind,
+                healthy=healthy,
+                step=step,
+                score=score,
+                values=values,
+                packs=placed.packs,
+                tensors=placed.tensors,
+            )
+            data = manifest.to_bytes()
+            digest = hash_of(self.hash_name, [data])
+            name = str(VersionName(manifest.sequence, self.hash_name, digest))
+            self.objects.put(self.manifest_path(name), [data], digest, self.hash_name)
+            return name
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"no version was written to {self.root}: {error}; the versions before it are whole"
+        )
+
+    def remove_all_but(self, kept: Collection[str]) -> list[str]:
+        """Remove the versions that are not `kept`, then the objects that no version names.
+
+        Manifests go first, so that no version is ever there without its objects. Where a kept
+        manifest cannot be read, no object is removed: it may be named there.
+
+        Returns:
+            The names of the removed versions.
+
+        Raises:
+            StorageError: the disk refuses; nothing that was kept is touched.
+        """
+        removed = [name for name in self.versions() if name not in kept]
+        try:
+            for name in removed:
+                self.operations.remove(self.manifest_path(name))
+            if removed:
+                self.operations.sync_directory(self.root / "versions")
+            living = self._named_objects()
+            if living is not None:
+                self.objects.remove_all_but(living)
+        except OSError as error:
+            raise StorageError(f"{self.root} cannot be pruned: {error}") from error
+        return removed
+
+    def sweep(self) -> None:
+        """Remove what a killed writer left half-written; for the one writer, when it begins.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self.objects.sweep()
+
+    def _named_objects(self) -> set[str] | None:
+        try:
+            return {pack.hash for name in self.versions() for pack in self.read(name).packs}
+        except CheckpointError:
+            return None
+
+    def prepare(self) -> None:
+        """Make the directories, all on the disk before anything is put there.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        if self._is_prepared:
+            return
+        self.operations.make_directory(self.root)
+        for directory in ("objects", "versions", "tmp"):
+            self.operations.make_directory(self.root / directory)
+        self.operations.sync_directory(self.root)
+        self.operations.sync_directory(self.root.parent)
+        self._is_prepared = True
+
+    def _place(self, tensors: Mapping[str, TensorBytes]) -> Placed:
+        hashes = {
+            name: hash_of(self.hash_name, [tensor.identity, tensor.data])
+            for name, tensor in tensors.items()
+        }
+        held = self._held_already(hashes, tensors)
+        packs = list(dict.fromkeys(held.values()))
+        index = {pack: i for i, pack in enumerate(packs)}
+        places = {name: StoredTensor(index[pack], hashes[name]) for name, pack in held.items()}
+        new = {name: tensor for name, tensor in tensors.items() if name not in places}
+        self.objects.require_space(sum(len(tensor.data) for tensor in new.values()))
+        for group in groups_of(new):
+            packs.append(self.objects.write_pack(encode(group), self.hash_name))
+            places |= {name: StoredTensor(len(packs) - 1, hashes[name]) for name in group}
+        return Placed(tuple(packs), places)
+
+    def _held_already(
+        self, hashes: Mapping[str, str], tensors: Mapping[str, TensorBytes]
+    ) -> dict[str, Pack]:
+        """Tensors that the newest version holds in objects that are whole and worth it."""
+        names = self.versions()
+        if not names:
+            return {}
+        try:
+            newest = self.read(names[0])
+        except CheckpointError:
+            return {}
+        if newest.hash_name != self.hash_name:
+            return {}
+        held = {
+            tensor: newest.packs[place.pack]
+            for tensor, place in newest.tensors.items()
+            if hashes.get(tensor) == place.hash and not tensor.startswith(HELD_ANEW)
+        }
+        kept = {
+            pack
+            for pack, living_bytes in _living_bytes(held, tensors).items()
+            if not is_mostly_dead(pack, living_bytes)
+            and self.objects.is_whole(pack, self.hash_name)
+        }
+        return {tensor: pack for tensor, pack in held.items() if pack in kept}
+
+
+def _each(work: Callable[[Pack], Result], packs: Sequence[Pack]) -> Iterator[Result]:
+    """`work` of each pack, in their order; by two threads where that is worth their start."""
+    is_large = sum(pack.size_bytes for pack in packs) > PACK_BYTES
+    return by_two(work, packs) if is_large else map(work, packs)
+
+
+def _living_bytes(held: Mapping[str, Pack], tensors: Mapping[str, TensorBytes]) -> dict[Pack, int]:
+    living: dict[Pack, int] = {}
+    for name, pack in held.items():
+        living[pack] = living.get(pack, 0) + len(tensors[name].data)
+    return living
+
+
+def is_mostly_dead(pack: Pack, living_bytes: int) -> bool:
+    """Whether more than half of a pack is of no use to a new version, which then writes the rest
+    anew: a version keeps at most as many dead bytes on the disk as it has living ones."""
+    return pack.size_bytes > SMALL_PACK_BYTES and 2 * living_bytes < pack.size_bytes
+
+
+def groups_of(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
+    """Tensors that go into one pack: of one class (the name before the slash), cut to size."""
+    classes: dict[str, dict[str, TensorBytes]] = {}
+    for name, tensor in tensors.items():
+        classes.setdefault(name.partition("/")[0], {})[name] = tensor
+    for members in classes.values():
+        yield from cut(members)

@@ -1,0 +1,36 @@
+"""Whether what rotation keeps fits, told before the first step."""
+
+from pathlib import Path
+
+from infrastructure.backup.backends.base import Place
+from infrastructure.backup.format.objects import SLACK_BYTES
+from infrastructure.backup.format.store import Store
+from infrastructure.core.errors import StorageError
+
+
+def require_room(where: str, store: Store, keep: int, bytes_per_version: int) -> str:
+    """A sentence on the room of a store that is to hold `keep` versions.
+
+    A version is written before the one it replaces is removed, so one more must fit. Counted as if
+    versions shared nothing.
+
+    Raises:
+        StorageError: they do not fit.
+        OSError: a place does not answer.
+    """
+    num_more = max(1, keep + 1 - len(store.versions()))
+    needed = num_more * bytes_per_version + SLACK_BYTES
+    is_place = isinstance(store.operations, Place)
+    free = store.operations.free_bytes(store.root if is_place else _existing(store.root))
+    told = f"{needed / 1e6:.0f} MB needed for {num_more} x {bytes_per_version / 1e6:.0f} MB"
+    if free is None:
+        return f"{where}: {told}; nobody can tell how much room there is"
+    if free < needed:
+        raise StorageError(f"{where}: {told}, {free / 1e6:.0f} MB free: make room, or keep fewer")
+    return f"{where}: {told}, {free / 1e6:.0f} MB free"
+
+
+def _existing(directory: Path) -> Path:
+    """The nearest folder that is there: a store is made with its first version."""
+    directory = directory.absolute()
+    return next(folder for folder in (directory, *directory.parents) if folder.is_dir())

@@ -1,0 +1,299 @@
+"""Repairs the small files of a run from the copies that its versions hold.
+
+Each kind of file tells in its own way whether it is what was written: a record by its checksum, a
+file that is written once by being its copy, one that only grows by beginning with its copy. A run
+that ended in order has besides written down what all of them held then: its seal.
+"""
+
+import contextlib
+import csv
+import hashlib
+import io
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.repair.run_repair import Outcome, Repair
+from infrastructure.backup.state.run_files import joined_pieces, pieces_of
+from infrastructure.core.checksums import has_checksum, parse_record, read_record
+from infrastructure.core.errors import CheckpointError, DamagedFileError
+from infrastructure.core.files import atomic_write, file_sha256
+from infrastructure.core.json_text import parse_json
+from infrastructure.core.line_file import rotated
+
+log = logging.getLogger(__name__)
+
+SUMMARY_FILE, REPORT_FILE = "summary.json", "report.html"
+SEAL = "files"  # the key in summary.json
+MODEL_SUMS = "final/SHA256SUMS"
+# What the seal covers: what is not a record with its own checksum and not changed after the end.
+_SEALED = re.compile(
+    r"(?:metrics|quarantine)\.jsonl|metrics\.csv|report\.html|final/SHA256SUMS"
+    r"|tokenizer/.+|tensorboard/.+|logs/\w+/[\w.]+\.(?:jsonl|json|log)",
+    re.ASCII,
+)
+_FOLDERS = ("*", "tokenizer/*", "tensorboard/*", "logs/*/*", MODEL_SUMS)
+
+
+class Kind(Enum):
+    """How a file comes to be."""
+
+    RECORD = auto()  # a JSON object with its checksum, replaced as a whole
+    LIST = auto()  # a JSON list that grows
+    ONCE = auto()  # written once
+    LINES = auto()  # JSON lines, added one by one
+    TABLE = auto()  # CSV: lines added; a new column rewrites it
+    EVENTS = auto()  # bytes, added
+
+
+def kind_of(path: str) -> Kind:
+    """How the run file `path` comes to be."""
+    if path == "checks.json":
+        return Kind.LIST
+    if path.startswith("tokenizer/") or path == "quarantine.jsonl":
+        return Kind.ONCE
+    kinds = {".json": Kind.RECORD, ".jsonl": Kind.LINES, ".csv": Kind.TABLE}
+    return kinds.get(Path(path).suffix, Kind.EVENTS)
+
+
+def seal_of(directory: Path) -> dict[str, str]:
+    """What the files of a run that has ended hold: path → hex SHA-256. All of it is on the disk
+    when this returns.
+
+    Raises:
+        OSError: a file cannot be read, or the disk refuses.
+    """
+    seal = {}
+    for pattern in _FOLDERS:
+        for path in sorted(directory.glob(pattern)):
+            name = path.relative_to(directory).as_posix()
+            if _SEALED.fullmatch(name) and path.is_file() and not path.is_symlink():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                seal[name] = file_sha256(path)
+    return seal
+
+
+def read_seal(directory: Path) -> dict[str, str]:
+    """The seal of a run; empty where it has not ended in order, or before there were seals."""
+    with contextlib.suppress(OSError, DamagedFileError):
+        seal = read_record(directory / SUMMARY_FILE).get(SEAL)
+        if isinstance(seal, dict):
+            return {str(name): str(digest) for name, digest in seal.items()}
+    return {}
+
+
+class RunFileRepair:
+    """Compares the files of the run in `directory` with the copies in its versions.
+
+    Args:
+        stores: where its versions lie, this machine's first.
+    """
+
+    def __init__(self, directory: Path, stores: Sequence[Store]) -> None:
+        self.directory, self.stores = directory, stores
+        self.seal = read_seal(directory)
+        self.manifests = list(self._readable(stores[0]))
+        self._silent: set[int] = set()  # stores that do not answer
+
+    def steps(self) -> Iterator[Repair]:
+        """Repair what can be repaired; each file that was damaged.
+
+        Raises:
+            OSError: this machine's disk refuses.
+        """
+        known = self._known()
+        for path in sorted(known):
+            yield from self._file(path)
+        for path in sorted(self.seal.keys() - known.keys() - {REPORT_FILE, MODEL_SUMS}):
+            if _hash_of(self._read(path)) != self.seal[path]:
+                text = f"{path} was damaged after the run had ended, and no checkpoint holds it"
+                yield Repair(path, Outcome.LOST, text)
+        try:
+            read_record(self.directory / SUMMARY_FILE)
+        except DamagedFileError as error:
+            yield Repair(SUMMARY_FILE, Outcome.LOST, f"{error}: the end of the run is made anew")
+        except FileNotFoundError:
+            pass
+
+    def _known(self) -> dict[str, list[str]]:
+        """The files that the newest version holds."""
+        try:
+            return pieces_of(self.manifests[0]) if self.manifests else {}
+        except CheckpointError as error:  # of another version of temper
+            log.warning("the run's files are not compared: %s", error)
+            return {}
+
+    def names(self, prefix: str) -> list[str]:
+        """The files that the newest version holds whose paths begin so."""
+        return [path for path in self._known() if path.startswith(prefix)]
+
+    def restore(self, path: str) -> Repair | None:
+        """Bring one file back, if it is damaged or missing and a version holds it."""
+        return next(self._file(path), None)
+
+    def _file(self, path: str) -> Iterator[Repair]:
+        current, sealed = self._read(path), self.seal.get(path)
+        if sealed is not None and _hash_of(current) == sealed:
+            return
+        copy, step = self._copy(path)
+        problem = _problem(path, current, copy, self._is_rotated(path))
+        if problem is None and sealed is not None:
+            problem = "does not hold what was written to it"
+        if problem is None:
+            return
+        if copy is None:
+            text = f"{path} {problem}, and no checkpoint holds it"
+            yield Repair(path, Outcome.LOST, text)
+            return
+        whole, num_unreadable = _put_together(path, copy, current)
+        with atomic_write(self.directory / path) as file:
+            file.write(whole)
+        text = f"{path} {problem}: brought back from the checkpoint of step {step}"
+        if num_unreadable:
+            text += f"; {num_unreadable} later lines could not be read"
+        is_whole = _hash_of(whole) == sealed if sealed is not None else not num_unreadable
+        if sealed is not None and not is_whole:
+            text += "; some of what was added after that step is lost"
+        yield Repair(path, Outcome.REPAIRED if is_whole else Outcome.IN_PART, text)
+
+    def _is_rotated(self, path: str) -> bool:
+        return rotated(self.directory / path, 1).exists()
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            return (self.directory / path).read_bytes()
+        except OSError:  # gone, or the disk cannot read it back
+            return None
+
+    def _copy(self, path: str) -> tuple[bytes | None, int]:
+        """The newest copy of a file that is whole, and the step of its version."""
+        for manifest in self.manifests:
+            names = pieces_of(manifest).get(path)
+            for number, store in enumerate(self.stores if names else ()):
+                if number in self._silent:
+                    continue
+                try:
+                    pieces = {name: bytes(t.data) for name, t in store.load(manifest, names=names)}
+                    data = joined_pieces(path, pieces)
+                    if kind_of(path) is Kind.RECORD:
+                        parse_record(data)  # it may have been damaged before it was copied
+                    return data, manifest.step
+                except DamagedFileError:
+                    continue
+                except (CheckpointError, OSError) as error:
+                    cause = error if isinstance(error, OSError) else error.__cause__
+                    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                        self._silent.add(number)
+        return None, 0
+
+    def _readable(self, store: Store) -> Iterator[Manifest]:
+        for name in store.versions():
+            with contextlib.suppress(CheckpointError):
+                yield store.read(name)
+
+
+def _hash_of(data: bytes | None) -> str | None:
+    return None if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _problem(path: str, current: bytes | None, copy: bytes | None, is_rotated: bool) -> str | None:
+    """What is wrong with a file, beside its copy; None: nothing is known to be."""
+    if current is None:
+        return "is missing"
+    kind = kind_of(path)
+    if kind is Kind.RECORD:
+        return _problem_of_record(current, copy)
+    if copy is None:
+        return None
+    if kind is Kind.ONCE:
+        return None if current == copy else "is not what was written"
+    if kind is Kind.LIST:
+        return None if _continues(current, copy) else "is not what was written"
+    if kind is Kind.TABLE:
+        return None if _has_rows(current, copy) else "has lost or changed lines"
+    if not current.startswith(copy):
+        return None if is_rotated else "has lost or changed what was in it"
+    if kind is Kind.LINES and _sorted_out(current[len(copy) :])[1]:
+        return "has lines that cannot be read"
+    return None
+
+
+def _problem_of_record(current: bytes, copy: bytes | None) -> str | None:
+    try:
+        parse_record(current)
+    except DamagedFileError as error:
+        return str(error)
+    if copy is not None and not has_checksum(current) and has_checksum(copy):
+        return "has lost its checksum"
+    return None
+
+
+def _continues(current: bytes, copy: bytes) -> bool:
+    """Whether a list begins with what its copy holds; its oldest entries may have gone since."""
+    try:
+        now, was = parse_json(current), parse_json(copy)
+    except ValueError:
+        return False
+    if not isinstance(now, list) or not isinstance(was, list):
+        return False
+    if len(now) < len(was):
+        return False
+    gone_by = range(max(1, len(was)))
+    return any(now[: len(was) - gone] == was[gone:] for gone in gone_by)
+
+
+def _has_rows(current: bytes, copy: bytes) -> bool:
+    """Whether a table begins with the rows of its copy; columns may have been added since."""
+    try:
+        now, was = _rows(current), _rows(copy)
+    except (UnicodeDecodeError, csv.Error):
+        return False
+    return now[: len(was)] == was
+
+
+def _rows(data: bytes) -> list[dict[str, Any]]:
+    """The rows of a table without their empty cells."""
+    whole = data[: data.rfind(b"\n") + 1].decode()
+    rows = csv.DictReader(io.StringIO(whole))
+    return [{str(key): value for key, value in row.items() if value} for row in rows]
+
+
+def _put_together(path: str, copy: bytes, current: bytes | None) -> tuple[bytes, int]:
+    """The copy, and what was added to the file since as far as it can be read; how many lines
+    could not be."""
+    kind = kind_of(path)
+    added = b"" if current is None else current[len(copy) :]
+    if kind is Kind.LINES:
+        end = copy.rfind(b"\n") + 1
+        lines, num_unreadable = _sorted_out(copy[end:] + added)
+        return copy[:end] + lines, num_unreadable
+    if kind is Kind.EVENTS:
+        return copy + added, 0
+    if kind is Kind.TABLE and current is not None:
+        end = added.rfind(b"\n") + 1
+        same_head = current.partition(b"\n")[0] == copy.partition(b"\n")[0]
+        return copy + (added[:end] if same_head else b""), 0
+    return copy, 0
+
+
+def _sorted_out(data: bytes) -> tuple[bytes, int]:
+    """The lines that are JSON objects, and the number of whole lines that are not; a torn last line
+    is as a kill leaves it, and none."""
+    kept, num_unreadable = [], 0
+    for line in data.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            is_record = isinstance(parse_json(line), Mapping)
+        except ValueError:
+            is_record = False
+        kept += [line] if is_record else []
+        num_unreadable += not is_record
+    return b"".join(kept), num_unreadable

@@ -1,0 +1,202 @@
+"""Repairs a run before anything goes on with it: versions, and the run's small files.
+
+What is damaged or missing here is brought back from the place, or from a version's copies; what
+cannot be brought back is named. Nothing is looked at elsewhere while all is whole here.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from infrastructure.backup.format.manifest import FILES, Manifest, Pack
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.upload import fetch_version
+from infrastructure.core.errors import CheckpointError, StorageError
+
+# Objects of versions that nothing goes on from now are read as a whole up to so many bytes; beyond,
+# only their sizes are compared.
+READ_ALL_BYTES = 4 * 1024**3
+
+log = logging.getLogger(__name__)
+
+
+class Outcome(StrEnum):
+    """What became of something damaged."""
+
+    REPAIRED = "repaired"
+    IN_PART = "repaired in part"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Something that was damaged or missing.
+
+    Attributes:
+        what: a file's path in the run, or an object or version.
+        text: a sentence for a person.
+    """
+
+    what: str
+    outcome: Outcome
+    text: str
+
+
+class StoreRepair:
+    """Makes the versions of a store whole again, object by object.
+
+    Args:
+        local: the store; the caller is its one writer.
+        remote: the same versions elsewhere; None: there are none.
+        where: what `remote` is called.
+    """
+
+    def __init__(self, local: Store, remote: Store | None = None, where: str = "") -> None:
+        self.local, self.remote, self.where = local, remote, where
+        self._silence: str | None = None  # why the place gives no answer
+
+    def steps(self, confirmed: str | None = None) -> Iterator[Repair]:
+        """Repair what can be repaired; each thing that was damaged.
+
+        Args:
+            confirmed: the newest version that is known to lie at the place.
+
+        Raises:
+            StorageError: this machine's disk refuses.
+        """
+        try:
+            names = self.local.versions()
+            yield from self._missing_version(names, confirmed)
+            manifests = {}
+            for name in names:
+                try:
+                    manifests[name] = self.local.read(name)
+                except CheckpointError as error:
+                    yield self._manifest(name, error)
+                    if (found := self._read_here(name)) is not None:
+                        manifests[name] = found
+            yield from self._objects(list(manifests.values()))
+        except OSError as error:
+            raise StorageError(f"{self.local.root} cannot be repaired: {error}") from error
+
+    def _missing_version(self, names: list[str], confirmed: str | None) -> Iterator[Repair]:
+        """The newest version was here once: it was copied from here."""
+        if confirmed is None or confirmed <= max(names, default=""):
+            return
+        what = f"version {confirmed[:12]}"
+        try:
+            manifest = self._require_remote().read(confirmed)
+            fetch_version(self._require_remote(), confirmed, self.local, _silent)
+        except (CheckpointError, OSError) as error:
+            text = f"{what} was copied to {self.where}, and is gone from here: {self._why(error)}"
+            yield Repair(what, Outcome.LOST, text)
+            return
+        names.insert(0, confirmed)
+        text = f"the checkpoint of step {manifest.step} was gone: brought back from {self.where}"
+        yield Repair(what, Outcome.REPAIRED, text)
+
+    def _manifest(self, name: str, error: CheckpointError) -> Repair:
+        what = f"version {name[:12]}"
+        try:
+            remote = self._require_remote()
+            remote.read(name)
+            path = self.local.manifest_path(name)
+            data = remote.objects.read_small(remote.manifest_path(name))
+            digest, hash_name = name.rpartition("-")[2], name.split("-")[1]
+            self.local.prepare()
+            self.local.objects.put(path, [data], digest, hash_name)
+        except (CheckpointError, StorageError, OSError) as failure:
+            return Repair(what, Outcome.LOST, f"{what}: {error}; {self._why(failure)}")
+        return Repair(what, Outcome.REPAIRED, f"{what}: {error}; brought back from {self.where}")
+
+    def _objects(self, manifests: list[Manifest]) -> Iterator[Repair]:
+        seen: set[str] = set()
+        read_bytes = 0
+        newest = next((m for m in manifests if m.healthy), None)
+        for manifest in [m for m in (newest, *manifests) if m is not None]:
+            for pack in manifest.packs:
+                if pack.hash in seen:
+                    continue
+                seen.add(pack.hash)
+                reads = manifest is newest or read_bytes + pack.size_bytes <= READ_ALL_BYTES
+                read_bytes += pack.size_bytes if reads else 0
+                try:
+                    self._check(pack, manifest.hash_name, reads)
+                except CheckpointError as error:
+                    yield self._object(pack, manifest, error)
+
+    def _check(self, pack: Pack, hash_name: str, reads: bool) -> None:
+        """Compare an object with its name, or only see that it is there.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        if reads:
+            self.local.objects.verify(pack, hash_name)
+        else:
+            self.local.objects.require_there(pack)
+
+    def _object(self, pack: Pack, manifest: Manifest, error: CheckpointError) -> Repair:
+        what = f"object {pack.hash[:12]}"
+        held = f"step {manifest.step}, {', '.join(contents_of(pack, manifest))}"
+        try:
+            data = self._require_remote().objects.read(pack, manifest.hash_name)
+            self.local.prepare()
+            self.local.objects.write_pack([data], manifest.hash_name)
+        except (CheckpointError, StorageError, OSError) as failure:
+            consequence = (
+                "an older checkpoint serves"
+                if pack in manifest.needed_packs
+                else "the training goes on without this copy"
+            )
+            text = f"{error} ({held}); {self._why(failure)}; {consequence}"
+            return Repair(what, Outcome.LOST, text)
+        return Repair(what, Outcome.REPAIRED, f"{error} ({held}); brought back from {self.where}")
+
+    def _read_here(self, name: str) -> Manifest | None:
+        try:
+            return self.local.read(name)
+        except CheckpointError:
+            return None
+
+    def _require_remote(self) -> Store:
+        if self.remote is None:
+            raise CheckpointError("there is no other copy")
+        if self._silence is not None:  # asked once is enough: each question may take long
+            raise CheckpointError(self._silence)
+        return self.remote
+
+    def _why(self, error: Exception) -> str:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, FileNotFoundError):
+            return f"{self.where} has none"
+        if isinstance(cause, OSError):
+            self._silence = f"{self.where} does not answer: {cause}"
+            return self._silence
+        if isinstance(error, StorageError) or self.remote is None or self._silence is not None:
+            return str(error)
+        return f"at {self.where} it is damaged, too"
+
+
+def contents_of(pack: Pack, manifest: Manifest) -> list[str]:
+    """What an object holds, in words: classes of tensors, or run files by their paths."""
+    index = manifest.packs.index(pack)
+    names = [name for name, place in manifest.tensors.items() if place.pack == index]
+    found = (
+        name.partition("/")[2].partition("@")[0]
+        if name.startswith(f"{FILES}/")
+        else name.partition("/")[0]
+        for name in names
+    )
+    return sorted(set(found))
+
+
+def warn_of(repairs: Iterable[Repair]) -> None:
+    """Tell of repairs through logging."""
+    for repair in repairs:
+        log.warning("%s", repair.text)
+
+
+def _silent(done_bytes: int, total_bytes: int) -> None:
+    return

@@ -1,0 +1,1 @@
+"""Copying versions and finished folders to a place, and bringing them back."""

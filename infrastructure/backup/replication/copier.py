@@ -1,0 +1,420 @@
+"""Keeps a place up with a local store: one version on its way at a time, and the newest wins.
+Finished folders, such as the trained model, come after the versions.
+
+A version that nobody has begun to copy when a newer one is there is never copied; the one on its
+way is always finished, since otherwise a training that saves often would never have a copy. Nothing
+here gives up, and nothing here can harm the training: it only reads what that has committed.
+"""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+from infrastructure.backup.backends.place_identity import PlaceRecord
+from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.folder_upload import Publication, PublishedFolder
+from infrastructure.backup.replication.remote_pruning import GRACE_SECONDS, PlacePruning
+from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.status import BackupStatus
+from infrastructure.backup.replication.upload import Upload
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.redact import redact, redact_urls
+
+IDLE_SECONDS = 1.0  # between two looks at the local store
+NUM_FIRST_LOOKS, FIRST_LOOK_SECONDS = 4, 0.05
+LOOK_SECONDS = 60.0  # between two looks for versions of another machine
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
+
+
+class FencedError(Exception):
+    """Another machine has gone on with this run."""
+
+
+class Copier:
+    """Copies the versions of `local` over `link`. Call `tick` again and again.
+
+    Args:
+        retention: what stays at the place, counted over confirmed versions only.
+        record: which place this run was copied to before; it is told of a first contact.
+        on_piece: called after each megabyte that was sent, for who shows progress.
+        grace_seconds: how long an object at the place must have been without a name before it goes.
+        now: seconds since 1970, for the status; everything else goes by the link's clock.
+        draw: a number from 0 to 1, so that many copiers do not come back at the same instant.
+    """
+
+    def __init__(
+        self,
+        local: Store,
+        link: Link,
+        retention: Retention,
+        *,
+        record: PlaceRecord | None = None,
+        on_piece: Callable[[], None] = lambda: None,
+        grace_seconds: float = GRACE_SECONDS,
+        now: Callable[[], float] = time.time,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.local, self.link = local, link
+        self.pruning = PlacePruning(link, retention, grace_seconds)
+        self._record = record
+        self._publications: dict[str, PublishedFolder | Publication] = {}  # still to be done
+        self._published: dict[str, str] = {}
+        self._refused_folders: dict[str, str] = {}
+        self._publishing: PublishedFolder | None = None
+        self._on_piece, self._now, self._draw = on_piece, now, draw
+        self._ours: set[str] | None = None  # versions at the place that are no stranger's
+        self._late: set[str] = set()  # older than what this machine began with, and seen later
+        self._began_with = 0
+        self._local_names: list[str] = []
+        self._local_error: str | None = None
+        self._local_manifests: dict[str, Manifest] = {}
+        self._refused: dict[str, str] = {}
+        self._sent: set[str] = set()
+        self._newest_sent = ""  # of the healthy ones
+        self._upload: Upload | None = None
+        self._confirmed: tuple[str, Manifest, float] | None = None
+        self._stranger: str | None = None
+        self._error: tuple[str, str | None] | None = None
+        self._num_failures = self._done_at_failure = 0
+        self._looked_at = self._pruned_at = float("-inf")
+        self._work = self._round()
+        self._not_before = float("-inf")
+        self._phase = "starting"
+
+    def tick(self) -> float:
+        """Do one small unit of work; the seconds until the next one is worth while (0: at once)."""
+        if self._stranger is not None:
+            return LOOK_SECONDS
+        wait = self._not_before - self.link.clock()
+        if wait > 0:
+            return wait
+        try:
+            wait = next(self._work)
+        except StopIteration:
+            self._error, self._num_failures = None, 0
+            wait = 0.0 if self._pending() else IDLE_SECONDS
+            self._begin_again(wait)
+        except FencedError as stranger:
+            self._stranger = str(stranger)
+            self.close()
+        except CheckpointError as error:
+            wait = self._pass_over(error)
+        except (OSError, StorageError) as error:
+            wait = self._fail(error)
+        self._not_before = self.link.clock() + wait
+        return wait
+
+    def nudge(self) -> None:
+        """Look at once, unless the place does not answer: then its time has not come."""
+        if not self._num_failures:
+            self._not_before = float("-inf")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to copy, or nothing that may be copied."""
+        self._look_here()
+        return self._stranger is not None or (
+            self._ours is not None
+            and self._upload is None
+            and not self._pending()
+            and not self._publications
+        )
+
+    def publish(self, what: Publication) -> None:
+        """Copy a finished folder, when no version is left to copy; `status` tells when it is safe.
+        What was asked for before under the same name is not copied any more."""
+        for token, other in list(self._publications.items()):
+            if what_of(other).name == what.name:
+                del self._publications[token]
+        self._publications[what.token] = what
+        self.nudge()
+
+    def status(self) -> BackupStatus:
+        """How it stands."""
+        name, manifest, confirmed_at = self._confirmed or (None, None, None)
+        newest = next((n for n, m in self._local_manifests.items() if m.healthy), None)
+        upload, folder = self._upload, self._publishing
+        on_its_way = upload or folder
+        error, advice = self._error or (self._damage(), None)
+        if self._stranger is not None:
+            error = f"version {self._stranger[:12]} at the place was written by another machine"
+            advice = "end one of the two trainings; this one copies nothing and deletes nothing"
+        return BackupStatus(
+            place=redact_urls(self.link.place.url),
+            state=self._state(),
+            confirmed_name=name,
+            confirmed_step=manifest.step if manifest else None,
+            saved_at=_saved_at(manifest, confirmed_at) if manifest else None,
+            confirmed_at=confirmed_at,
+            in_flight_step=upload.manifest.step if upload else None,
+            in_flight_folder=folder.what.name if folder else None,
+            done_bytes=on_its_way.done_bytes if on_its_way else 0,
+            total_bytes=on_its_way.total_bytes if on_its_way else 0,
+            published_folders=dict(self._published),
+            newest_name=newest,
+            newest_step=self._local_manifests[newest].step if newest else None,
+            refused_name=self._refused_name(),
+            error=error,
+            num_failures=self._num_failures if self._error else 0,
+            advice=advice,
+            changed_at=self._now(),
+        )
+
+    def _state(self) -> str:
+        if self._stranger is not None:
+            return "fenced"
+        if self._num_failures:
+            return "retrying"
+        return "doubtful" if self.link.is_doubtful else self._phase
+
+    def _round(self) -> Iterator[float]:
+        """From a look at both sides to a version confirmed, if there is one to copy."""
+        if self._ours is None:
+            yield from self._begin()
+        self._look_here()
+        if self.link.clock() - self._looked_at >= LOOK_SECONDS:
+            self._look_there()
+        elif not self.link.place.is_slow:
+            self.link.place.require_identity()  # what goes away is told at once
+        yield from self._prune()
+        if self._upload is None:
+            self._take_newest()
+        if self._upload is None:
+            yield from self._publish()
+            self._phase = "idle"
+            return
+        self._phase = "copying"
+        for wait in self._upload.steps():
+            self._worked()
+            self._phase = "confirming" if wait else "copying"
+            yield wait
+        self._arrived(self._upload)
+
+    def _begin(self) -> Iterator[float]:
+        """See which place this is, and what is there already: what that names is never written
+        over."""
+        self._identify()
+        self.link.place.sweep(Path(self.link.run_id))
+        listed = set()
+        for _ in range(NUM_FIRST_LOOKS):  # a listing may be short
+            listed |= {*self.link.store.versions()}
+            yield FIRST_LOOK_SECONDS
+        unread = sorted(listed)
+        for _ in range(NUM_FIRST_LOOKS):
+            unread = [name for name in unread if not self._take_in(name)]
+            yield FIRST_LOOK_SECONDS if unread else 0.0
+        self._look_here()
+        self.link.named |= listed
+        self._ours = listed
+        self._began_with = int(self._local_names[0][:12]) if self._local_names else 0
+        self._looked_at = self.link.clock()
+
+    def _identify(self) -> None:
+        place = self.link.place
+        known = None if self._record is None else self._record.id_of(place.url)
+        found = place.identify(known)
+        if self._record is not None:
+            with contextlib.suppress(OSError):  # this machine's disk; the next session writes it
+                self._record.write(place.url, found)
+
+    def _publish(self) -> Iterator[float]:
+        """Copy the folders that were asked for, unless a version is there to be copied."""
+        for token, what in list(self._publications.items()):
+            try:
+                self._publishing = folder = self._opened(token, what)
+                self._phase = "copying"
+                for wait in folder.steps():
+                    self._phase = "confirming" if wait else "copying"
+                    yield wait
+                    if self._pending():
+                        return
+            except (CheckpointError, ValueError) as error:  # it is not there any more, or changed
+                self._refused_folders[token] = f"{what_of(what).name}/ is not copied: {error}"
+            else:
+                self._published[token] = f"{self.link.place.url}/{folder.target}"
+            finally:
+                self._publishing = None
+            self._publications.pop(token, None)
+
+    def _opened(self, token: str, what: PublishedFolder | Publication) -> PublishedFolder:
+        """The folder with the hashes of its files; of a large one they are not taken twice."""
+        if isinstance(what, PublishedFolder) and not what.what.replaces:
+            return what
+        parent = Path(self.link.run_id)
+        link, publication = self.link, what_of(what)
+        try:
+            folder = PublishedFolder(link.place, parent, publication, link.bandwidth)
+        except OSError as error:
+            raise CheckpointError(str(error)) from error
+        if token in self._publications:
+            self._publications[token] = folder
+        return folder
+
+    def _take_in(self, name: str) -> bool:
+        """Note the objects of a version at the place; False: its manifest cannot be read."""
+        try:
+            self.link.named |= {pack.hash for pack in self.link.store.read(name).packs}
+        except CheckpointError:
+            return False
+        return True
+
+    def _look_here(self) -> None:
+        """Take in the local store's versions; what is on its way has its files open anyway."""
+        try:
+            self._local_names, self._local_error = self.local.versions(), None
+        except OSError as error:
+            self._local_error = f"{self.local.root} cannot be read: {error}"
+            return
+        known, self._local_manifests = self._local_manifests, {}
+        for name in self._local_names:
+            if name in known:
+                self._local_manifests[name] = known[name]
+            elif name not in self._refused:
+                self._read_here(name)
+
+    def _read_here(self, name: str) -> None:
+        try:
+            self._local_manifests[name] = self.local.read(name)
+        except CheckpointError as error:
+            self._note_damage(name, error)
+
+    def _note_damage(self, name: str, error: CheckpointError) -> None:
+        """Pass over a version that is damaged on this machine, unless it was just removed."""
+        with contextlib.suppress(OSError):  # the next look tells
+            if name in self.local.versions():
+                self._refused[name] = str(error)
+
+    def _damage(self) -> str | None:
+        """What is told of a damaged version, until a newer one is confirmed."""
+        if self._local_error is not None:
+            return self._local_error
+        if self._refused_folders:
+            return next(iter(self._refused_folders.values()))
+        name = self._refused_name()
+        return name and f"version {name[:12]} is not copied: {self._refused[name]}"
+
+    def _refused_name(self) -> str | None:
+        confirmed = self._confirmed[0] if self._confirmed else ""
+        return max((name for name in self._refused if name > confirmed), default=None)
+
+    def _look_there(self) -> list[str]:
+        """The versions at the place.
+
+        Raises:
+            FencedError: there is one of another machine.
+        """
+        self.link.place.require_identity()
+        listed = self.link.store.versions()
+        assert self._ours is not None
+        self._ours |= {*self._local_names}
+        strangers = [name for name in listed if name not in self._ours]
+        for name in strangers:
+            if int(name[:12]) > self._began_with:
+                raise FencedError(name)
+        self._late |= {*strangers}  # a listing was short before; they are nobody's progress
+        self._looked_at = self.link.clock()
+        return listed
+
+    def _pending(self) -> list[str]:
+        """Versions that would be copied next, the first one first."""
+        over = self._refused.keys() | self.pruning.confirmed.keys() | self._sent
+        over -= {self._newest_sent} - self.pruning.confirmed.keys()  # asked for again
+        names = [n for n in self._local_manifests if n >= self._newest_sent and n not in over]
+        known = self._local_manifests
+        return sorted(names, key=lambda n: (n not in self._sent, known[n].healthy, n), reverse=True)
+
+    def _take_newest(self) -> None:
+        for name in self._pending():
+            try:
+                self._upload = Upload(
+                    self.local,
+                    name,
+                    self.link,
+                    before_manifest=self._before_manifest,
+                    on_piece=self._on_piece,
+                )
+                return
+            except CheckpointError as error:
+                self._note_damage(name, error)
+
+    def _before_manifest(self) -> None:
+        self._look_there()
+        assert self._ours is not None
+        assert self._upload is not None
+        self._ours.add(self._upload.name)
+
+    def _arrived(self, upload: Upload) -> None:
+        self.close()
+        self._sent.add(upload.name)
+        if upload.manifest.healthy:
+            self._newest_sent = max(self._newest_sent, upload.name)
+        self.link.named |= {pack.hash for pack in upload.manifest.packs}
+        if not upload.is_confirmed:
+            return
+        self.link.named.add(upload.name)
+        self.pruning.confirmed[upload.name] = upload.manifest
+        if upload.manifest.healthy:
+            self._confirmed = (upload.name, upload.manifest, self._now())
+        self._pruned_at = float("-inf")
+
+    def close(self) -> None:
+        """Let go of what is on its way."""
+        if self._upload is not None:
+            self._upload.close()
+        self._upload, self._phase = None, "idle"
+
+    def _prune(self) -> Iterator[float]:
+        """After a version was confirmed, and when an object has been without a name for long."""
+        now = self.link.clock()
+        is_new = self._pruned_at == float("-inf") and self.pruning.confirmed
+        if not is_new and (now - self._pruned_at < LOOK_SECONDS or not self.pruning.is_due()):
+            return
+        self._pruned_at = now  # where a place refuses to remove, copying goes on meanwhile
+        listed = self._look_there()
+        on_its_way = [p.hash for p in self._upload.manifest.packs] if self._upload else []
+        yield from self.pruning.steps(listed, on_its_way, self._late)
+
+    def _worked(self) -> None:
+        """What was wrong is over when a file was written or confirmed since."""
+        if self.link.num_done > self._done_at_failure:
+            self._num_failures, self._error = 0, None
+
+    def _fail(self, error: OSError | StorageError) -> float:
+        """Note what went wrong; the seconds to wait before the next attempt."""
+        self._num_failures += 1
+        self._done_at_failure = self.link.num_done
+        rewritten = "it is written again"
+        advice = self.link.place.advice(error) if isinstance(error, OSError) else rewritten
+        self._error = (redact(str(error)), redact(advice))
+        longest = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self._num_failures, 20))
+        wait = longest * (0.5 + 0.5 * self._draw())
+        self._begin_again(wait)
+        return wait
+
+    def _pass_over(self, error: CheckpointError) -> float:
+        """Leave a version that turned out to be damaged; the seconds to wait before the next."""
+        assert self._upload is not None, "nothing else reads objects of this machine"
+        self._note_damage(self._upload.name, error)
+        self.close()
+        self._begin_again(IDLE_SECONDS)
+        return IDLE_SECONDS
+
+    def _begin_again(self, wait: float) -> None:
+        self._work = self._round()
+        self._not_before = self.link.clock() + wait
+
+
+def what_of(publication: PublishedFolder | Publication) -> Publication:
+    return publication.what if isinstance(publication, PublishedFolder) else publication
+
+
+def _saved_at(manifest: Manifest, otherwise: float | None) -> float | None:
+    try:
+        return datetime.fromisoformat(manifest.created).timestamp()
+    except ValueError:
+        return otherwise

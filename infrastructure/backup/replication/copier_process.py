@@ -1,0 +1,202 @@
+"""The helper that copies versions to a place, started with `python -m`.
+
+Its settings are the first line of its standard input, where no other user of the machine sees them.
+Of the further lines an empty one asks it to look at once, another one is a folder to be published.
+When its input ends, so did the training, however: the newest version and the folders are copied
+still, for a bounded time. Nice, so that it takes only what is left.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import select
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infrastructure.backup.backends import open_place
+from infrastructure.backup.backends.place_identity import PlaceRecord
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.bandwidth import Bandwidth
+from infrastructure.backup.replication.copier import Copier
+from infrastructure.backup.replication.folder_upload import Publication
+from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.status import (
+    FINISHED,
+    LEFT,
+    LOCK_SUFFIX,
+    BackupStatus,
+    write_status,
+)
+from infrastructure.backup.writer.writer_process import LOCK_FILE
+from infrastructure.core.lock import Lock
+from infrastructure.core.stop_signals import ignore_stop_signals
+
+NICENESS = 19
+POLL_SECONDS = 0.5
+STATUS_SECONDS = 1.0  # between two writes of a status that only counts on
+BUSY = ("copying", "confirming")
+INPUT = 0
+RECORD_FILE = "place.json"
+
+
+@dataclass(frozen=True)
+class CopierSettings:
+    """What a copier is told.
+
+    Attributes:
+        store: directory of the local store.
+        place, run_id: where the copies go: `<place>/<run id>`.
+        status: the file that says how it stands; a lock and the record of the place lie beside it.
+        keep: confirmed versions that stay at the place.
+        compression: "auto" (where the place is slow), "zstd" or "off".
+        bytes_per_second: bound on what copying takes; None: none.
+        finish_seconds: how long to go on when the training has ended.
+    """
+
+    store: str
+    place: str
+    run_id: str
+    status: str
+    keep: int = 2
+    compression: str = "auto"
+    bytes_per_second: float | None = None
+    finish_seconds: float = 900.0
+
+    def link(self) -> Link:
+        """The way to the place.
+
+        Raises:
+            ValueError, OSError, TemperError: as `open_place`.
+        """
+        place = open_place(self.place)
+        compresses = self.compression == "zstd" or (self.compression == "auto" and place.is_slow)
+        return Link(place, self.run_id, compresses, Bandwidth(self.bytes_per_second))
+
+    @property
+    def record(self) -> PlaceRecord:
+        """Which place the run was copied to before."""
+        return PlaceRecord(Path(self.status).with_name(RECORD_FILE))
+
+    @property
+    def retention(self) -> Retention:
+        """What stays at the place: the newest, the best, the newest emergency version."""
+        return Retention(keep_last=self.keep, keep_best=1)
+
+
+class StatusFile:
+    """Writes a status when it says something new, and at most once a second when it counts on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written = BackupStatus()
+        self._at = float("-inf")
+
+    def show(self, status: BackupStatus) -> None:
+        """Write `status` if it is time to."""
+        is_news = _without_counts(status) != _without_counts(self._written)
+        counts_on = replace(status, changed_at=self._written.changed_at) != self._written
+        if is_news or (counts_on and time.monotonic() - self._at >= STATUS_SECONDS):
+            self.write(status)
+
+    def write(self, status: BackupStatus) -> None:
+        """Write `status` now; a disk that refuses is asked again with the next one."""
+        with contextlib.suppress(OSError):
+            write_status(self.path, status)
+            self._written, self._at = status, time.monotonic()
+
+
+def _without_counts(status: BackupStatus) -> BackupStatus:
+    """What must be told at once. "copying" and "confirming" follow each other many times."""
+    state = BUSY[0] if status.state in BUSY else status.state
+    return replace(status, done_bytes=0, changed_at=None, state=state)
+
+
+def serve(copier: Copier, file: StatusFile, finish_seconds: float) -> None:
+    """Copy until the input has ended and the newest version is confirmed, or time is over."""
+    ended_at: float | None = None
+    begun = b""  # a line whose end has not come yet
+    while True:
+        wait = min(copier.tick(), POLL_SECONDS)
+        file.show(copier.status())
+        if ended_at is None:
+            data = _input_within(wait)
+            ended_at = time.monotonic() if data == b"" else None
+            *lines, begun = (begun + (data or b"")).split(b"\n")
+            for line in filter(None, lines):
+                copier.publish(Publication.from_line(line))
+            if lines:
+                copier.nudge()
+            continue
+        is_done = copier.is_done and not _is_written_to(copier.local)
+        if is_done or time.monotonic() - ended_at > finish_seconds:
+            status = copier.status()
+            file.write(replace(status, state=FINISHED if status.is_safe and is_done else LEFT))
+            copier.close()
+            return
+        time.sleep(wait)
+
+
+def _input_within(seconds: float) -> bytes | None:
+    """What came in; b"": the input has ended; None: nothing within this time."""
+    if select.select([INPUT], [], [], seconds)[0]:
+        return os.read(INPUT, 65536)
+    return None
+
+
+def _is_written_to(local: Store) -> bool:
+    """Whether a writer, such as the helper of a killed training, has the store's lock."""
+    try:
+        lock = Lock(local.root / LOCK_FILE)
+    except OSError:
+        return False
+    try:
+        return not lock.take(shared=True, wait=False, where_there_are_none=True)
+    finally:
+        lock.release()
+
+
+def _first_line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(INPUT, 1)
+        if not byte:
+            raise SystemExit("the copier got no settings")
+        line += byte
+    return line
+
+
+def _allow_many_files() -> None:
+    """A version on its way has all its objects open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main() -> None:
+    """Serve until the training has ended and its last version is confirmed."""
+    ignore_stop_signals()
+    os.nice(NICENESS)
+    _allow_many_files()
+    settings = CopierSettings(**json.loads(_first_line()))
+    path = Path(settings.status)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = Lock(path.with_suffix(LOCK_SUFFIX))
+    lock.take()  # the copier of an earlier training, which still copies, goes first
+    file = StatusFile(path)
+    local = Store(Path(settings.store))
+    copier = Copier(
+        local,
+        settings.link(),
+        settings.retention,
+        record=settings.record,
+        on_piece=lambda: file.show(copier.status()),
+    )
+    serve(copier, file, settings.finish_seconds)
+    lock.release()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Brings a version of a run from a place to this machine."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.object_reader import Progress
+from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.upload import fetch_version
+from infrastructure.core.errors import CheckpointError, StorageError
+
+T = TypeVar("T")
+NUM_ATTEMPTS = 6
+NUM_LOOKS = 2  # for a file that seems to be missing
+FIRST_WAIT_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+def fetch_newest(
+    link: Link,
+    local: Store,
+    step: int | None,
+    on_progress: Progress,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Write the newest healthy version at the place, or that of `step`, into `local`; its name.
+
+    A damaged version is passed over with a warning. One that only cannot be read now is not: it is
+    asked for again, and then the place counts as out of reach, since an older version would undo
+    work that is safe.
+
+    Raises:
+        CheckpointError: there is none.
+        StorageError: the place does not answer, or this machine's disk refuses.
+    """
+    damage: list[str] = []
+    for name in _listed(link, sleep):
+        try:
+            if _fetch(link, name, local, step, on_progress, sleep):
+                return name
+        except CheckpointError as error:
+            damage.append(f"{name[:12]}: {error}")
+            log.warning("skipping a damaged version at %s: %s", link.place.url, damage[-1])
+    what = "version" if step is None else f"version of step {step}"
+    told = "".join(f"; {text}" for text in damage)
+    raise CheckpointError(f"{link.place.url}/{link.run_id} holds no whole {what}{told}")
+
+
+def _listed(link: Link, sleep: Callable[[float], None]) -> list[str]:
+    names = _retrying(link, link.store.versions, sleep)
+    if not names:  # on a mount no proof that there are none
+        sleep(FIRST_WAIT_SECONDS)
+        names = _retrying(link, link.store.versions, sleep)
+    return names
+
+
+def _fetch(
+    link: Link,
+    name: str,
+    local: Store,
+    step: int | None,
+    on_progress: Progress,
+    sleep: Callable[[float], None],
+) -> bool:
+    """Fetch a version if it is one that is asked for."""
+    manifest = _retrying(link, lambda: link.store.read(name), sleep)
+    if manifest.step != step if step is not None else not manifest.healthy:
+        return False
+    try:
+        _retrying(link, lambda: fetch_version(link.store, name, local, on_progress), sleep)
+    except CheckpointError as error:
+        _retrying(
+            link,
+            lambda: fetch_version(link.store, name, local, on_progress, run_files=False),
+            sleep,
+        )
+        log.warning("some of the run's small files are damaged at %s: %s", link.place.url, error)
+    return True
+
+
+def _retrying(link: Link, action: Callable[[], T], sleep: Callable[[float], None]) -> T:
+    """What `action` returns, asked for again while the place does not answer."""
+    for attempt in range(NUM_ATTEMPTS):
+        try:
+            return action()
+        except (OSError, CheckpointError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            is_missing = isinstance(cause, FileNotFoundError)
+            if not isinstance(cause, OSError) or (is_missing and attempt >= NUM_LOOKS):
+                raise
+            problem = f"{link.place.url} does not answer: {cause}; {link.place.advice(cause)}"
+        sleep(FIRST_WAIT_SECONDS * 2**attempt)
+    raise StorageError(problem)

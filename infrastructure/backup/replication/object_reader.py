@@ -1,0 +1,132 @@
+"""Files of this machine that are copied piece by piece, never as a whole in memory."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, overload
+
+from infrastructure.backup.format.codec import SUFFIX, decompress
+from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
+from infrastructure.backup.format.hashing import hash_of, new_digest
+from infrastructure.backup.format.manifest import Pack
+from infrastructure.backup.format.store import Store
+from infrastructure.core.errors import CheckpointError
+
+
+class OpenFile(Sequence[Buffer]):
+    """The bytes of an open file, a few megabytes at a time; they stay readable when its name goes.
+
+    Raises:
+        CheckpointError: when its bytes are asked for: they cannot be read.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path, self._file = path, file
+        self.size_bytes = file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return -(-self.size_bytes // CHUNK_BYTES)
+
+    @overload
+    def __getitem__(self, index: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Buffer]: ...
+    def __getitem__(self, index: int | slice) -> Buffer | Sequence[Buffer]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        start = index % len(self) * CHUNK_BYTES
+        return self._read(start, min(CHUNK_BYTES, self.size_bytes - start))
+
+    def _read(self, start: int, length: int) -> bytes:
+        try:
+            self._file.seek(start)
+            parts = []
+            while length > 0 and (part := self._file.read(length)):
+                parts.append(part)
+                length -= len(part)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+        return b"".join(parts)
+
+
+class OpenObject(OpenFile):
+    """The bytes of an object. Whoever iterates gets the last piece only when all of them are what
+    `digest` says, so a copy that was made of it is either right or not whole.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, digest: str, hash_name: str) -> None:
+        super().__init__(path, file)
+        self._digest, self._hash_name = digest, hash_name
+
+    def __iter__(self) -> Iterator[Buffer]:
+        """The pieces in order.
+
+        Raises:
+            CheckpointError: the bytes are not those of its name, or cannot be read.
+        """
+        digest = new_digest(self._hash_name)
+        for index in range(len(self)):
+            piece = self[index]
+            digest.update(piece)
+            if index == len(self) - 1 and digest.hexdigest() != self._digest:
+                raise CheckpointError(f"the bytes of {self.path.name[:12]} have changed here")
+            yield piece
+
+
+class PackedObject(OpenFile):
+    """An object whose file holds it compressed."""
+
+    def __init__(self, path: Path, file: BinaryIO, pack: Pack, hash_name: str) -> None:
+        super().__init__(path, file)
+        self._pack, self._hash_name = pack, hash_name
+
+    def load(self) -> tuple[bytes, list[Buffer]]:
+        """The file's bytes, and the object's; both in memory, as compressed objects are small.
+
+        Raises:
+            CheckpointError: the bytes are not those of its name, or cannot be read.
+        """
+        packed = b"".join(bytes(piece) for piece in self)
+        try:
+            plain = decompress(packed, self._pack.size_bytes)
+        except CheckpointError as error:
+            raise CheckpointError(f"object {self._pack.hash[:12]} {error}") from error
+        if hash_of(self._hash_name, [plain]) != self._pack.hash:
+            raise CheckpointError(f"the bytes of object {self._pack.hash[:12]} have changed here")
+        return packed, [plain]
+
+
+def open_object(local: Store, pack: Pack, hash_name: str) -> OpenFile:
+    """The file of an object, open, in either form.
+
+    Raises:
+        CheckpointError: it is missing, cut, or cannot be opened.
+    """
+    path = local.objects.path_of(pack.hash)
+    try:
+        file = OpenObject(path, local.operations.open(path), pack.hash, hash_name)
+    except FileNotFoundError:
+        return _open_packed(local, pack, hash_name)
+    except OSError as error:
+        raise CheckpointError(f"object {pack.hash[:12]} cannot be opened here: {error}") from error
+    if file.size_bytes != pack.size_bytes:
+        file.close()
+        raise CheckpointError(f"object {pack.hash[:12]} is cut here")
+    return file
+
+
+def _open_packed(local: Store, pack: Pack, hash_name: str) -> OpenFile:
+    path = local.objects.path_of(pack.hash + SUFFIX)
+    try:
+        return PackedObject(path, local.operations.open(path), pack, hash_name)
+    except OSError as error:
+        raise CheckpointError(f"object {pack.hash[:12]} is missing here: {error}") from error
+
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are done and the bytes of all."""

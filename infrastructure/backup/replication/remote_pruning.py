@@ -1,0 +1,216 @@
+"""Removes from a place what is no longer needed there, and nothing else.
+
+A listing of a place may be old or short, and a file that seems to be missing may be there. So a
+version goes only when enough newer ones were *confirmed*, and an object only when no manifest has
+named it for a while, by listings of both ends of that while.
+"""
+
+import contextlib
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from infrastructure.backup.backends.base import Content
+from infrastructure.backup.format.codec import SUFFIX
+from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.replication.remote_session import Link
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.files import write_json
+from infrastructure.core.json_text import parse_json
+
+GRACE_SECONDS = 3600.0
+OBJECT_FILE = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
+
+
+@dataclass
+class PlacePruning:
+    """What may go at the place of `link`.
+
+    Attributes:
+        retention: what stays, counted over confirmed versions only.
+        grace_seconds: how long an object must have been without a name.
+        confirmed: versions that were confirmed in this session.
+        unnamed_since: objects that no manifest names, and when that was seen first.
+    """
+
+    link: Link
+    retention: Retention
+    grace_seconds: float
+    confirmed: dict[str, Manifest] = field(default_factory=dict)
+    unnamed_since: dict[str, float] = field(default_factory=dict)
+    _read: dict[str, Manifest] = field(default_factory=dict)
+    _unreadable_since: dict[str, float] = field(default_factory=dict)
+    _swept_at: float | None = None
+
+    def is_due(self) -> bool:
+        """Whether an object has been without a name for long enough, or may have been."""
+        if self._swept_at is None:
+            return True
+        oldest = min([self._swept_at, *self.unnamed_since.values()])
+        return self.link.clock() - oldest >= self.grace_seconds
+
+    def steps(
+        self, listed: Collection[str], on_its_way: Iterable[str], spared: Collection[str] = ()
+    ) -> Iterator[float]:
+        """Remove what may go, one file after the other; yields the seconds to wait between.
+
+        Args:
+            listed: the versions at the place, listed just now; none of another machine's.
+            on_its_way: objects that are being copied.
+            spared: versions that stay, whatever rotation says.
+
+        Raises:
+            OSError: the place does not answer, or refuses.
+        """
+        self.link.place.require_identity()
+        names = {*listed, *self.confirmed}
+        for name in sorted(names):
+            self._take_in(name)
+            yield 0.0
+        kept = self._kept(names) | (names & {*spared})
+        for name in sorted(names - kept):
+            self.link.remove(self.link.store.manifest_path(name))
+            self._forget(name)
+            yield 0.0
+        if kept <= self._read.keys():  # else one of them may name any object
+            living = {pack.hash for name in kept for pack in self._read[name].packs}
+            yield from self._remove_objects({*living, *on_its_way})
+        self.link.place.close()
+
+    def _take_in(self, name: str) -> None:
+        """Read a manifest once: it never changes."""
+        if name in self._read:
+            return
+        try:
+            self._read[name] = self.confirmed.get(name) or self.link.store.read(name)
+            self._unreadable_since.pop(name, None)
+        except CheckpointError:
+            self._unreadable_since.setdefault(name, self.link.clock())
+
+    def _kept(self, names: set[str]) -> set[str]:
+        good = sorted((n for n, m in self.confirmed.items() if m.healthy), reverse=True)
+        if len(good) < self.retention.keep_last:
+            return names
+        oldest = good[self.retention.keep_last - 1]
+        readable = {name: self._read[name] for name in names if name in self._read}
+        now = self.link.clock()
+        unclear = {
+            name
+            for name, since in self._unreadable_since.items()
+            if name in names and now - since < self.grace_seconds
+        }
+        newer = {name for name in names if name >= oldest}
+        return newer | unclear | {*self._special(readable), *self._special(self.confirmed)}
+
+    def _special(self, manifests: dict[str, Manifest]) -> Iterator[str]:
+        """The best, each n-th, and the newest emergency version."""
+        healthy = {n: m for n, m in sorted(manifests.items(), reverse=True) if m.healthy}
+        scored = {name: m.score for name, m in healthy.items() if m.score is not None}
+        yield from sorted(scored, key=lambda name: (scored[name], name))[: self.retention.keep_best]
+        if every := self.retention.keep_every:
+            of_step = {m.step: name for name, m in reversed(healthy.items())}
+            yield from (name for step, name in of_step.items() if step and step % every == 0)
+        yield from [name for name, m in healthy.items() if m.kind == "emergency"][:1]
+
+    def _forget(self, name: str) -> None:
+        manifest = self._read.pop(name, None)
+        self.confirmed.pop(name, None)
+        self._unreadable_since.pop(name, None)
+        for pack in manifest.packs if manifest else ():
+            self.unnamed_since.setdefault(pack.hash, self.link.clock())
+
+    def _remove_objects(self, living: set[str]) -> Iterator[float]:
+        now = self.link.clock()
+        if self._swept_at is None or now - self._swept_at >= self.grace_seconds:
+            yield from self._sweep()
+            self._swept_at = now
+        for digest in living & self.unnamed_since.keys():
+            del self.unnamed_since[digest]
+        for digest, since in list(self.unnamed_since.items()):
+            if now - since < self.grace_seconds:
+                continue
+            path = self.link.store.objects.path_of(digest)
+            self.link.sent.pop(digest, None)  # from here on it counts as not there
+            self.link.named.discard(digest)
+            for form in (path, path.with_name(path.name + SUFFIX)):
+                self.link.remove(form)
+            del self.unnamed_since[digest]
+            yield 0.0
+
+    def _sweep(self) -> Iterator[float]:
+        """See what lies there without a name, such as what a killed copier left."""
+        objects = self.link.store.root / "objects"
+        place, now = self.link.place, self.link.clock()
+        with contextlib.suppress(FileNotFoundError):
+            for folder in place.names(objects):
+                for file_name in place.names(objects / folder):
+                    if match := OBJECT_FILE.fullmatch(file_name):
+                        self.unnamed_since.setdefault(match[1], now)
+                yield 0.0
+
+
+def prune_once(link: Link, retention: Retention, record: Path) -> list[str]:
+    """One pruning of a place by somebody who does not copy to it; what it did, in sentences.
+
+    A version counts as confirmed when it was read back there. `record` remembers which objects had
+    no name when, for the next call.
+
+    Raises:
+        OSError: the place does not answer, or refuses.
+    """
+    pruning = PlacePruning(replace(link, clock=time.time), retention, GRACE_SECONDS)
+    pruning.unnamed_since = _read_record(record)
+    listed = link.store.versions()
+    for name in listed:
+        manifest = _confirmed_manifest(link, name)
+        if manifest is not None:
+            pruning.confirmed[name] = manifest
+        if sum(m.healthy for m in pruning.confirmed.values()) == retention.keep_last:
+            break
+    before = len(pruning.unnamed_since)
+    for _ in pruning.steps(listed, ()):
+        pass
+    num_removed = len({*listed} - {*link.store.versions()})
+    write_json(record, pruning.unnamed_since)
+    waiting = len(pruning.unnamed_since)
+    told = [f"{num_removed} versions removed at {link.place.url}"]
+    if waiting:
+        told.append(f"{waiting} objects there have no name; a prune in an hour removes them")
+    elif before:
+        told.append(f"{before} objects without a name removed there")
+    return told
+
+
+def _confirmed_manifest(link: Link, name: str) -> Manifest | None:
+    """The manifest of a version that is whole at the place and safe there."""
+    try:
+        manifest = link.store.read(name)
+        link.store.verify(manifest)
+        for path in [link.store.manifest_path(name), *_object_paths(link, manifest)]:
+            if not link.place.confirm(path, Content.of(link.place.read(path))):
+                return None
+    except (CheckpointError, StorageError, FileNotFoundError):
+        return None
+    return manifest
+
+
+def _object_paths(link: Link, manifest: Manifest) -> Iterator[Path]:
+    for pack in manifest.packs:
+        path = link.store.objects.path_of(pack.hash)
+        try:
+            link.place.size(path)
+        except FileNotFoundError:
+            path = path.with_name(path.name + SUFFIX)
+        yield path
+
+
+def _read_record(path: Path) -> dict[str, float]:
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    is_record = isinstance(found, dict) and all(type(time) is float for time in found.values())
+    return found if is_record else {}

@@ -1,0 +1,347 @@
+"""Copies a version from one store to another: objects first, the manifest last, each confirmed.
+
+What is on its way holds its files open, so rotation may remove them meanwhile. Every byte is
+compared with its name while it is read: a damaged object is never copied whole.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from infrastructure.backup.backends.base import Content
+from infrastructure.backup.format.codec import LARGEST_BYTES, SUFFIX, compress
+from infrastructure.backup.format.file_operations import Buffer
+from infrastructure.backup.format.manifest import Manifest, Pack
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.bandwidth import Paced
+from infrastructure.backup.replication.object_reader import (
+    OpenFile,
+    PackedObject,
+    Progress,
+    open_object,
+)
+from infrastructure.backup.replication.remote_session import Link, Sent
+from infrastructure.core.errors import CheckpointError, StorageError
+
+# Written and not confirmed yet: a mounted Drive holds these on this machine's disk.
+WINDOW_BYTES = 512 * 1024**2
+# Without any news for this long, and the time that the bytes take on a slow line, an upload counts
+# as lost, as mounts were seen to do; at a place that has confirmed nothing before, much sooner.
+PATIENCE_SECONDS, DOUBTFUL_SECONDS = 600.0, 60.0
+SLOWEST_BYTES_PER_SECOND = 250_000.0
+NUM_LOOKS = 4  # at a file that seems to be missing
+Form = tuple[Sent, Sequence[Buffer]]
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0  # between two questions whether it is there
+
+
+class Upload:
+    """One version on its way. All its files are opened here, before anything is copied.
+
+    Args:
+        before_manifest: called when all objects are confirmed; what it raises ends the upload.
+        on_piece: called after each megabyte.
+
+    Raises:
+        CheckpointError: the version is damaged on this machine, or was removed meanwhile.
+    """
+
+    def __init__(
+        self,
+        local: Store,
+        name: str,
+        link: Link,
+        *,
+        before_manifest: Callable[[], None],
+        on_piece: Callable[[], None],
+    ) -> None:
+        self.name, self.link = name, link
+        self.manifest: Manifest = local.read(name)
+        self.total_bytes = sum(pack.size_bytes for pack in self.manifest.packs)
+        self._before_manifest, self._on_piece = before_manifest, on_piece
+        self._manifest_bytes = local.objects.read_small(local.manifest_path(name))
+        self.is_confirmed = False
+        self._piece_bytes = 0
+        self._num_confirmed, self._news_at = -1, link.clock()
+        self._patience = PATIENCE_SECONDS + self.total_bytes / SLOWEST_BYTES_PER_SECOND
+        self._files: dict[str, OpenFile] = {}
+        try:
+            for pack in self.manifest.packs:
+                self._files[pack.hash] = open_object(local, pack, self.manifest.hash_name)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes of objects that are confirmed, or on their way at this moment."""
+        confirmed = (p.size_bytes for p in self.manifest.packs if self.link.is_confirmed(p.hash))
+        return min(self.total_bytes, sum(confirmed) + self._piece_bytes)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in self._files.values():
+            file.close()
+
+    def steps(self) -> Iterator[float]:
+        """Copy, one small unit of work after the other; yields the seconds to wait before the next.
+        When an error ended it, it can be begun again and does only what is missing.
+
+        Where nothing is confirmed for long, the manifest is written all the same, so that a place
+        which never confirms holds something; such a version does not count as `is_confirmed`.
+
+        Raises:
+            OSError: the place does not answer, or refuses.
+            StorageError: it does not hold what was written to it.
+            CheckpointError: the version is damaged on this machine.
+        """
+        packs = self.manifest.packs
+        self._num_confirmed = -1
+        seen = set()
+        for pack in packs:  # all questions before all writing: some places gather what is written
+            if pack.hash not in self.link.sent and self._is_seen(pack):
+                seen.add(pack.hash)
+            yield 0.0
+        for pack in packs:
+            while self._is_window_full(pack):
+                yield from self._ask_all(packs)
+            if pack.hash not in self.link.sent:
+                self._send(pack, pack.hash in seen)
+                yield 0.0
+        while not self._objects_are_confirmed():
+            if self._is_hopeless():
+                self._let_go(packs)
+                break
+            yield from self._ask_all(packs)
+        self._before_manifest()
+        yield from self._put_manifest()
+
+    def _objects_are_confirmed(self) -> bool:
+        return all(self.link.is_confirmed(pack.hash) for pack in self.manifest.packs)
+
+    def _is_hopeless(self) -> bool:
+        """Whether nothing was confirmed for longer than any upload takes."""
+        now = self.link.clock()
+        if self.link.num_confirmed != self._num_confirmed:
+            self._num_confirmed, self._news_at = self.link.num_confirmed, now
+        if self.link.is_doubtful:
+            return now - self._news_at > DOUBTFUL_SECONDS
+        # a place that confirms others gets what was lost once more
+        return now - self._news_at > self._patience * (2 if self.link.num_confirmed else 0.9)
+
+    def _let_go(self, packs: Sequence[Pack]) -> None:
+        """The next version asks anew for what was not confirmed."""
+        self.link.is_doubtful = True
+        for pack in packs:
+            if not self.link.is_confirmed(pack.hash):
+                self.link.sent.pop(pack.hash, None)
+
+    def _is_window_full(self, next_pack: Pack) -> bool:
+        waiting = [
+            sent.content.size_bytes
+            for pack in self.manifest.packs
+            if (sent := self.link.sent.get(pack.hash)) and sent.confirmed_at is None
+        ]
+        is_full = bool(waiting) and sum(waiting) + next_pack.size_bytes > WINDOW_BYTES
+        return is_full and not self._is_hopeless()
+
+    def _ask_all(self, packs: Sequence[Pack]) -> Iterator[float]:
+        """Ask for everything that is not confirmed, until something is, or there is no hope."""
+        wait = FIRST_WAIT_SECONDS
+        while True:
+            news = False
+            for pack in packs:
+                if pack.hash in self.link.sent and not self.link.is_confirmed(pack.hash):
+                    news |= self._ask(pack)
+                    yield 0.0
+            if news or self._is_hopeless():
+                return
+            yield wait
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+    def _ask(self, pack: Pack) -> bool:
+        """Whether an object that was sent is confirmed now; one that got lost is sent again."""
+        sent = self.link.sent[pack.hash]
+        try:
+            if self.link.confirms(sent):
+                return True
+        except StorageError:
+            del self.link.sent[pack.hash]  # and write it anew
+            raise
+        if sent.confirmed_at is not None:  # gone since: give it time to come back by itself
+            sent.written_at, sent.confirmed_at = self.link.clock(), None
+        if self.link.clock() - sent.written_at > self._patience:
+            self._send_again(pack, self._forms(pack))
+        return False
+
+    def _is_seen(self, pack: Pack) -> bool:
+        """Whether the place seems to have an object, or must have it."""
+        path = self.link.store.objects.path_of(pack.hash)
+        forms = (path, path.with_name(path.name + SUFFIX))
+        return pack.hash in self.link.named or any(self._size(form) is not None for form in forms)
+
+    def _size(self, path: Path) -> int | None:
+        try:
+            return self.link.place.size(path)
+        except FileNotFoundError:
+            return None
+
+    def _send(self, pack: Pack, is_seen: bool) -> None:
+        """Write an object, unless the place has it: confirmed, or by its size on its way."""
+        forms = self._forms(pack)
+        sent, buffers = forms[-1]
+        if is_seen:
+            wrong = False
+            for other, _ in reversed(forms):
+                try:
+                    if self.link.confirms(other):
+                        self.link.sent[pack.hash] = other
+                        return
+                except StorageError:
+                    wrong = True
+            if pack.hash in self.link.named and not self.link.is_surely_wrong(sent.path):
+                self.link.sent[pack.hash] = sent
+                if wrong:
+                    self._send_again(pack, forms)
+                return
+            if not wrong and self._size(sent.path) == sent.content.size_bytes:
+                self.link.sent[pack.hash] = sent
+                return
+        self._write(sent, buffers)
+        self.link.sent[pack.hash] = sent
+
+    def _send_again(self, pack: Pack, forms: list[Form]) -> None:
+        """Write an object that got lost. What may be in use is not touched: it is written in the
+        form in which it is not there, or where it stays missing; else it is waited for."""
+        now = self.link.sent[pack.hash]
+        if len(forms) == 1 and pack.size_bytes <= LARGEST_BYTES:
+            packed = compress(_joined(forms[0][1]))
+            forms = [
+                *forms,
+                *([self._packed(pack, packed)] if len(packed) < pack.size_bytes else []),
+            ]
+        others = [form for form in forms if form[0].path != now.path and self._stays_missing(form)]
+        these = [form for form in forms if form[0].path == now.path]
+        if pack.hash in self.link.named:
+            these = [form for form in these if self._stays_missing(form)]
+        for sent, buffers in [*these, *others]:
+            self._write(sent, buffers)
+            self.link.sent[pack.hash] = sent
+            return
+        now.written_at = self.link.clock()
+
+    def _stays_missing(self, form: Form) -> bool:
+        return all(self._size(form[0].path) is None for _ in range(NUM_LOOKS))
+
+    def _forms(self, pack: Pack) -> list[Form]:
+        """The object plain and, where that is wanted and smaller, compressed; the last is written.
+
+        Raises:
+            CheckpointError: its bytes are not those of its name.
+        """
+        file = self._files[pack.hash]
+        plain: Sequence[Buffer] = file
+        packed = None
+        if isinstance(file, PackedObject):
+            packed, plain = file.load()
+        elif self.link.compresses and pack.size_bytes <= LARGEST_BYTES:
+            packed = compress(_joined(file))
+        forms: list[Form] = [(self._sent(self.link.store.objects.path_of(pack.hash), plain), plain)]
+        if packed is not None and len(packed) < pack.size_bytes:
+            forms.append(self._packed(pack, packed))
+        return forms
+
+    def _packed(self, pack: Pack, packed: bytes) -> Form:
+        path = self.link.store.objects.path_of(pack.hash + SUFFIX)
+        return self._sent(path, [packed]), [packed]
+
+    def _sent(self, path: Path, buffers: Sequence[Buffer]) -> Sent:
+        return Sent(path, Content.of(buffers), self.link.clock())
+
+    def _write(self, sent: Sent, buffers: Sequence[Buffer]) -> None:
+        self.link.place.make_directory(sent.path.parent)
+        try:
+            self.link.place.write(sent.path, Paced(buffers, self._before_piece))
+        finally:
+            self._piece_bytes = 0
+        sent.written_at = self.link.clock()
+        self.link.num_done += 1
+
+    def _before_piece(self, num_bytes: int) -> None:
+        self.link.bandwidth.take(num_bytes)
+        self._piece_bytes += num_bytes
+        self._on_piece()
+
+    def _put_manifest(self) -> Iterator[float]:
+        """Write the manifest, and wait until it is confirmed."""
+        sent = self._send_manifest()
+        wait = FIRST_WAIT_SECONDS
+        while not self._is_manifest_confirmed(sent) and not self._is_hopeless():
+            yield wait
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+        self.is_confirmed = sent.confirmed_at is not None and self._objects_are_confirmed()
+        self.link.is_doubtful = sent.confirmed_at is None
+
+    def _is_manifest_confirmed(self, sent: Sent) -> bool:
+        try:
+            return self.link.confirms(sent)
+        except StorageError:
+            del self.link.sent[self.name]  # and write it anew
+            raise
+
+    def _send_manifest(self) -> Sent:
+        """Write the manifest; one that may be in use there is asked for only."""
+        self.link.place.require_identity()
+        path = self.link.store.manifest_path(self.name)
+        sent = self.link.sent.get(self.name) or self._sent(path, [self._manifest_bytes])
+        if self.name in self.link.named and not self.link.is_surely_wrong(path):
+            is_needed = False
+        elif self.name in self.link.sent:
+            is_needed = self.link.clock() - sent.written_at > self._patience
+        else:
+            is_needed = self._size(path) != sent.content.size_bytes
+        if is_needed:
+            self._write(sent, [self._manifest_bytes])
+        self.link.sent[self.name] = sent
+        return sent
+
+
+def _joined(buffers: Sequence[Buffer]) -> bytes:
+    return b"".join(bytes(buffer) for buffer in buffers)
+
+
+def fetch_version(
+    remote: Store, name: str, local: Store, on_progress: Progress, *, run_files: bool = True
+) -> None:
+    """Write a version of `remote` into `local` under the same name, its manifest last, everything
+    verified and on the disk. What is whole here already is not fetched again.
+
+    The caller is the one writer of `local`.
+
+    Args:
+        run_files: False: what only holds copies of run files is left out where it is damaged.
+
+    Raises:
+        CheckpointError: the version is damaged there, or cannot be read.
+        StorageError: this machine's disk refuses.
+    """
+    manifest = remote.read(name)
+    data = remote.objects.read_small(remote.manifest_path(name))
+    total_bytes = sum(pack.size_bytes for pack in manifest.packs)
+    done_bytes = 0
+    try:
+        local.prepare()
+        missing = [p for p in manifest.packs if not local.objects.is_whole(p, manifest.hash_name)]
+        local.objects.require_space(sum(pack.size_bytes for pack in missing))
+        for pack in manifest.packs:
+            if pack in missing:
+                try:
+                    bytes_of_pack = remote.objects.read(pack, manifest.hash_name)
+                    local.objects.write_pack([bytes_of_pack], manifest.hash_name)
+                except CheckpointError:
+                    if run_files or pack in manifest.needed_packs:
+                        raise
+            done_bytes += pack.size_bytes
+            on_progress(done_bytes, total_bytes)
+        digest = name.rpartition("-")[2]
+        local.objects.put(local.manifest_path(name), [data], digest, manifest.hash_name)
+    except OSError as error:
+        raise StorageError(f"{local.root} does not take version {name[:12]}: {error}") from error

@@ -1,0 +1,1 @@
+"""The state of a training as tensors and JSON values, and back."""

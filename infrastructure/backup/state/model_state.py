@@ -1,0 +1,132 @@
+"""Any torch model and optimizer as tensors and JSON values, and back; nothing is half-loaded."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.tensor_bytes import NAMES, to_bytes
+from infrastructure.backup.state.optimizer_state import Tensors, merge_optimizer, split_optimizer
+from infrastructure.backup.state.random_state import capture_random, restore_random
+from infrastructure.core.errors import CheckpointError
+
+WRITER = "BackupSystem"
+MAX_LISTED = 10
+
+
+@dataclass
+class ModelState:
+    """`tensors` by group ("model", "optimizer", "random"), and JSON `values`."""
+
+    tensors: dict[str, Tensors]
+    values: dict[str, Any]
+
+
+def capture(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Any]
+) -> ModelState:
+    """The whole state of both and of all random generators; shares memory with them.
+
+    Args:
+        others: more JSON values.
+
+    Raises:
+        ValueError: a part of the state is neither a tensor nor JSON.
+    """
+    state = model.state_dict()
+    optimizer_tensors, optimizer_values = split_optimizer(optimizer.state_dict())
+    tensors = {
+        "model": {name: value for name, value in state.items() if isinstance(value, torch.Tensor)},
+        "optimizer": optimizer_tensors,
+        "random": capture_random(_device_of(model)),
+    }
+    values = {
+        "writer": WRITER,
+        "model": {n: v for n, v in state.items() if not isinstance(v, torch.Tensor)},
+        "optimizer": optimizer_values,
+        "optimizer_class": type(optimizer).__name__,
+        **others,
+    }
+    try:
+        return ModelState(tensors, json.loads(json.dumps(values, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the state of this model or optimizer cannot be stored: {error}"
+        ) from error
+
+
+def stored(state: ModelState) -> dict[str, TensorBytes]:
+    """The tensors by full name, as a store takes them."""
+    return {
+        f"{group}/{name}": to_bytes(tensor)
+        for group, members in state.tensors.items()
+        for name, tensor in members.items()
+    }
+
+
+def restore(state: ModelState, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put `state` into both, and set all random generators back.
+
+    Raises:
+        CheckpointError: it does not fit; the text lists what, and nothing was changed.
+    """
+    if state.values.get("writer") != WRITER:
+        raise CheckpointError("it was written by a training: go on with `temper train-resume`")
+    merged = merge_optimizer(state.tensors.get("optimizer", {}), state.values["optimizer"])
+    misfits = [*_model_misfits(state, model), *_optimizer_misfits(state, merged, optimizer)]
+    if misfits:
+        more = f"\n  … and {len(misfits) - MAX_LISTED} more" if len(misfits) > MAX_LISTED else ""
+        listed = "\n  ".join(misfits[:MAX_LISTED])
+        raise CheckpointError(f"it does not fit; nothing was loaded:\n  {listed}{more}")
+    optimizer.load_state_dict(merged)
+    model.load_state_dict({**state.tensors.get("model", {}), **state.values["model"]})
+    restore_random(state.tensors["random"], _device_of(model))
+
+
+def _model_misfits(state: ModelState, model: torch.nn.Module) -> Iterator[str]:
+    saved = {**state.tensors.get("model", {}), **state.values["model"]}
+    living = model.state_dict()
+    for name in sorted(saved.keys() - living.keys()):
+        yield f"model: {name} is in the checkpoint and not in this model"
+    for name in sorted(living.keys() - saved.keys()):
+        yield f"model: {name} is in this model and not in the checkpoint"
+    for name in sorted(living.keys() & saved.keys()):
+        if _form(saved[name]) != _form(living[name]):
+            yield f"model: {name} is {_form(saved[name])} there and {_form(living[name])} here"
+
+
+def _form(value: Any) -> str:
+    """Type and shape."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{NAMES.get(value.dtype, str(value.dtype))}{list(value.shape)}"
+
+
+def _optimizer_misfits(
+    state: ModelState, merged: dict[str, Any], optimizer: torch.optim.Optimizer
+) -> Iterator[str]:
+    name = type(optimizer).__name__
+    if state.values["optimizer_class"] != name:
+        yield f"optimizer: {state.values['optimizer_class']} there and {name} here"
+        return
+    saved = [len(group["params"]) for group in merged["param_groups"]]
+    living = [len(group["params"]) for group in optimizer.param_groups]
+    if saved != living:
+        yield f"optimizer: its groups hold {saved} parameters there and {living} here"
+        return
+    indices = [index for group in merged["param_groups"] for index in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in zip(indices, parameters, strict=True):
+        for key, value in merged["state"].get(index, {}).items():
+            if key.startswith("exp_avg") and value.shape != parameter.shape:
+                yield (
+                    f"optimizer: {key} of parameter {index} is {list(value.shape)} there and"
+                    f" {list(parameter.shape)} here"
+                )
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))

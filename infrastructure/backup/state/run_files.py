@@ -1,0 +1,122 @@
+"""The small files of a run, as tensors of bytes in its versions.
+
+So a version holds all that a run directory is made of, and another machine needs nothing else. A
+file is cut into pieces, so that one that only grows is stored once.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from infrastructure.backup.format.manifest import FILES as CLASS
+from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.store import Store
+from infrastructure.core.errors import CheckpointError
+from infrastructure.core.files import atomic_write
+
+PIECE_BYTES = 256 * 1024
+LARGEST_BYTES = 64 * 1024**2  # of one file; a run writes no larger one beside its checkpoints
+# What a run writes and needs again. Whatever else lies in its directory is not ours to copy, and a
+# version from elsewhere writes nothing else.
+_PATHS = (
+    r"(?:run|before|checks|forecast|quantum|comparison|stackwise)\.json",
+    r"(?:metrics|quarantine)\.jsonl",
+    r"metrics\.csv",
+    r"tokenizer/\w[\w.+-]*\.(?:json|jinja|txt|model|tiktoken)",
+    r"tensorboard/events\.out\.tfevents\.[\w.+-]+",
+    r"logs/(?:\w+/)?\w+\.(?:jsonl|log)",
+)
+_FOLDERS = ("*", "tokenizer/*", "tensorboard/*", "logs/*", "logs/*/*")
+_NAME = re.compile(rf"{CLASS}/({'|'.join(_PATHS)})@(\d{{9}})", re.ASCII)
+
+
+def read_run_files(directory: Path) -> dict[str, TensorBytes]:
+    """The files of the run in `directory` as tensors of bytes, named by path and offset."""
+    tensors: dict[str, TensorBytes] = {}
+    for path, data in _files(directory):
+        for start in range(0, max(1, len(data)), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            tensors[_name(directory, path, start)] = TensorBytes("U8", (len(piece),), piece)
+    return tensors
+
+
+def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list[str]:
+    """Write the files that a version holds into `directory`, each whole or not at all.
+
+    Returns:
+        A sentence for each file whose copy is damaged: it is left out.
+
+    Raises:
+        CheckpointError: the version holds a file that no run has.
+        OSError: the disk refuses.
+    """
+    lost = []
+    for path, names in pieces_of(manifest).items():
+        try:
+            pieces = {name: bytes(t.data) for name, t in store.load(manifest, names=names)}
+        except CheckpointError as error:
+            lost.append(f"{path} is not brought back: {error}")
+            continue
+        data = joined_pieces(path, pieces)
+        with atomic_write(directory / path) as file:
+            file.write(data)
+    return lost
+
+
+def pieces_of(manifest: Manifest) -> dict[str, list[str]]:
+    """The run files that a version holds, by path: full names of the tensors that hold each.
+
+    Raises:
+        CheckpointError: it holds a file that no run has.
+    """
+    pieces: dict[str, list[str]] = {}
+    for name in manifest.tensors:
+        if name.partition("/")[0] == CLASS:
+            found = _NAME.fullmatch(name)
+            if found is None:
+                raise CheckpointError(f"a version holds a file with the name {name[:80]!r}")
+            pieces.setdefault(found[1], []).append(name)
+    return pieces
+
+
+def joined_pieces(path: str, pieces: Mapping[str, bytes]) -> bytes:
+    """The file `path` from its tensors.
+
+    Raises:
+        CheckpointError: a piece is missing.
+    """
+    parts = {int(name.rpartition("@")[2]): data for name, data in pieces.items()}
+    return b"".join(_in_order(path, parts))
+
+
+def _files(directory: Path) -> Iterator[tuple[Path, bytes]]:
+    """The files and what they hold."""
+    for path in sorted(path for pattern in _FOLDERS for path in directory.glob(pattern)):
+        if _NAME.fullmatch(_name(directory, path, 0)) and not path.is_symlink():
+            data = _read(path)
+            if data is not None:
+                yield path, data
+
+
+def _read(path: Path) -> bytes | None:
+    """None of what is no file or too large; a log that is rotated away just now is in the next
+    version."""
+    try:
+        small = path.is_file() and path.stat().st_size <= LARGEST_BYTES
+        return path.read_bytes() if small else None
+    except FileNotFoundError:
+        return None
+
+
+def _name(directory: Path, path: Path, start: int) -> str:
+    return f"{CLASS}/{path.relative_to(directory).as_posix()}@{start:09d}"
+
+
+def _in_order(path: str, parts: Mapping[int, bytes]) -> Iterator[bytes]:
+    end = 0
+    for start, data in sorted(parts.items()):
+        if start != end:
+            raise CheckpointError(f"a version holds {path} with a gap at byte {end}")
+        end += len(data)
+        yield data

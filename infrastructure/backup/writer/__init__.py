@@ -1,0 +1,1 @@
+"""Committing versions in a helper process, from a copy in shared memory."""

@@ -1,0 +1,169 @@
+"""Commits versions in a helper process, so that a training waits only for a copy in memory.
+
+One version is in flight; the next one waits for it. The helper ends when its standard input does,
+so a training that is killed still gets its last version written; until then the helper holds the
+store's lock, and whoever goes on with the training waits for it. A helper that dies costs nothing:
+the bytes are in memory that this process has too, and are written from here.
+"""
+
+import contextlib
+import json
+import logging
+import select
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.writer.shared_buffer import KeptCopy, Place, State
+from infrastructure.backup.writer.writer_process import LOCK_FILE, commit_message
+from infrastructure.core.errors import StorageError
+from infrastructure.core.files import make_directory
+from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.lock import Lock
+
+MODULE = "infrastructure.backup.writer.writer_process"
+
+ENDS_SECONDS = 1.0  # between the end of its output and its own
+
+log = logging.getLogger(__name__)
+
+
+class BackgroundWriter:
+    """Writes versions into the store in `root`, and removes what `retention` does not keep.
+
+    Args:
+        root: the store's directory.
+        compress: as in `Store`; costs the helper's time, not the training's.
+    """
+
+    def __init__(self, root: Path, retention: Retention, *, compress: bool = False) -> None:
+        self.root = root
+        self.retention = retention
+        self.compress = compress
+        self._copy = KeptCopy()
+        self._helper: HelperProcess | None = None
+        self._lock: Lock | None = None
+        self._places: list[Place] | None = None
+        self._spelled = b"[]"
+        self._in_flight: tuple[int, int] | None = None  # where its message lies, and how long it is
+
+    def begin(self, state: State, values: dict[str, Any], **facts: Any) -> None:
+        """Take a copy and begin to write it; `facts` are `Store.commit`'s keywords.
+
+        Call `collect(wait=True)` before: one version is in flight at a time.
+
+        Raises:
+            ValueError: a tensor has a type that cannot be stored.
+            StorageError: there is no memory for the copy.
+        """
+        assert self._in_flight is None, "a version is in flight"
+        self._copy.take(state)
+        text = self._message({"values": values, "facts": facts, "compress": self.compress})
+        self._in_flight = (self._copy.append(text), len(text))
+        self._hand_over(b"%d %d\n" % self._in_flight)
+
+    def collect(self, wait: bool = False) -> str | None:
+        """The name of the version that was in flight, once it is committed; else None.
+
+        Raises:
+            StorageError: the disk refuses or lies; what was saved before is untouched.
+        """
+        if self._in_flight is None or not (wait or self._has_answer()):
+            return None
+        place, self._in_flight = self._in_flight, None
+        answer = self._answer()
+        if answer is None:
+            log.warning(
+                "the process that writes checkpoints is gone: %s; this one is written here, and the"
+                " training waits for it",
+                self._fate(),
+            )
+            answer = commit_message(self.root, self.retention, self._copy.memory, *place)
+        if "error" in answer:
+            raise StorageError(answer["error"])
+        return str(answer["name"])
+
+    def close(self) -> None:
+        """End the helper; what is in flight is finished first."""
+        try:
+            self.collect(wait=True)
+        except StorageError as error:
+            log.warning("the last checkpoint was not written: %s", error)
+        if self._helper is not None and self._helper.stdin is not None:
+            self._helper.stdin.close()
+            self._helper.wait()
+            if self._helper.stdout is not None:
+                self._helper.stdout.close()
+        self._helper = None
+        self._copy.close()
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = None
+
+    def _message(self, rest: dict[str, Any]) -> bytes:
+        """What the helper needs to know. The places take long to spell, and seldom change."""
+        if self._places is not self._copy.places:
+            self._places = self._copy.places
+            self._spelled = json.dumps(self._places).encode()
+        return b"[%b,%b]" % (self._spelled, json.dumps(rest, allow_nan=False).encode())
+
+    def _hand_over(self, message: bytes) -> None:
+        """Tell the helper where the version lies; so short a line never waits for it to be read."""
+        for _ in range(2):  # the second time to a new helper
+            if self._helper is None or self._helper.poll() is not None:
+                self._abandon()
+                self._helper = self._start()
+            try:
+                assert self._helper.stdin is not None
+                self._helper.stdin.write(message)
+                self._helper.stdin.flush()
+                return
+            except OSError:
+                continue
+
+    def _abandon(self) -> None:
+        if self._helper is not None:
+            self._helper.kill()
+            self._helper.wait()
+            for pipe in (self._helper.stdin, self._helper.stdout):
+                with contextlib.suppress(OSError):  # bytes that nobody took
+                    if pipe is not None:
+                        pipe.close()
+        self._helper = None
+
+    def _fate(self) -> str:
+        if self._helper is None:
+            return "it could not be started"
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe is closed, it is not
+            self._helper.wait(ENDS_SECONDS)
+        return self._helper.fate() or "it does not answer"
+
+    def _start(self) -> HelperProcess:
+        descriptor = self._copy.descriptor
+        if self._lock is None:
+            make_directory(self.root)
+            self._lock = Lock(self.root / LOCK_FILE)
+            self._lock.take()
+        return HelperProcess(
+            MODULE,
+            str(self.root.resolve()),
+            json.dumps(asdict(self.retention)),
+            str(descriptor),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[descriptor, self._lock.descriptor],
+        )
+
+    def _has_answer(self) -> bool:
+        assert self._helper is not None
+        assert self._helper.stdout is not None
+        return bool(select.select([self._helper.stdout], [], [], 0)[0])
+
+    def _answer(self) -> dict[str, Any] | None:
+        """What the helper says; None if it has died."""
+        if self._helper is None or self._helper.stdout is None:
+            return None
+        line = self._helper.stdout.readline()
+        return dict(json.loads(line)) if line.endswith(b"\n") else None

@@ -1,0 +1,149 @@
+"""A copy of a training's tensors in memory that another process sees too; kept between saves."""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from math import prod
+from typing import BinaryIO
+
+import torch
+
+from infrastructure.backup.format.packs import BITS, TensorBytes
+from infrastructure.backup.format.tensor_bytes import DTYPES, dtype_name
+from infrastructure.core.errors import StorageError
+
+ALIGNMENT_BYTES = 64
+GROWTH_BYTES = 16 * 1024**2  # so that a slightly larger state needs no new mapping
+
+State = Mapping[str, torch.Tensor | TensorBytes]
+Place = tuple[str, str, tuple[int, ...], int, int]  # name, type, shape, begin, length
+
+
+class KeptCopy:
+    """Copies states into one piece of shared memory, which grows and is used again.
+
+    Where the tensors are those of the last time, nothing is laid out anew: a copy costs little more
+    than moving the bytes. A tensor on a GPU, or one that is not contiguous, is copied only once.
+
+    Attributes:
+        places: where the tensors of the last copy lie.
+    """
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self._file: BinaryIO | None = None
+        self._memory: mmap.mmap | None = None
+        self._targets: dict[str, torch.Tensor] = {}
+        self._laid_out: list[tuple[str, str, tuple[int, ...]]] = []
+
+    @property
+    def descriptor(self) -> int:
+        """Of the memory, for the process that shares it."""
+        return self._opened().fileno()
+
+    @property
+    def memory(self) -> mmap.mmap:
+        """All of it; the last copy is where `places` and `size_bytes` say."""
+        assert self._memory is not None, "nothing was copied yet"
+        return self._memory
+
+    @property
+    def size_bytes(self) -> int:
+        """Where the last copy ends; what comes after it is free."""
+        return self.places[-1][3] + self.places[-1][4] if self.places else 0
+
+    def take(self, state: State) -> None:
+        """Copy `state`.
+
+        Raises:
+            ValueError: a tensor has a type that cannot be stored.
+            StorageError: the system has not so much memory.
+        """
+        outlines = [
+            (name, tensor.dtype, tensor.shape)
+            if isinstance(tensor, TensorBytes)
+            else (name, dtype_name(tensor), tuple(tensor.shape))
+            for name, tensor in state.items()
+        ]
+        if outlines != self._laid_out:
+            self.places, self._laid_out, self._targets = _lay_out(outlines), outlines, {}
+        self._reserve(self.size_bytes)
+        with torch.no_grad():
+            for place, tensor in zip(self.places, state.values(), strict=True):
+                if isinstance(tensor, TensorBytes):
+                    self.memory[place[3] : place[3] + place[4]] = tensor.data
+                elif place[4]:
+                    self._target(place).copy_(tensor)
+
+    def append(self, data: bytes) -> int:
+        """Put `data` behind the last copy, and say where it begins.
+
+        Raises:
+            StorageError: as `take`.
+        """
+        begin = self.size_bytes
+        self._reserve(begin + len(data))
+        self.memory[begin : begin + len(data)] = data
+        return begin
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._targets, self._laid_out, self._memory = {}, [], None
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _target(self, place: Place) -> torch.Tensor:
+        name, dtype, shape, begin, _ = place
+        if name not in self._targets:
+            whole = torch.frombuffer(
+                self.memory, dtype=DTYPES[dtype], count=prod(shape), offset=begin
+            )
+            self._targets[name] = whole.reshape(shape)
+        return self._targets[name]
+
+    def _reserve(self, size_bytes: int) -> None:
+        """Fresh memory costs more than the copy, so it is kept."""
+        if self._memory is not None and len(self._memory) >= size_bytes:
+            return
+        descriptor, length = self.descriptor, -(-size_bytes // GROWTH_BYTES) * GROWTH_BYTES
+        try:
+            os.posix_fallocate(descriptor, 0, length)  # now, not by a signal in the middle of it
+        except OSError as error:
+            raise StorageError(
+                f"a checkpoint is copied in memory first, and there are no {length / 1e6:.0f} MB"
+                f" for it: {error}"
+            ) from error
+        self._targets = {}
+        self._memory = mmap.mmap(descriptor, length)
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            self._file = _anonymous_file()
+        return self._file
+
+
+def size_of_state(state: State) -> int:
+    """Bytes in all tensors."""
+    return sum(
+        len(tensor.data) if isinstance(tensor, TensorBytes) else tensor.nbytes
+        for tensor in state.values()
+    )
+
+
+def _lay_out(outlines: list[tuple[str, str, tuple[int, ...]]]) -> list[Place]:
+    places: list[Place] = []
+    end = 0
+    for name, dtype, shape in outlines:
+        begin = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        end = begin + prod(shape) * BITS[dtype] // 8
+        places.append((name, dtype, shape, begin, end - begin))
+    return places
+
+
+def _anonymous_file() -> BinaryIO:
+    """A file without a name, in memory where the system can do so."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("checkpoint"), "r+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)

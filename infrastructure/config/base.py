@@ -1,0 +1,155 @@
+"""A section of the configuration: a pydantic model whose errors are sentences.
+
+Every wrong value that a user can write ends in a `ConfigurationError` (a `ValueError`) that names
+the field, what it takes and what was given. Unknown names are refused with the nearest right one.
+Values are checked when the section is made and whenever one is assigned.
+"""
+
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+from infrastructure.config.aliases import spelt_in_section
+from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
+from infrastructure.config.field_help import allowed, metadata_of, show
+from infrastructure.config.types import RegisteredName
+from infrastructure.core.lookup import nearest
+
+
+class ConfigurationError(ValueError):
+    """A wrong setting; the text is one sentence for each, ready for a user."""
+
+
+class Section(BaseModel):
+    """Base of all sections.
+
+    Attributes:
+        prefix: where the section stands in the configuration, such as "training".
+    """
+
+    prefix: ClassVar[str] = ""
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
+
+    def __init__(self, /, **values: Any) -> None:
+        self._fill(self._canonical(values))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in type(self).model_fields:
+            if not name.startswith("_") and not hasattr(type(self), name):
+                raise ConfigurationError(unknown_field(type(self), name))
+            super().__setattr__(name, value)
+            return
+        before, was_set = self.__dict__[name], name in self.model_fields_set
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            raise ConfigurationError(sentences(type(self), error, {name: value})) from None
+        try:
+            self.check_together()
+        except ConfigurationError:
+            self.__dict__[name] = before
+            if not was_set:
+                self.model_fields_set.discard(name)
+            raise
+
+    def check_together(self) -> None:
+        """Check fields against each other, after every change; raises `ConfigurationError`."""
+
+    @classmethod
+    def check_value(cls, name: str, value: Any) -> Any:
+        """One field's value, checked and in its final form, whatever the other fields hold.
+
+        Raises:
+            ConfigurationError: the field does not take this value.
+        """
+        try:
+            probe = cls.__pydantic_validator__.validate_assignment(
+                cls.model_construct(), name, value
+            )
+        except ValidationError as error:
+            raise ConfigurationError(sentences(cls, error, {name: value})) from None
+        return getattr(probe, name)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """ "none" is None where None may stand; a truth value is never taken for a number."""
+        types = kinds(cls.model_fields[str(info.field_name)].annotation)
+        if isinstance(value, str):
+            value = value.strip()
+            if value.lower() in ("none", "null") and type(None) in types:
+                return None
+        if isinstance(value, bool) and bool not in types and types & {int, float}:
+            raise ValueError("a truth value is no number")
+        return value
+
+    def _fill(self, values: dict[str, Any]) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigurationError(sentences(type(self), error, values)) from None
+        self.check_together()
+
+    @classmethod
+    def _canonical(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Keywords under their canonical names; two spellings of one field must agree."""
+        given: dict[str, tuple[str, Any]] = {}
+        for spelt, key, value in spelt_in_section(cls.prefix, values):
+            section, _, name = key.rpartition(".")
+            if section != cls.prefix:
+                raise ConfigurationError(f"{cls.prefix}.{spelt} is spelt {key} here: set it there")
+            if name in given and given[name][1] != value:
+                raise ConfigurationError(
+                    f"{given[name][0]} is {show(given[name][1])} and {spelt} is {show(value)}, "
+                    f"but both mean {key}: give one of them"
+                )
+            given[name] = (spelt, value)
+        return {name: value for name, (_, value) in given.items()}
+
+    def copy_with(self, **changes: Any) -> Self:
+        """A copy with some fields changed and checked."""
+        changed = self.model_copy(deep=True)
+        for name, value in changes.items():
+            setattr(changed, name, value)
+        return changed
+
+
+def sentences(section: type[Section], error: ValidationError, values: dict[str, Any]) -> str:
+    """One sentence for each wrong field, joined by semicolons."""
+    texts: dict[str, str] = {}
+    for detail in error.errors(include_url=False):
+        name = str(detail["loc"][0])
+        cause = detail.get("ctx", {}).get("error")
+        if isinstance(cause, ConfigurationError):
+            texts[name] = str(cause)
+        elif name not in section.model_fields:
+            texts[name] = unknown_field(section, name)
+        else:
+            info = section.model_fields[name]
+            key = f"{section.prefix}.{name}".removeprefix(".")
+            if cause is not None and metadata_of(info, RegisteredName):
+                texts[name] = f"{key}: {cause}"
+                continue
+            texts[name] = f"{key} must be {allowed(info)}, not {show(values.get(name))}"
+    return "; ".join(texts.values())
+
+
+def unknown_field(section: type[Section], name: str) -> str:
+    """The sentence for a name that a section does not have."""
+    if (plain := plain_name(name)) in ABSENT:
+        return f"unknown key {name!r} in {section.__name__}; {ABSENT[plain]}"
+    if plain in SAME:
+        return f"unknown key {name!r} in {section.__name__}; it is {as_keys(SAME[plain])} here"
+    meant = nearest(name, section.model_fields)
+    hint = f"; did you mean {meant!r}?" if meant else "; `temper config` lists all keys"
+    return f"unknown key {name!r} in {section.__name__}{hint}"
+
+
+def kinds(annotation: Any) -> set[Any]:
+    """The plain types inside an annotation, however deep in unions and `Annotated`."""
+    arguments = getattr(annotation, "__args__", None)
+    if arguments is None:
+        return {annotation}
+    if hasattr(annotation, "__metadata__"):
+        return kinds(annotation.__origin__)
+    return {kind for argument in arguments for kind in kinds(argument)}

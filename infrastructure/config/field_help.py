@@ -1,0 +1,107 @@
+"""What a field takes and what was given, in words, for error messages and `--help`."""
+
+import json
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from infrastructure.config.types import Allowed, RegisteredName
+from infrastructure.core.redact import redact
+
+_MAX_SHOWN = 80
+
+
+def allowed(info: FieldInfo) -> str:
+    """The values that a field takes, such as `a whole number of at least 1 or "auto"`."""
+    return _words(info.annotation, info.metadata)
+
+
+def show(value: Any) -> str:
+    """A value as it may appear in a message: short, one line, secrets masked."""
+    text = redact(plain(value) if isinstance(value, str) is False else json.dumps(value))
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
+
+
+def plain(value: Any) -> str:
+    """A value as people type it: `none`, `true`, `32`, `a,b`."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, list) and all(isinstance(item, str | int) for item in value):
+        return ",".join(map(str, value)) or "[]"
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def choices(info: FieldInfo) -> list[str]:
+    """The values of a field that takes nothing but a few words, as they are typed."""
+    words = [_words_of(leaf) for leaf in leaves(info.annotation)]
+    return [word for some in words for word in some] if all(words) else []
+
+
+def words_taken(info: FieldInfo) -> list[str]:
+    """The words that a field takes, among other values perhaps: `auto`, `none`."""
+    if named := metadata_of(info, RegisteredName):
+        return list(named.names())
+    return [word for leaf in leaves(info.annotation) for word in _words_of(leaf)]
+
+
+def metadata_of(info: FieldInfo, kind: type) -> Any:
+    """The first metadata of a class that a field carries, or None."""
+    return next((item for item in info.metadata if isinstance(item, kind)), None)
+
+
+def leaves(annotation: Any) -> Iterator[Any]:
+    """The parts of a union, however they are nested; what a list holds is no part."""
+    if get_origin(annotation) is Annotated:
+        yield from leaves(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for part in get_args(annotation):
+            yield from leaves(part)
+    else:
+        yield annotation
+
+
+def _words_of(leaf: Any) -> list[str]:
+    if get_origin(leaf) is Literal:
+        return [str(word) for word in get_args(leaf)]
+    return {bool: ["true", "false"], type(None): ["none"]}.get(leaf, [])
+
+
+def _words(annotation: Any, metadata: Any = ()) -> str:
+    for item in metadata:
+        if isinstance(item, RegisteredName):
+            return " or ".join([*map(json.dumps, item.names()), "a registered name"])
+    told = next((item.words for item in metadata if isinstance(item, Allowed)), None)
+    if told and get_origin(annotation) not in (Union, types.UnionType):
+        return told
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        return _words(inner, more)
+    if get_origin(annotation) in (Union, types.UnionType):
+        parts = [_words(part) for part in get_args(annotation) if part is not type(None)]
+        parts = [told] if told else parts
+        return " or ".join([*parts, "none"] if type(None) in get_args(annotation) else parts)
+    if get_origin(annotation) is Literal:
+        return " or ".join(json.dumps(choice) for choice in get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a section"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return names.get(annotation, "a value") + _bounds(metadata)
+
+
+def _bounds(metadata: Any) -> str:
+    parts = []
+    for item in metadata:
+        match item:
+            case Ge(ge=bound):
+                parts.append(f"of at least {bound}")
+            case Gt(gt=bound):
+                parts.append(f"above {bound}")
+            case Le(le=bound):
+                parts.append(f"at most {bound}")
+            case Lt(lt=bound):
+                parts.append(f"below {bound}")
+    return " " + " and ".join(parts) if parts else ""

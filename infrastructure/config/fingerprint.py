@@ -1,0 +1,106 @@
+"""Which settings decide what a training comes to, and whether two configurations mean the same one.
+
+Every other setting may be given anew when a run goes on: it says where, how fast, how safely and
+how visibly the same numbers are computed.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.schema import schema_of
+from infrastructure.config.sections.training_config import QUANTUM
+
+SECTIONS_THAT_COUNT = ("model.", "data.", "training.", "quantum.", "resources.quantum.")
+# These only where there is a quantum step.
+OF_THE_QUANTUM_STEP = ("quantum.", "resources.quantum.")
+# Inside those sections. Outside of them nothing counts.
+DOES_NOT_COUNT = frozenset(
+    {
+        "data.num_workers",
+        "data.prefetch_factor",
+        "data.pin_memory",
+        "data.max_bad_rows_percent",
+        "training.checkpoint_interval",
+        "training.checkpoint_frequency",
+        "training.checkpoint_seconds",
+        "training.keep_checkpoints",
+        "training.gradient_checkpointing_mode",
+        "training.keep_best",
+        "training.keep_every",
+        "training.compress_checkpoints",
+        "training.deadline",
+        "training.validation_prompts",
+        "training.log_frequency",
+        "training.metrics_sinks",
+        "training.recovery.out_of_memory",
+        "training.recovery.not_finite",
+        "training.recovery.loss_spike",
+        "training.recovery.loss_spike_factor",
+        "training.recovery.max_rollbacks",
+        "training.recovery.max_failed_saves",
+        "training.cache_dir",
+        "training.cache_storage",
+        "training.cache_size",
+        "training.save_stacks",
+        "training.save_rack",
+        "quantum.max_overhead_percent",
+        "resources.quantum.timeout",
+    }
+)
+# Where something lies. Equal content in another place is the same training.
+PLACES = ("model.name", "data.path", "data.eval_path", "data.chat_template")
+
+
+def counts(key: str) -> bool:
+    """Whether a canonical key decides what the training comes to."""
+    return key.startswith(SECTIONS_THAT_COUNT) and key not in DOES_NOT_COUNT
+
+
+def purpose_of(config: DeploymentConfig) -> dict[str, Any]:
+    """The settings that count, by key, as JSON values; places as they are found from anywhere."""
+    nested = config.to_dict()["values"]
+    left_out = () if QUANTUM in config.training.extensions else OF_THE_QUANTUM_STEP
+    keys = [key for key in config.present_keys() if counts(key) and not key.startswith(left_out)]
+    found = {key: _inside(nested, key) for key in keys}
+    return found | {key: True for key, value in found.items() if isinstance(value, Mapping)}
+
+
+def differing_keys(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """The keys of two purposes that differ, in order.
+
+    A local path that is gone counts by its name alone: a run that goes on elsewhere finds its data
+    in another folder, and what lies in it is compared by content before the training goes on.
+    """
+    for key in dict.fromkeys([*recorded, *now]):
+        was, found = recorded.get(key), now.get(key)
+        if key not in recorded and found == _default(key):  # recorded before there was this setting
+            continue
+        if was != found and not (key in PLACES and _has_moved(was, found)):
+            yield key
+
+
+def _default(key: str) -> Any:
+    spec = schema_of(DeploymentConfig).fields.get(key)
+    return None if spec is None else spec.default
+
+
+def _has_moved(was: Any, found: Any) -> bool:
+    if not isinstance(was, str) or not isinstance(found, str):
+        return False
+    same_name = Path(was).name == Path(found).name
+    return same_name and Path(was).is_absolute() and not _exists(was)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # a template, not a path
+        return False
+
+
+def _inside(values: Mapping[str, Any], key: str) -> Any:
+    for name in key.split("."):
+        values = values[name]
+    return values

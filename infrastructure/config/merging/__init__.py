@@ -1,0 +1,1 @@
+"""Which value holds: layers and presets become one configuration, and are checked."""

@@ -1,0 +1,62 @@
+"""What the configuration knows already and the training cannot do yet.
+
+A setting that waits for a later part loads and validates, so that every file can be written now;
+`unsupported` refuses it when a run starts, and `notes` tells what has no effect yet.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from infrastructure.config.base import Section
+from infrastructure.config.field_help import metadata_of, show
+from infrastructure.config.merging.precedence import Layer, Source
+from infrastructure.config.schema import FieldSpec, schema_of, value_at
+from infrastructure.config.types import Later
+from infrastructure.core.parts import PARTS as PARTS
+
+SourceOf = Callable[[str], Source]
+
+
+def later_of(spec: FieldSpec) -> Later | None:
+    """The mark of a field whose feature comes later."""
+    mark: Later | None = metadata_of(spec.info, Later)
+    return mark
+
+
+def unsupported(
+    config: Section, source_of: SourceOf, keys: Collection[str] | None = None
+) -> Iterator[str]:
+    """A sentence for each setting (of `keys`; None: of all) that this version cannot carry out."""
+    for spec, later, value in _waiting(config):
+        if _waits(spec, later, value) and (keys is None or spec.key in keys):
+            yield (
+                f"{spec.key} = {show(value)} ({source_of(spec.key).place}) is not there yet: "
+                f"it comes with {PARTS[later.part]}; {later.today or 'leave it out until then'}"
+            )
+
+
+def notes(config: Section, source_of: SourceOf) -> Iterator[str]:
+    """A sentence for each setting that somebody gave and that has no effect yet."""
+    for spec, later, value in _waiting(config):
+        given = source_of(spec.key).layer is not Layer.DEFAULT
+        if not given or later.values or _waits(spec, later, value):
+            continue
+        yield (
+            f"{spec.key} = {show(value)} ({source_of(spec.key).place}) has no effect yet: "
+            f"it comes with {PARTS[later.part]}"
+        )
+
+
+def _waiting(config: Section) -> Iterator[tuple[FieldSpec, Later, Any]]:
+    for spec in schema_of(type(config)).fields.values():
+        later = later_of(spec)
+        if later is not None:
+            yield spec, later, value_at(config, spec.key)
+
+
+def _waits(spec: FieldSpec, later: Later, value: Any) -> bool:
+    """Whether the value, or one of a list's, waits for a later part."""
+    if not later.values:
+        return bool(value != spec.default)
+    values = value if isinstance(value, list) else [value]
+    return any(one in later.values for one in values)

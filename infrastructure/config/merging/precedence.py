@@ -1,0 +1,213 @@
+"""Layers of settings and how they become one configuration.
+
+Each layer is a list of settings under canonical keys, each with the place it comes from. A higher
+layer wins, whatever the spelling; inside one layer two values for one key must agree. Nothing here
+knows files, the environment or the command line.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from infrastructure.config.aliases import canonical, canonical_section
+from infrastructure.config.base import ConfigurationError, Section
+from infrastructure.config.field_help import show
+from infrastructure.config.schema import Schema
+from infrastructure.config.sections.stackwise_config import QLoRA
+from infrastructure.config.sections.training_config import EPOCHS_OR_STEPS
+
+_RHYTHMS = {f"training.{a}": f"training.{b}" for a, b in EPOCHS_OR_STEPS.items()}
+_PARTNERS = _RHYTHMS | {b: a for a, b in _RHYTHMS.items()}
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+class Layer(StrEnum):
+    """Where settings come from, lowest first; a preset lies just under whatever names it."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    PRESET = "preset"
+    CELL = "cell"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+    KEYWORD = "keyword"
+    FORM = "form"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a value was set, in words that a user can act on."""
+
+    layer: Layer
+    place: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value for one canonical key."""
+
+    key: str
+    value: Any
+    source: Source
+
+
+def parse_truth(text: str) -> bool:
+    """`true`, `yes`, `1`, `false`, `no`, `0`, in any case.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if text.strip().lower() not in _TRUTH:
+        raise ValueError(f"must be true or false, not {show(text)}")
+    return _TRUTH[text.strip().lower()]
+
+
+def flatten(
+    values: Mapping[Any, Any], schema: Schema, source: Callable[[str], Source], prefix: str = ""
+) -> Iterator[Setting]:
+    """Settings of nested sections; `source` tells the place of a path as it was written.
+
+    Raises:
+        ConfigurationError: a section is given something that has no keys.
+    """
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        section = canonical_section(path)
+        if section not in schema.sections and section != "training.qlora_":
+            yield Setting(canonical(path), value, source(path))
+            continue
+        inner, switch = _open(section, value, schema, source(path))
+        if switch is not None:
+            yield switch
+        yield from flatten(inner, schema, source, f"{path}.")
+
+
+def _open(
+    section: str, value: Any, schema: Schema, source: Source
+) -> tuple[Mapping[Any, Any], Setting | None]:
+    """The keys inside a section's value, and for a section that may be absent its switch."""
+    if isinstance(value, Section):
+        value = {name: getattr(value, name) for name in value.model_fields_set}
+    elif isinstance(value, QLoRA):
+        value = asdict(value)
+    if section in schema.fields and (isinstance(value, bool | str) or value is None):
+        return {}, Setting(section, _truth_of(section, value, source), source)
+    if value is None:
+        return {}, None
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            f"{section.rstrip('_')} is a section with keys of its own, not {show(value)} "
+            f"({source.place})"
+        )
+    return value, Setting(section, True, source) if section in schema.fields else None
+
+
+def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
+    if not isinstance(value, str):
+        return bool(value)
+    if value.strip().lower() in ("none", "null"):
+        return False
+    try:
+        return parse_truth(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{section} {error} ({source.place})") from None
+
+
+def merge(layers: list[list[Setting]], schema: Schema) -> dict[str, Setting]:
+    """What holds in the end, by canonical key; lowest layer first in `layers`.
+
+    Raises:
+        ConfigurationError: unknown keys, wrong values, disagreement inside a layer; all at once.
+    """
+    problems: list[str] = []
+    merged: dict[str, Setting] = {}
+    for layer in layers:
+        one = _one_layer(layer, schema, problems)
+        for key in [key for key in merged if _switched_off(key, one)]:
+            del merged[key]
+        merged |= one
+    if problems:
+        raise ConfigurationError("; ".join(dict.fromkeys(problems)))
+    return merged
+
+
+def _one_layer(layer: list[Setting], schema: Schema, problems: list[str]) -> dict[str, Setting]:
+    settings: dict[str, Setting] = {}
+    for setting in layer:
+        try:
+            checked = _checked(setting, schema)
+        except ConfigurationError as error:
+            problems.append(f"{error} ({setting.source.place})")
+            continue
+        other = settings.get(checked.key)
+        if other and other.value != checked.value:
+            problems.append(_disagreement(other, checked, "both mean " + checked.key))
+        settings[checked.key] = checked
+    _switch_partners_off(settings, problems)
+    for key in [key for key in settings if _switched_off(key, settings)]:
+        switch = next(s for s in settings.values() if s.value is False and _inside(key, s.key))
+        problems.append(_disagreement(switch, settings[key], f"{switch.key} is off"))
+    return settings
+
+
+def _checked(setting: Setting, schema: Schema) -> Setting:
+    spec = schema.fields.get(setting.key)
+    if spec is None:
+        raise ConfigurationError(schema.unknown_key(setting.key))
+    if spec.is_switch:
+        return setting
+    value = spec.section.check_value(spec.name, setting.value)
+    return Setting(setting.key, value, setting.source)
+
+
+def _switch_partners_off(settings: dict[str, Setting], problems: list[str]) -> None:
+    """A rhythm in epochs and in steps is one thing: giving one switches the other off."""
+    for key in [key for key in _PARTNERS if key in settings]:
+        if settings[key].value is None:
+            continue
+        partner = settings.get(_PARTNERS[key])
+        if partner is None:
+            off = Setting(_PARTNERS[key], None, settings[key].source)
+            settings[off.key] = off
+        elif partner.value is not None and key in _RHYTHMS:
+            problems.append(_disagreement(settings[key], partner, "epochs and steps exclude"))
+
+
+def _disagreement(one: Setting, other: Setting, why: str) -> str:
+    if why.startswith("epochs"):
+        why = f"{one.key} counts epochs and {other.key} steps of the same thing"
+    return (
+        f"{one.source.place} says {show(one.value)} and {other.source.place} says "
+        f"{show(other.value)}, but {why}: give one of them"
+    )
+
+
+def _inside(key: str, switch: str) -> bool:
+    return key.startswith(f"{switch}.")
+
+
+def _switched_off(key: str, settings: dict[str, Setting]) -> bool:
+    return any(s.value is False and _inside(key, s.key) for s in settings.values())
+
+
+def nested(merged: Mapping[str, Setting], schema: Schema) -> dict[str, Any]:
+    """The merged settings as keywords for the root section, inner sections built."""
+    keywords: dict[str, Any] = {}
+    inside: dict[str, dict[str, Any]] = {path: {} for path in schema.sections}
+    for setting in merged.values():
+        if not schema.fields[setting.key].is_switch:
+            section, _, name = setting.key.rpartition(".")
+            (inside[section] if section else keywords)[name] = setting.value
+    for path in sorted(schema.sections, key=lambda path: -path.count(".")):
+        outer, _, name = path.rpartition(".")
+        if path in schema.fields and not inside[path] and not _is_on(path, merged):
+            built = None
+        else:
+            built = schema.sections[path](**inside[path])
+        (inside[outer] if outer else keywords)[name] = built
+    return keywords
+
+
+def _is_on(path: str, merged: Mapping[str, Setting]) -> bool:
+    return path in merged and merged[path].value is True

@@ -1,0 +1,120 @@
+"""Settings that go together, under one name.
+
+`preset` may be given wherever settings are: in a file, a notebook's cell, the environment
+(`TEMPER_PRESET`), on the command line, as a keyword, in a form. One preset holds, that of the
+highest layer that names one; its settings lie just under that layer, so whoever names a preset may
+still give single settings of it another value.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.field_help import show
+from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.core.lookup import unknown_name
+
+PRESET = "preset"
+NO_PRESET = "none"  # switches off what a lower layer names
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Settings by canonical key.
+
+    Attributes:
+        purpose: what it is for, in a few words.
+    """
+
+    purpose: str
+    settings: Mapping[str, Any]
+
+
+PRESETS = {
+    "quick": Preset(
+        "a first look: a few dozen steps, little measuring",
+        {
+            "training.max_steps": 60,
+            "training.warmup_steps": 6,
+            "training.validation_prompts": 64,
+        },
+    ),
+    "thorough": Preset(
+        "the best of the data: up to 10 epochs, as long as the held-out loss falls",
+        {
+            "training.num_epochs": 10,
+            "training.early_stopping_patience": 2,
+            "training.validation_prompts": 1000,
+        },
+    ),
+    "small_memory": Preset(
+        "a model that hardly fits: LoRA, recomputed activations, the largest batch that fits",
+        {
+            "model.lora_config": True,
+            "training.batch_size": "auto",
+            "training.gradient_checkpointing": True,
+        },
+    ),
+    "ci": Preset(
+        "does it all work? a tiny new model and six steps, in seconds on a CPU",
+        {
+            "model.name": "embedded",
+            "model.backend": "auto",
+            "model.quantization": None,
+            "model.embedded.hidden_size": 32,
+            "model.embedded.num_layers": 2,
+            "model.embedded.num_heads": 2,
+            "model.embedded.num_kv_heads": 2,
+            "model.embedded.intermediate_size": 64,
+            "data.max_length": 512,
+            "data.num_workers": 0,
+            "training.batch_size": 8,
+            "training.gradient_accumulation": 1,
+            "training.max_steps": 6,
+            "training.warmup_steps": 1,
+            "training.checkpoint_frequency": 2,
+            "training.validation_frequency": 3,
+            "training.validation_prompts": 8,
+        },
+    ),
+}
+
+
+def open_presets(layers: list[list[Setting]]) -> list[list[Setting]]:
+    """The layers, lowest first, with the settings of the preset that one of them names.
+
+    Raises:
+        ConfigurationError: there is no such preset, or one layer names two.
+    """
+    plain = [[s for s in layer if s.key != PRESET] for layer in layers]
+    for level in reversed(range(len(layers))):
+        named = [s for s in layers[level] if s.key == PRESET]
+        if named:
+            below = [_without_preset(layer) for layer in plain[:level]]
+            return [*below, _settings_of(named), *plain[level:]]
+    return plain
+
+
+def _without_preset(layer: list[Setting]) -> list[Setting]:
+    """A layer of a configuration that was made before, without what its preset has set."""
+    return [setting for setting in layer if setting.source.layer is not Layer.PRESET]
+
+
+def _settings_of(named: list[Setting]) -> list[Setting]:
+    """The settings of the preset that a layer names."""
+    first, *others = named
+    for other in others:
+        if other.value != first.value:
+            raise ConfigurationError(
+                f"{first.source.place} says {show(first.value)} and {other.source.place} says"
+                f" {show(other.value)}: give one preset"
+            )
+    if first.value is None or first.value == NO_PRESET:
+        return []
+    name = str(first.value)
+    if name not in PRESETS:
+        told = unknown_name(PRESET, name, [*PRESETS, NO_PRESET])
+        raise ConfigurationError(f"{told} ({first.source.place})")
+    source = Source(Layer.PRESET, f"preset {name} ({first.source.place})")
+    return [Setting(key, value, source) for key, value in PRESETS[name].settings.items()]

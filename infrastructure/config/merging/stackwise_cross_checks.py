@@ -1,0 +1,167 @@
+"""Settings of stack-wise training that are right by themselves and cannot hold together."""
+
+from collections.abc import Iterator
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+
+STACKWISE = ("progressive", "end_to_end")
+_MASKS = "num_time_steps time_step_bins time_step_mask_fractions time_interpretation corruption"
+# By why they have no effect: the settings of the training section.
+_OF_MASKS = (*_MASKS.split(), "mask_weighting")
+_QLORA = ("rank", "alpha", "dropout", "lr", "strategy", "ranks")
+_OF_QLORA = tuple(f"qlora_{name}" for name in _QLORA)
+_OF_THE_CACHE = ("cache_mode", "cache_dtype", "cache_size", "cache_dir", "cache_storage")
+_OF_UNITS_IN_TURN = ("train_head", "with_top", "progressive.new_stack_precision")
+
+
+def unused_settings(model: ModelConfig, training: TrainingConfig) -> Iterator[tuple[str, str]]:
+    """The settings that have no effect here, each with the reason."""
+    is_stackwise = training.strategy_for(model) in STACKWISE
+    in_turn = training.trains_units_in_turn
+    if training.mode != "fused":
+        yield "fusion_mode", "training.mode is not fused"
+    if training.mode not in ("blockwise", "fused"):
+        yield "block_size", "training.mode has no blocks"
+    if training.strategy != "end_to_end" and not (is_stackwise and not in_turn):
+        yield "end_to_end_scope", "training.strategy is not end_to_end"
+    if not is_stackwise or training.mode is not None:
+        yield "progressive.target_stacks", "training.mode or strategy makes no stacks of their own"
+    if training.strategy != "progressive":
+        for name in ("progressive.growth", "progressive.init"):
+            yield name, "training.strategy is not progressive"
+    if not in_turn:
+        for name in (*_OF_UNITS_IN_TURN, "progressive.trunk_strategy"):
+            yield name, "no unit of layers trains after another"
+    if not is_stackwise:
+        for name in ("local_loss", "save_stacks", "save_rack"):
+            yield name, "the training is not stack-wise: give training.strategy or mode"
+    if training.local_loss != "reconstruct":
+        yield "reconstruct_weight", "training.local_loss is not reconstruct"
+    if not training.time_step_masking:
+        for name in _OF_MASKS:
+            yield name, "training.time_step_masking is off"
+    if not training.trunk_can_be_cached or training.cache_activations is False:
+        for name in _OF_THE_CACHE:
+            yield name, "no frozen trunk is cached"
+    if not (training.time_step_masking and training.trunk_can_be_cached):
+        for name in ("store_all_time_steps", "time_step_cache_size"):
+            yield name, "no activations of time steps are cached"
+    if not (training.quantization_enabled or training.backbone_quantized):
+        yield "quantization_type", "training.quantization_enabled is off"
+    if not (training.qlora_enabled or training.trunk_is_adapted):
+        if training.progressive.new_stack_precision != "nf_fp8":
+            for name in (*_OF_QLORA, "adapters_full_precision"):
+                yield name, "training.qlora_enabled is off"
+        yield "qlora_progressive_enabled", "training.qlora_enabled is off"
+    if training.qlora_strategy != "variable":
+        yield "qlora_ranks", "training.qlora_strategy is not variable"
+
+
+def stackwise_misfits(
+    model: ModelConfig, data: DataConfig, training: TrainingConfig
+) -> Iterator[str]:
+    """A sentence, with the remedy, for each contradiction."""
+    strategy = training.strategy_for(model)
+    if training.mode is not None and strategy not in ("progressive", "auto"):
+        yield (
+            f"training.mode {training.mode} trains a unit of layers after the other, and"
+            f" training.strategy {strategy} does not: leave one of them out"
+        )
+        return
+    if strategy not in STACKWISE:
+        if training.cache_activations:
+            yield _no_trunk(f"training.strategy {strategy} trains all layers")
+        return
+    if model.lora_config is not None:
+        yield (
+            "stack-wise training trains the weights of the layers, and model.lora_config LoRA"
+            " matrices instead: leave it out, or give training.qlora_enabled"
+        )
+    if model.quantization is not None:
+        yield (
+            "stack-wise training trains weights that model.quantization would make untrainable:"
+            " leave it out, or give training.quantization_enabled"
+        )
+    for name, value, default in (
+        ("compile_mode", training.compile_mode, None),
+        ("layerwise_lr_decay", training.layerwise_lr_decay, 1.0),
+        ("unfreeze_interval", training.unfreeze_interval, None),
+        ("early_stopping_patience", training.early_stopping_patience, None),
+    ):
+        if value != default:
+            yield f"training.{name} is not for stack-wise training: leave it out"
+    yield from _trunks(data, training)
+    yield from _losses(training)
+
+
+def stackwise_costs(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
+    """A sentence for what does what it says, and costs more than it may seem to."""
+    if training.strategy_for(model) not in STACKWISE or training.local_loss != "reconstruct":
+        return
+    if training.trains_units_in_turn:
+        yield (
+            "training.local_loss reconstruct: only the last unit learns from the data's answers,"
+            " the others learn to keep features. Measured, fine-tuning ended with a held-out loss"
+            " a third higher or more; training.strategy end_to_end with training.end_to_end_scope"
+            " stackwise and two stacks lost less"
+        )
+
+
+def _trunks(data: DataConfig, training: TrainingConfig) -> Iterator[str]:
+    in_turn = training.trains_units_in_turn
+    if training.cache_activations and not training.trunk_can_be_cached:
+        why = "all units train in each step"
+        if training.trunk_is_adapted:
+            why = "low-rank matrices of the trunk train (qlora), so that its output changes"
+        elif in_turn:
+            why = "the layers below are run with gradients, or train themselves"
+        yield _no_trunk(why)
+    if training.cache_activations and data.streaming:
+        yield (
+            "training.cache_activations needs all examples beforehand, and data.streaming reads"
+            " them while it goes on: switch one of them off"
+        )
+    quantizes = training.quantization_enabled or training.backbone_quantized
+    if quantizes and not in_turn and not training.qlora_enabled:
+        yield (
+            "training.quantization_enabled freezes the layers, and nothing would train: give"
+            " training.qlora_enabled, too, or train a unit after the other (training.mode)"
+        )
+    if quantizes and training.trunk_trains:
+        yield (
+            "training.quantization_enabled freezes the finished layers, and here they go on"
+            " training: leave one of them out"
+        )
+    if training.trunk_is_adapted and training.trunk_trains:
+        yield (
+            "training.qlora_enabled trains low-rank matrices beside frozen layers, and here the"
+            " layers themselves go on training: leave one of them out"
+        )
+
+
+def _losses(training: TrainingConfig) -> Iterator[str]:
+    in_turn = training.trains_units_in_turn
+    if training.local_loss == "reconstruct":
+        if not in_turn and training.end_to_end_scope == "rackwise":
+            yield (
+                "training.local_loss reconstruct is for units with losses of their own, and"
+                " end_to_end_scope rackwise has one loss: give stackwise"
+            )
+        if training.with_top or training.trunk_trains or training.mode == "fused":
+            yield (
+                "training.local_loss reconstruct trains a unit without the layers around it:"
+                " leave out with_top, mode fused and growth once"
+            )
+        if training.trunk_is_adapted:
+            yield "training.local_loss reconstruct and qlora_enabled: leave one of them out"
+    if training.with_top and training.strategy == "progressive":
+        yield (
+            "training.with_top needs the layers on top from the start, and training.strategy"
+            " progressive adds them one after the other: give training.mode instead"
+        )
+
+
+def _no_trunk(why: str) -> str:
+    return f"training.cache_activations: {why}; there is nothing to keep: leave it out"

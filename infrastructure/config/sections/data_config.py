@@ -1,0 +1,89 @@
+"""Where the training data is and how it becomes batches. Reads no data."""
+
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Le
+from pydantic import Field
+
+from infrastructure.config.base import Section
+from infrastructure.config.types import (
+    Auto,
+    Count,
+    DataPath,
+    MemoryAmount,
+    PathLike,
+    Percent,
+    ShareBelowOne,
+)
+
+
+class DataConfig(Section):
+    """What `DataPipeline` needs to know."""
+
+    prefix: ClassVar[str] = "data"
+
+    path: DataPath | None = Field(
+        default=None, description="Training data: a file, a folder or a hub data set."
+    )
+    eval_path: DataPath | None = Field(
+        default=None, description="Held-out data; none: a share of the training data is held out."
+    )
+    format: str = Field(
+        default="auto",
+        description="File format: auto, json, jsonl, csv, tsv, text, ... or a plug-in.",
+    )
+    shape: str = Field(
+        default="auto",
+        description="Shape of a row: auto, prompt, alpaca, sharegpt, messages, text, qa.",
+    )
+    prompt_column: str | None = Field(default=None, description="Column that holds the prompt.")
+    answer_column: str | None = Field(default=None, description="Column that holds the answer.")
+    context_column: str | None = Field(
+        default=None, description="Column that a question is about; it is written below it."
+    )
+    text_column: str | None = Field(default=None, description="Column that holds plain text.")
+    task_column: str | None = Field(
+        default=None, description="Column that names the kind of task; results are shown by task."
+    )
+    max_length: Annotated[int, Ge(2), Le(1 << 20)] = Field(
+        default=512, description="Longest example, in tokens."
+    )
+    over_length: Literal["quarantine", "truncate"] = Field(
+        default="quarantine", description="What happens to a longer example: set aside or cut."
+    )
+    packing: bool = Field(
+        default=True,
+        description="Lay short examples in one row, isolated; faster, the same result.",
+    )
+    train_on: Literal["answers", "all"] = Field(
+        default="answers", description="Which tokens are learnt: those of answers or all."
+    )
+    validation_split: ShareBelowOne = Field(
+        default=0.1, description="Share of the training data held out where there is no eval_path."
+    )
+    num_workers: Annotated[int, Ge(0), Le(1024)] | Auto = Field(
+        default="auto", description="Processes that prepare data; 0: in the training process."
+    )
+    prefetch_factor: Count = Field(
+        default=2, description="Batches made ahead, in a thread, while the model is busy."
+    )
+    pin_memory: bool = Field(default=True, description="Page-locked batches where there is a GPU.")
+    streaming: bool = Field(
+        default=False,
+        description="Read while training, through a bounded buffer; for very large data.",
+    )
+    buffer_size: Count = Field(default=1000, description="Examples in the streaming buffer.")
+    memory_limit: MemoryAmount | None = Field(
+        default=None,
+        description='Memory that prepared data may take: "8GB", or "90%" of the machine.',
+    )
+    balance_by: str | None = Field(
+        default=None, description='Draw equally from the values of this column; "task" for tasks.'
+    )
+    augmentation: str | None = Field(default=None, description="Name of an augmentation plug-in.")
+    max_bad_rows_percent: Percent = Field(
+        default=5.0, description="Share of unusable rows above which training does not start."
+    )
+    chat_template: Annotated[str | None, PathLike] = Field(
+        default=None, description="Chat template: Jinja text or a file; none: the tokenizer's own."
+    )

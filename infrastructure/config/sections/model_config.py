@@ -1,0 +1,99 @@
+"""Which model is trained and how it is loaded. Does not load anything."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from infrastructure.config.base import ConfigurationError, Section
+from infrastructure.config.types import Allowed, Count, Later, PathText, Positive, ShareBelowOne
+
+
+def _modules(value: object) -> object:
+    """A text other than "all-linear" is a list of module names."""
+    if not isinstance(value, str) or value == "all-linear":
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+class LoraConfig(Section):
+    """Low-rank adaptation (PEFT): small matrices train, the base model stays as it is."""
+
+    prefix: ClassVar[str] = "model.lora_config"
+
+    r: Count = Field(default=16, description="Rank of the LoRA matrices.")
+    alpha: Positive = Field(
+        default=32, description="LoRA scaling: the update is multiplied by alpha / r."
+    )
+    dropout: ShareBelowOne = Field(default=0.0, description="Dropout before the LoRA matrices.")
+    target_modules: Annotated[
+        Literal["all-linear"] | list[str],
+        BeforeValidator(_modules),
+        Allowed('"all-linear" or a list of module names such as "q_proj,v_proj"'),
+    ] = Field(default="all-linear", description="Which linear layers get LoRA matrices.")
+
+
+class EmbeddedModelConfig(Section):
+    """Shape of the Llama-style model that is built from scratch, without a download."""
+
+    prefix: ClassVar[str] = "model.embedded"
+
+    hidden_size: Count = Field(default=128, description="Width of the residual stream.")
+    num_layers: Count = Field(default=4, description="Number of decoder layers.")
+    num_heads: Count = Field(default=4, description="Attention heads; divides hidden_size.")
+    num_kv_heads: Count = Field(default=4, description="Key/value heads; divides num_heads.")
+    intermediate_size: Count = Field(default=336, description="Width of the gated MLP.")
+    vocab_size: Count = Field(
+        default=1024, description="Size of the tokenizer trained from the data."
+    )
+    max_positions: Count = Field(
+        default=512, description="Longest sequence the model can see, in tokens."
+    )
+
+    def check_together(self) -> None:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ConfigurationError(
+                f"model.embedded.hidden_size {self.hidden_size} must be an even multiple of "
+                f"model.embedded.num_heads {self.num_heads} (rotary positions turn pairs)"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigurationError(
+                f"model.embedded.num_heads {self.num_heads} must be a multiple of "
+                f"model.embedded.num_kv_heads {self.num_kv_heads}"
+            )
+
+
+class ModelConfig(Section):
+    """What `ModelManager` needs to know."""
+
+    prefix: ClassVar[str] = "model"
+
+    name: PathText = Field(
+        default="embedded",
+        description='Model to train: "embedded", a registered name, a hub name or a folder.',
+    )
+    backend: Literal["auto", "transformers", "unsloth"] = Field(
+        default="auto", description="Library that loads the model; auto: transformers."
+    )
+    adapter: Annotated[str, Later("adapters", ("dialogue", "multimodal"))] = Field(
+        default="standard", description="Model adapter: how to talk to the model."
+    )
+    quantization: Literal["4bit", "8bit"] | None = Field(
+        default=None, description="Load the base weights in 4 or 8 bits (bitsandbytes)."
+    )
+    lora_config: LoraConfig | None = Field(
+        default=None, description="Train LoRA matrices instead of all weights; none: all weights."
+    )
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="Precision in which the weights are held."
+    )
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = Field(
+        default="auto", description="Attention implementation; auto: the fastest that is there."
+    )
+    trust_remote_code: bool = Field(
+        default=False,
+        description="Run Python code that comes with a model. Off for good reason.",
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit of a hub model.")
+    embedded: EmbeddedModelConfig = Field(
+        default=EmbeddedModelConfig(), description="Shape of the embedded model."
+    )

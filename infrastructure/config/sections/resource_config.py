@@ -1,0 +1,210 @@
+"""Cache, memory, monitoring and machine limits. Looks at no machine."""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from infrastructure.config.base import Section
+from infrastructure.config.sampler_needs import most_variables
+from infrastructure.config.types import (
+    Allowed,
+    Count,
+    CountOrZero,
+    Duration,
+    EachOnce,
+    Megabytes,
+    MemoryAmount,
+    PathText,
+    Percent,
+    Positive,
+    ShareAboveZero,
+    SplitCommas,
+)
+
+_HOST_AND_PORT = re.compile(r"(?:([\w.-]+|\[[0-9A-Fa-f:]+\]):)?(\d{1,5})")
+_LOOPBACK = "127.0.0.1"
+
+
+def _host_and_port(value: Any) -> Any:
+    """`HOST:PORT`; a port alone is loopback's."""
+    if value is None:
+        return None
+    match = _HOST_AND_PORT.fullmatch(str(value).strip())
+    if isinstance(value, bool) or match is None or not 0 < int(match[2]) < 1 << 16:
+        raise ValueError("no address")
+    return f"{match[1] or _LOOPBACK}:{int(match[2])}"
+
+
+class CacheConfig(Section):
+    """The cache of tokenised data on this machine's disk."""
+
+    prefix: ClassVar[str] = "cache"
+
+    directory: PathText | None = Field(
+        default=None, description="Folder of the cache; none: ~/.cache/temper."
+    )
+    memory_size: Megabytes = Field(
+        default=1000,
+        description="Memory that cached data may take, in MB; larger data is memory-mapped.",
+    )
+    disk_size: Megabytes = Field(default=10000, description="Disk that the cache may take, in MB.")
+    cleanup_interval: CountOrZero = Field(
+        default=3600, description="Seconds between two clean-ups of the cache."
+    )
+    max_age_days: Positive = Field(
+        default=7, description="Cached data unused for longer is removed."
+    )
+
+
+class MemoryConfig(Section):
+    """Limits that the memory optimizer holds."""
+
+    prefix: ClassVar[str] = "memory"
+
+    gpu_memory_fraction: ShareAboveZero | None = Field(
+        default=None, description="Share of the GPU's memory that may be used, from 0 to 1."
+    )
+    gpu_cache_size: MemoryAmount | None = Field(
+        default=None, description="Memory that the GPU allocator may keep cached."
+    )
+    cpu_memory_limit: MemoryAmount | None = Field(
+        default=None, description="Main memory that the whole training may take."
+    )
+    worker_memory: MemoryAmount | None = Field(
+        default=None, description="Main memory that each data worker may take."
+    )
+    cache_size: MemoryAmount | None = Field(
+        default=None, description="Memory and disk that all caches together may take."
+    )
+    cache_ttl: Count | None = Field(
+        default=None, description="Seconds after which an entry of a memory cache is dropped."
+    )
+
+
+class AlertThresholds(Section):
+    """Values at which the monitor raises an alert."""
+
+    prefix: ClassVar[str] = "monitor.thresholds"
+
+    cpu_percent: Percent = Field(default=90.0, description="CPU load, in percent.")
+    memory_percent: Percent = Field(default=85.0, description="Main memory, in percent.")
+    gpu_utilization: Percent = Field(default=95.0, description="GPU load, in percent.")
+    gpu_memory_percent: Percent = Field(default=90.0, description="GPU memory, in percent.")
+    gpu_temperature: Positive = Field(default=85.0, description="GPU temperature, in °C.")
+    training_time_per_step: Positive = Field(
+        default=10.0, description="Time of one optimizer step, in seconds."
+    )
+    gradient_norm: Positive = Field(
+        default=100.0, description="Norm of the gradient before clipping."
+    )
+    data_wait_percent: Percent = Field(
+        default=50.0, description="Share of a step spent waiting for data, in percent."
+    )
+    disk_free: Megabytes = Field(
+        default=1000, description="Free disk space below which there is an alert, in MB."
+    )
+    checkpoint_age: Duration = Field(
+        default=7200.0, description="Age of the newest checkpoint, in seconds."
+    )
+    backup_age: Duration = Field(
+        default=7200.0, description="Age of the newest confirmed backup, in seconds."
+    )
+    copier_failures: Count = Field(
+        default=2, description="Ends in a row of the process that copies backups."
+    )
+
+
+class MonitorConfig(Section):
+    """What the monitor watches, and whom it tells."""
+
+    prefix: ClassVar[str] = "monitor"
+
+    interval: Duration = Field(default=2.0, description="Time between two looks at the machine.")
+    alert_sinks: Annotated[
+        list[Literal["console", "log", "notebook", "webhook"]],
+        SplitCommas,
+        EachOnce,
+        Allowed("a list of console, log, notebook, webhook, each once"),
+    ] = Field(
+        default=["console", "log", "notebook"],
+        description="Who is told of an alert; webhook: the address in ALERT_WEBHOOK_URL.",
+    )
+    alert_cooldown: Duration = Field(
+        default=300.0, description="Least time between two alerts of one kind."
+    )
+    prometheus: Annotated[
+        str | None,
+        BeforeValidator(_host_and_port),
+        Allowed('a port such as 9400, or an address such as "0.0.0.0:9400"'),
+    ] = Field(
+        default=None, description="Address of an endpoint for Prometheus; a port alone: loopback."
+    )
+    profile_steps: CountOrZero = Field(
+        default=0, description="Steps that the PyTorch profiler records, after two of warm-up."
+    )
+    thresholds: AlertThresholds = Field(
+        default=AlertThresholds(), description="When the monitor raises an alert."
+    )
+
+
+class GpuResources(Section):
+    """What of a GPU may be used, and what it must be."""
+
+    prefix: ClassVar[str] = "resources.gpu"
+
+    memory_limit: MemoryAmount | None = Field(
+        default=None, description="GPU memory that the training may take."
+    )
+    compute_capability: Positive | None = Field(
+        default=None,
+        description="Least CUDA compute capability that the GPU must have, such as 8.0.",
+    )
+
+
+class QuantumResources(Section):
+    """Who answers the quantum step, and at what cost."""
+
+    prefix: ClassVar[str] = "resources.quantum"
+
+    solver: str = Field(
+        default="auto", description="Name of the sampler; auto: by size, density and time."
+    )
+    max_qubits: Count = Field(default=5000, description="Largest problem, in variables.")
+    timeout: Positive = Field(
+        default=300, description="Hard bound on the wall time of one answer, in seconds."
+    )
+    fallback: Annotated[
+        list[str],
+        SplitCommas,
+        EachOnce,
+        Allowed('a list of names, each once, such as "tabu,exact"'),
+    ] = Field(
+        default=[], description="Samplers that are asked when the solver fails, in this order."
+    )
+
+    def samplers(self) -> list[tuple[str, str]]:
+        """Setting and name of each sampler that may be asked, the preferred one first."""
+        return [("solver", self.solver), *(("fallback", name) for name in self.fallback)]
+
+    @property
+    def most_candidates(self) -> int:
+        """Variables of the largest problem that is worth making: the solver takes no larger one."""
+        return min(self.max_qubits, most_variables(self.solver) or self.max_qubits)
+
+    @property
+    def largest_problem(self) -> int:
+        """Variables of the largest problem that any of the samplers takes."""
+        limits = [most_variables(name) or self.max_qubits for _, name in self.samplers()]
+        return min(self.max_qubits, max(limits))
+
+
+class ResourcesConfig(Section):
+    """Machine limits."""
+
+    prefix: ClassVar[str] = "resources"
+
+    gpu: GpuResources = Field(default=GpuResources(), description="GPU limits.")
+    quantum: QuantumResources = Field(
+        default=QuantumResources(), description="Quantum solver limits."
+    )

@@ -1,0 +1,243 @@
+"""How the model is trained. Intervals count epochs, frequencies count optimizer steps."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.registries import STRATEGIES
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.recovery_config import RecoveryConfig
+from infrastructure.config.sections.stackwise_config import StackwiseFields
+from infrastructure.config.types import (
+    LARGEST,
+    Allowed,
+    Auto,
+    Count,
+    CountOrZero,
+    Duration,
+    EachOnce,
+    Later,
+    Names,
+    NotNegative,
+    Positive,
+    RegisteredName,
+    Share,
+    ShareBelowOne,
+    SplitCommas,
+)
+
+QUANTUM = "quantum"  # the extension that `optimization_frequency` switches on
+# One thing in two units: of each pair, giving one switches the other off.
+EPOCHS_OR_STEPS = {
+    "checkpoint_interval": "checkpoint_frequency",
+    "validation_interval": "validation_frequency",
+}
+
+
+class TrainingConfig(StackwiseFields):
+    """What the loop and the training strategies need to know."""
+
+    prefix: ClassVar[str] = "training"
+
+    strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
+        default="auto",
+        description="auto, standard, finetune, progressive, end_to_end or a registered name.",
+    )
+    num_epochs: Count | Auto = Field(default="auto", description="Passes over the training data.")
+    max_steps: Count | None = Field(
+        default=None, description="End after this many optimizer steps; none: after num_epochs."
+    )
+    batch_size: Count | Auto = Field(
+        default=32,
+        description="Examples in one forward pass; auto: the fastest number that fits, measured.",
+    )
+    gradient_accumulation: Count = Field(
+        default=1, description="Forward passes whose gradients make one optimizer step."
+    )
+    learning_rate: Annotated[float, Gt(0), Le(10)] | Auto = Field(
+        default="auto",
+        description="Peak learning rate; auto: new weights by width, LoRA 2e-4, others 2e-5.",
+    )
+    weight_decay: Share = Field(
+        default=0.01, description="Decoupled weight decay of matrices; none on biases and norms."
+    )
+    warmup_steps: CountOrZero = Field(
+        default=50,
+        description="Optimizer steps in which the learning rate rises from 0 to its peak.",
+    )
+    scheduler_type: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="How the learning rate goes on after the warm-up."
+    )
+    max_grad_norm: Positive | None = Field(
+        default=1.0, description="Clip gradients to this norm; none: no clipping."
+    )
+    optimizer: Literal[
+        "adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "adamw_offload", "sgd"
+    ] = Field(
+        default="adamw",
+        description="Optimizer; 8bit and paged (both bitsandbytes) and offload save GPU memory.",
+    )
+    adam_beta1: ShareBelowOne = Field(
+        default=0.9, description="Decay of AdamW's mean of gradients."
+    )
+    adam_beta2: ShareBelowOne = Field(default=0.95, description="Decay of AdamW's mean of squares.")
+    mixed_precision: bool | Literal["bf16", "fp16", "fp32", "fp8"] = Field(
+        default=True,
+        description="Precision of the forward pass; true: the best that the device has.",
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Recompute activations in backward: less memory, more time."
+    )
+    gradient_checkpointing_mode: Literal["all", "selective", "offload"] = Field(
+        default="all",
+        description="Of all blocks, of every second, or of all and what is kept in main memory.",
+    )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "auto"] | None = Field(
+        default=None,
+        description="Compile the model with torch.compile; auto: if it pays, none: do not.",
+    )
+    memory_efficient_attention: bool | None = Field(
+        default=None,
+        description="True: SDPA attention, false: eager; none: as model.attention says.",
+    )
+    seed: Annotated[int, Ge(0), Lt(1 << 32)] = Field(
+        default=0, description="Seed of everything random: order of data, dropout, new weights."
+    )
+    checkpoint_interval: Count | None = Field(
+        default=1, description="Epochs between two checkpoints; none: only at the end."
+    )
+    checkpoint_frequency: Count | None = Field(
+        default=None, description="Steps between two checkpoints, instead of checkpoint_interval."
+    )
+    keep_checkpoints: Annotated[
+        int,
+        Ge(2),
+        Le(LARGEST),
+        Allowed("a whole number of at least 2 (the last may be in the process of being saved)"),
+    ] = Field(default=2, description="Checkpoints kept; older ones are removed.")
+    checkpoint_seconds: Duration | Auto | None = Field(
+        default="auto",
+        description="Time between two checkpoints, besides those above; auto: by what one costs.",
+    )
+    keep_best: CountOrZero = Field(
+        default=1, description="Checkpoints with the lowest held-out loss that are kept besides."
+    )
+    keep_every: Count | None = Field(
+        default=None, description="Keep each checkpoint whose step is a multiple of this; none: no."
+    )
+    compress_checkpoints: bool = Field(
+        default=False, description="Compress checkpoints on this machine's disk."
+    )
+    deadline: Duration | None = Field(
+        default=None,
+        description="Save and stop before this much time has passed since the start; none: never.",
+    )
+    validation_interval: Count | None = Field(
+        default=1, description="Epochs between two evaluations on held-out data; none: at the end."
+    )
+    validation_frequency: Count | None = Field(
+        default=None, description="Steps between two evaluations, instead of validation_interval."
+    )
+    validation_prompts: CountOrZero = Field(
+        default=320,
+        description="Held-out prompts answered before and after, for exact match; 0: none.",
+    )
+    log_frequency: Count = Field(
+        default=1, description="Steps that one line of metrics covers; each line reads the device."
+    )
+    early_stopping_patience: Count | None = Field(
+        default=None,
+        description="Evaluations without improvement after which to stop; none: never.",
+    )
+    early_stopping_min_delta: NotNegative = Field(
+        default=0.0, description="Fall of the held-out loss that counts as an improvement."
+    )
+    layerwise_lr_decay: Annotated[float, Gt(0), Le(1)] = Field(
+        default=1.0, description="Learning rate of a layer relative to the one above; 1: equal."
+    )
+    unfreeze_interval: Count | None = Field(
+        default=None,
+        description="Epochs after which the next layer from the top trains too; none: off.",
+    )
+    enabled_extensions: Annotated[Names, Later("extensions", ("memory", "multimodal"))] = Field(
+        default=[], description="Extensions by name, in their order, such as quantum."
+    )
+    optimization_frequency: Count | None = Field(
+        default=None,
+        description="Steps between two quantum steps, which it switches on; none: one, if at all.",
+    )
+    recovery: RecoveryConfig = Field(
+        default=RecoveryConfig(), description="What is done about an error before giving up."
+    )
+    metrics_sinks: Annotated[
+        list[Literal["console", "jsonl", "csv", "tensorboard"]],
+        SplitCommas,
+        EachOnce,
+        Allowed("a list of console, jsonl, csv, tensorboard, each once"),
+    ] = Field(
+        default=["console", "jsonl", "csv", "tensorboard"],
+        description="Where metrics are written.",
+    )
+
+    def strategy_for(self, model: ModelConfig) -> str:
+        """The strategy's name; "auto" is fine-tuning where something asks for what it adds."""
+        if self.strategy != "auto":
+            return self.strategy
+        if self.mode is not None:  # a unit after the other
+            return "progressive"
+        if self.qlora_enabled or self.quantization_enabled or self.backbone_quantized:
+            return "end_to_end"
+        finetunes = model.lora_config or self.layerwise_lr_decay < 1 or self.unfreeze_interval
+        return "finetune" if finetunes else "standard"
+
+    @property
+    def trains_units_in_turn(self) -> bool:
+        """Whether stack-wise training goes from one unit of layers to the next."""
+        return self.strategy == "progressive" or (self.strategy == "auto" and self.mode is not None)
+
+    @property
+    def grows_once(self) -> bool:
+        """Whether the model grows from its first stack to all of them in one step."""
+        return self.strategy == "progressive" and self.progressive.growth == "once"
+
+    @property
+    def trunk_trains(self) -> bool:
+        """Whether what lies below a unit trains in full with it."""
+        return self.grows_once or (self.mode == "fused" and self.fusion_mode == "trainable")
+
+    @property
+    def trunk_is_adapted(self) -> bool:
+        """Whether low-rank matrices train beside the frozen weights below a unit."""
+        adapts = self.qlora_enabled or self.progressive.trunk_strategy == "qlora"
+        return self.trains_units_in_turn and adapts
+
+    @property
+    def trunk_can_be_cached(self) -> bool:
+        """Whether what lies below a unit is always the same, and not run with its gradients."""
+        changes = self.trunk_trains or self.trunk_is_adapted
+        return self.trains_units_in_turn and self.mode != "fused" and not changes
+
+    @property
+    def extensions(self) -> list[str]:
+        """Those that take part: what is enabled, and `quantum` where it was given a rhythm."""
+        asked = self.optimization_frequency is not None and QUANTUM not in self.enabled_extensions
+        return [*self.enabled_extensions, *([QUANTUM] if asked else [])]
+
+    def check_together(self) -> None:
+        """Epochs and steps for the same thing: steps alone switch the default interval off."""
+        for epochs, steps in EPOCHS_OR_STEPS.items():
+            if getattr(self, epochs) is None or getattr(self, steps) is None:
+                continue
+            if {epochs, steps} <= self.model_fields_set:
+                raise ConfigurationError(both_units(epochs, steps, self))
+            self.__dict__[epochs] = None
+
+
+def both_units(epochs: str, steps: str, values: Any) -> str:
+    """The sentence for one rhythm that was given in epochs and in steps."""
+    return (
+        f"training.{epochs} ({getattr(values, epochs)} epochs) and training.{steps} "
+        f"({getattr(values, steps)} steps) are two units of the same thing: give one of them"
+    )

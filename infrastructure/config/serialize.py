@@ -1,0 +1,99 @@
+"""What run.json keeps of a configuration: no secrets, and places found from any working directory.
+
+What was masked is listed by key, so that a mask is never read back as a value.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.core.redact import MASK, redact_mapping, redact_urls
+
+# Their words name files, and what looks like a token in them is a name; a URL's password is not.
+PATHS = (
+    "model.name",
+    "data.path",
+    "data.eval_path",
+    "data.chat_template",
+    "cache.directory",
+    "training.cache_dir",
+    "output_dir",
+    "backup.place",
+)
+# A run goes on without it; whoever wants it gives it again.
+NOT_NEEDED = "backup.place"
+# Never a name on the hub: made absolute whether it is there already or not.
+ALWAYS_LOCAL = ("cache.directory", "training.cache_dir", "output_dir")
+
+
+def without_secrets(
+    values: Mapping[str, Any], masked: list[str], prefix: str = ""
+) -> dict[str, Any]:
+    """A copy of nested values with secrets masked; their keys are added to `masked`."""
+    copied: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            copied[name] = without_secrets(value, masked, f"{key}.")
+            continue
+        is_path = key in PATHS and isinstance(value, str)
+        copied[name] = redact_urls(value) if is_path else redact_mapping({name: value})[name]
+        if copied[name] != value:
+            masked.append(key)
+    return copied
+
+
+def refuse_masked(saved: Mapping[str, Any]) -> None:
+    """A masked value cannot be read back.
+
+    Raises:
+        ConfigurationError: names the settings whose values were not recorded.
+    """
+    masked = saved.get("masked")
+    if masked is None:
+        masked = list(_keys_with_mask(saved["values"]))
+    masked = [key for key in masked if key != NOT_NEEDED]
+    if masked:
+        raise ConfigurationError(
+            f"the recorded configuration has no value for {', '.join(masked)}: it held what looked "
+            f"like a secret, and {MASK} was written in its place; start a new run without it"
+        )
+
+
+def without_masked_place(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The recorded values, with no place for backups where its password was masked."""
+    values = dict(saved["values"])
+    place = values.get("backup", {}).get("place")
+    if place is not None and MASK in place:
+        values["backup"] = {**values["backup"], "place": None}
+    return values
+
+
+def _keys_with_mask(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _keys_with_mask(value, f"{prefix}{name}.")
+        elif MASK in str(value):
+            yield f"{prefix}{name}"
+
+
+def absolute_place(key: str, value: str, model_names: Collection[str]) -> str:
+    """A local path as it is found from anywhere; names of models and hub data sets stay.
+
+    Args:
+        model_names: names that mean a model even where a folder is called so.
+    """
+    is_folder = key == "backup.place" and ":" not in value
+    if key in ALWAYS_LOCAL or is_folder or (value not in model_names and _exists(value)):
+        return str(Path(value).absolute())
+    place, colon, part = value.rpartition(":")  # a split of a saved data set: FOLDER:train
+    if colon and _exists(place):
+        return f"{Path(place).absolute()}:{part}"
+    return value
+
+
+def _exists(text: str) -> bool:
+    """Whether a text is a path of something; `Path.exists` fails on a long template."""
+    return os.path.exists(text)  # noqa: PTH110

@@ -1,0 +1,144 @@
+"""Environment variables that set the configuration.
+
+The variables with a plain name are those of the first specification; every field has one named
+`TEMPER_<SECTION>__<FIELD>` besides. Any other plain name of a setting (`SEED`, `DATA_PATH`) may be
+somebody else's on a shared machine: it sets nothing, and a run tells which name would. An empty
+variable counts as not set, except CUDA_VISIBLE_DEVICES, where empty means no GPU.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from infrastructure.config.aliases import KEYS
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.merging.planned import later_of
+from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, parse_truth
+from infrastructure.config.merging.presets import PRESET
+from infrastructure.config.schema import FieldSpec, Schema
+from infrastructure.config.sources.flags import flag_names
+from infrastructure.core.lookup import nearest
+
+PREFIX = "TEMPER_"
+VARIABLES = {
+    "MODEL_NAME": "model.name",
+    "BATCH_SIZE": "training.batch_size",
+    "LEARNING_RATE": "training.learning_rate",
+    "NUM_EPOCHS": "training.num_epochs",
+    "CUDA_VISIBLE_DEVICES": "cuda_visible_devices",
+    "LOG_LEVEL": "log_level",
+    "OUTPUT_DIR": "output_dir",
+}
+# The one key whose empty text is a value: no GPU may be seen.
+EMPTY_COUNTS = "cuda_visible_devices"
+DISABLING = {
+    "DISABLE_GPU": "device",
+    "DISABLE_MONITORING": "enable_monitoring",
+    "DISABLE_BACKUPS": "enable_backups",
+    "DISABLE_TESTING": "enable_testing",
+}
+# A setting is called so, and every shell, or WSL, sets it to something else.
+SET_BY_SYSTEMS = frozenset({"PATH", "NAME"})
+# Read elsewhere; not part of the configuration.
+OTHER_VARIABLES = {
+    "TEMPER_PYTHON": "environment.sh makes .venv with it",
+    "TEMPER_PLATFORM": "where a notebook runs, for those who know better",
+    "TEMPER_SESSION_HOURS": "how long a notebook's session lasts, for those who know better",
+    "ALERT_WEBHOOK_URL": "the webhook of monitor.alert_sinks; a secret, so no setting",
+}
+
+
+def variable_of(key: str) -> str:
+    """The environment variable of a canonical key: `TEMPER_TRAINING__BATCH_SIZE`."""
+    return PREFIX + key.upper().replace(".", "__")
+
+
+def read_environment(environment: Mapping[str, str], schema: Schema) -> list[Setting]:
+    """The settings that the environment holds.
+
+    Raises:
+        ConfigurationError: an unknown `TEMPER_*` variable, or a `DISABLE_*` that is no truth value.
+    """
+    return [*_plain(environment, schema), *_disabling(environment), *_prefixed(environment, schema)]
+
+
+def unused_variables(environment: Mapping[str, str], schema: Schema) -> list[str]:
+    """A sentence for each variable that is called like a setting and sets none."""
+    names = _plain_names(schema)
+    known = {*VARIABLES, *DISABLING, *OTHER_VARIABLES, *SET_BY_SYSTEMS}
+    return [
+        f"the environment variable {variable} sets nothing here; {' or '.join(right)} does"
+        for variable, text in sorted(environment.items())
+        if text and variable in names and variable not in known
+        for right in [[_right_name(key) for key in names[variable]]]
+        if not any(name.partition("=")[0] in environment for name in right)
+    ]
+
+
+def _plain_names(schema: Schema) -> dict[str, list[str]]:
+    """The keys that a variable without a prefix may mean; one that it turns off ends in "="."""
+    names: dict[str, list[str]] = {}
+    meant = {key: spec for key, spec in schema.fields.items() if _is_there(spec)}
+    spelt = [(key, key) for key in meant]
+    spelt += [(key.rpartition(".")[2], key) for key in meant]
+    spelt += [(flag.removeprefix("--"), key) for key in meant for flag in flag_names(key)]
+    spelt += [(other, key) for other, key in KEYS.items() if key in meant]
+    for key in meant:
+        if key.startswith("enable_"):
+            spelt.append((key.replace("enable_", "disable_"), f"{key}="))
+    for name, key in spelt:
+        for dot in ("_", "__"):
+            variable = name.upper().replace(".", dot).replace("-", "_")
+            if key not in names.setdefault(variable, []):
+                names[variable].append(key)
+    return names
+
+
+def _is_there(spec: FieldSpec) -> bool:
+    later = later_of(spec)
+    return later is None or bool(later.values)
+
+
+def _right_name(key: str) -> str:
+    plain = next((variable for variable, one in VARIABLES.items() if one == key), None)
+    if key.endswith("="):
+        return f"{variable_of(key.removesuffix('='))}=false"
+    return plain or variable_of(key)
+
+
+def _source(variable: str) -> Source:
+    return Source(Layer.ENVIRONMENT, f"environment {variable}")
+
+
+def _plain(environment: Mapping[str, str], schema: Schema) -> Iterator[Setting]:
+    for variable, key in VARIABLES.items():
+        text = environment.get(variable)
+        if text or (text == "" and key == EMPTY_COUNTS):
+            yield Setting(key, text, _source(variable))
+
+
+def _disabling(environment: Mapping[str, str]) -> Iterator[Setting]:
+    for variable, key in DISABLING.items():
+        if not environment.get(variable):
+            continue
+        try:
+            disabled = parse_truth(environment[variable])
+        except ValueError as error:
+            raise ConfigurationError(f"{variable} {error} (environment {variable})") from None
+        if key != "device":
+            yield Setting(key, not disabled, _source(variable))
+        elif disabled:
+            yield Setting(key, "cpu", _source(variable))
+
+
+def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[Setting]:
+    known = {variable_of(key) for key in [*schema.fields, *KEYS, PRESET]}
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        if variable not in known:
+            meant = nearest(variable, known)
+            hint = f"did you mean {meant}?" if meant else "`temper config` lists all keys"
+            raise ConfigurationError(f"unknown environment variable {variable}; {hint}")
+        if text:
+            key = variable.removeprefix(PREFIX).lower().replace("__", ".")
+            source = _source(variable)
+            yield from flatten({key: text}, schema, lambda _, source=source: source)  # type: ignore[misc]

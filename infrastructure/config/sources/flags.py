@@ -1,0 +1,170 @@
+"""A command-line flag for every field of the configuration.
+
+One rule names them: a field of the root, `model`, `data` or `training` has its own name
+(`--batch-size`); any other field has the name of its section before it (`--cache-disk-size`,
+`--lora-r`); a leading `enable_` is dropped (`--backups`). `NAMES` lists the exceptions. Booleans
+are switched by `--x` and `--no-x`; every other flag takes a value.
+"""
+
+import argparse
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from infrastructure.config.base import ConfigurationError, kinds
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.field_help import allowed, choices, plain
+from infrastructure.config.merging.planned import PARTS, later_of
+from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
+from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
+from infrastructure.config.schema import FieldSpec, Schema, schema_of
+from infrastructure.config.sections.stackwise_config import StackwiseFields
+from infrastructure.core.lookup import unknown_name
+
+# Names too general to stand alone, and the names that the specifications give.
+NAMES: dict[str, tuple[str, ...]] = {
+    "model.name": ("--model", "--model-name"),
+    "model.adapter": ("--model-adapter",),
+    "model.lora_config": ("--lora",),
+    "data.path": ("--data-path",),
+    "data.eval_path": ("--eval-data",),
+    "data.format": ("--data-format",),
+    "data.shape": ("--data-shape",),
+    "training.num_epochs": ("--epochs", "--num-epochs"),
+    "training.cache_mode": ("--stack-cache-mode",),
+    "training.cache_dir": ("--stack-cache-dir",),
+    "backup.allow_missing_place": ("--allow-missing-place",),
+    "output_dir": ("--output", "--output-dir"),
+}
+PRESET_FLAG = f"--{PRESET}"
+_OWN_NAME = {"", "model", "data", "training"}
+_DEST = "config_flags"
+
+
+def flag_names(key: str) -> tuple[str, ...]:
+    """The flags of a canonical key; for a boolean the one that switches it on."""
+    if key in NAMES:
+        return NAMES[key]
+    section, _, name = key.rpartition(".")
+    inner = section.rpartition(".")[2].removesuffix("_config")
+    own = name.removeprefix("enable_") if section in _OWN_NAME else f"{inner}_{name}"
+    return ("--" + own.replace("_", "-"),)
+
+
+def as_flags(settings: Collection[str]) -> str:
+    """Settings, `key` or `key=value`, as they are typed: `--lora --quantization 4bit`."""
+    pairs = [setting.partition("=") for setting in settings]
+    return " ".join(f"{flag_names(key)[0]} {value}".strip() for key, _, value in pairs)
+
+
+def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | None = None) -> None:
+    """Add `--config` and a flag for every field, or for some, in one group for each section.
+
+    Abbreviated flags are switched off on this parser: a flag has the names that help shows.
+    """
+    parser.allow_abbrev = False
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file with settings (default: .config/training_config.yaml where it exists)",
+    )
+    groups: dict[str, Any] = {}
+    for key, spec in schema_of(DeploymentConfig).fields.items():
+        if keys is not None and key not in keys:
+            continue
+        section = spec.key.rpartition(".")[0] or "run"
+        if spec.name in StackwiseFields.model_fields:
+            section = "training, stack-wise"
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        _add_flag(groups[section], spec)
+
+
+def add_preset_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--preset`, for a command that begins something."""
+    told = "; ".join(f"{name}: {preset.purpose}" for name, preset in PRESETS.items())
+    parser.add_argument(
+        PRESET_FLAG,
+        action=_Remember,
+        dest=_DEST,
+        default=argparse.SUPPRESS,
+        metavar="NAME",
+        help=f"settings that go together; what else is given goes before them. {told}."
+        f" {NO_PRESET}: none of these",
+    )
+
+
+def flags_given(namespace: argparse.Namespace) -> dict[str, Any]:
+    """What was typed, by flag; empty where nothing was."""
+    return dict(getattr(namespace, _DEST, {}))
+
+
+def flag_settings(flags: Mapping[str, Any], schema: Schema) -> list[Setting]:
+    """The settings that flags (`--batch-size`) or canonical keys (`data.path`) give.
+
+    Raises:
+        ConfigurationError: there is no such flag.
+    """
+    keys = {flag: key for key in schema.fields for flag in _all_flags(schema.fields[key])}
+    keys[PRESET_FLAG] = PRESET
+    settings: list[Setting] = []
+    for given, value in flags.items():
+        if given.startswith("--") and given not in keys:
+            raise ConfigurationError(unknown_name("flag", given, keys))
+        source = Source(Layer.FLAG, given if given.startswith("--") else f"argument {given}")
+        settings += flatten({keys.get(given, given): value}, schema, lambda _, s=source: s)  # type: ignore[misc]
+    return settings
+
+
+class _Remember(argparse.Action):
+    """Keep the value under the flag that was typed, so that its place can be told."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        flag = str(option_string)
+        is_off = self.nargs == 0 and flag.startswith("--no-")
+        value = not is_off if self.nargs == 0 else values
+        setattr(namespace, _DEST, {**getattr(namespace, _DEST, {}), flag: value})
+
+
+def _is_truth(spec: FieldSpec) -> bool:
+    return spec.is_switch or kinds(spec.info.annotation) <= {bool, type(None)}
+
+
+def _all_flags(spec: FieldSpec) -> list[str]:
+    flags = list(flag_names(spec.key))
+    off = ["--no-" + flag.removeprefix("--") for flag in flags]
+    return flags + off if _is_truth(spec) else flags
+
+
+def _add_flag(group: Any, spec: FieldSpec) -> None:
+    takes = {"nargs": 0} if _is_truth(spec) else {"metavar": _metavar(spec)}
+    group.add_argument(
+        *_all_flags(spec),
+        action=_Remember,
+        dest=_DEST,
+        default=argparse.SUPPRESS,
+        help=help_text(spec).replace("%", "%%"),
+        **takes,
+    )
+
+
+def _metavar(spec: FieldSpec) -> str:
+    if words := choices(spec.info):
+        return "{" + ",".join(words) + "}"
+    types = kinds(spec.info.annotation)
+    return "N" if int in types else "X" if float in types else "TEXT"
+
+
+def help_text(spec: FieldSpec) -> str:
+    """Description, what it takes, default, and the part that brings it where it is not there."""
+    default = "off" if spec.is_switch and spec.default is None else plain(spec.default)
+    numeric = kinds(spec.info.annotation) & {int, float}
+    takes = f" Takes {allowed(spec.info)}." if numeric and not _is_truth(spec) else ""
+    later = later_of(spec)
+    waits = f" Not yet: {PARTS[later.part]}." if later and not later.values else ""
+    return f"{spec.description}{takes}{waits} (default: {default})"

@@ -1,0 +1,69 @@
+"""Load the configuration from its layers.
+
+defaults < YAML file < a notebook's cell < environment < command line < keywords. A preset lies just
+under the layer that names it.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
+from infrastructure.config.schema import Schema, schema_of
+from infrastructure.config.sources.environment import read_environment, unused_variables
+from infrastructure.config.sources.flags import flag_settings
+from infrastructure.config.sources.yaml_source import read_yaml
+
+DEFAULT_YAML = Path(".config/training_config.yaml")
+
+
+def load_config(
+    yaml_path: Path | str | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    keywords: Mapping[str, Any] | None = None,
+    cell: Mapping[str, Any] | None = None,
+) -> DeploymentConfig:
+    """The configuration from all layers, lowest first; it knows where each value came from.
+
+    Args:
+        yaml_path: configuration file; None: `.config/training_config.yaml` where it exists.
+        environment: environment variables; None: this process's.
+        flags: what `flags.flags_given` returned; canonical keys are taken too.
+        keywords: as for `DeploymentConfig(...)`.
+        cell: the same, said in a notebook's cell; the environment goes before it.
+
+    Raises:
+        ConfigurationError: a sentence for each thing that is wrong, with its place.
+    """
+    schema = schema_of(DeploymentConfig)
+    environment = os.environ if environment is None else environment
+    config = DeploymentConfig.from_layers(
+        [
+            _file_settings(yaml_path, schema),
+            list(flatten(cell or {}, schema, _source(Layer.CELL, "cell {}"))),
+            read_environment(environment, schema),
+            flag_settings(flags or {}, schema),
+            list(flatten(keywords or {}, schema, _source(Layer.KEYWORD, "keyword {}"))),
+        ]
+    )
+    config.note_environment(unused_variables(environment, schema))
+    return config
+
+
+def _file_settings(yaml_path: Path | str | None, schema: Schema) -> list[Setting]:
+    if yaml_path is None and not DEFAULT_YAML.exists():
+        return []
+    path = DEFAULT_YAML if yaml_path is None else Path(yaml_path).expanduser()
+    values, lines = read_yaml(path)
+
+    def source(where: str) -> Source:
+        return Source(Layer.FILE, f"{path}:{lines[where]}: {where}")
+
+    return list(flatten(values, schema, source))
+
+
+def _source(layer: Layer, place: str) -> Callable[[str], Source]:
+    return lambda path: Source(layer, place.format(path))

@@ -1,0 +1,222 @@
+"""Read a configuration file: YAML with the scalars of YAML 1.2, each key once, lines remembered.
+
+PyYAML follows YAML 1.1, where `2e-4` is a text, `no` is false, `010` is 8 and `1:30` is 90. Here a
+number is what everybody reads as a number, and everything else that is not true, false or null is a
+text. Anchors and merge keys (`<<: *anchor`) work; tags that build Python objects are refused, and
+so is a file whose aliases stand for more values than any configuration has, before they are made.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infrastructure.config.base import ConfigurationError
+
+MAX_BYTES = 256 << 10
+MAX_VALUES = 5000
+MAX_DEPTH = 50
+
+_MERGE = "tag:yaml.org,2002:merge"
+_RESOLVERS = {
+    "merge": (r"<<", "<"),
+    "null": (r"~|null|Null|NULL|", "~nN\0"),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader with YAML 1.2's scalars."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (PyYAML's own class attribute)
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    try:
+        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    except ValueError:  # of thousands of digits
+        mark = node.start_mark
+        raise yaml.constructor.ConstructorError(None, None, "a number too long", mark) from None
+
+
+for _kind, (_pattern, _first) in _RESOLVERS.items():
+    _firsts = [*_first.replace("\0", "")] + ([""] if "\0" in _first else [])
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), _firsts
+    )
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+def read_yaml(path: Path) -> tuple[dict[Any, Any], dict[str, int]]:
+    """The file's nested values, and the line (from 1) of each dotted path in them.
+
+    Raises:
+        ConfigurationError: no such file, not YAML, no mapping, a key twice; with file and line.
+    """
+    lines: dict[str, int] = {}
+    text = _text(path)
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None or node.tag == "tag:yaml.org,2002:null":
+            return {}, lines
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigurationError(f"{path}:{_line(node)}: `key: value` lines are needed here")
+        _refuse_many(node, path)
+        return _Reader(loader, path).mapping(node, lines), lines
+    except yaml.YAMLError as error:
+        raise ConfigurationError(_sentence(path, error)) from None
+    except RecursionError:
+        raise ConfigurationError(_too_deep(str(path))) from None
+
+
+def _refuse_many(root: yaml.Node, path: Path) -> None:
+    """Count what a file stands for with all aliases and merges in place, without making it.
+
+    Raises:
+        ConfigurationError: too many values, too deep, or an anchor that contains itself.
+    """
+    counted: dict[yaml.Node, tuple[int, int]] = {}  # values, and levels
+
+    def count(node: yaml.Node, outer: tuple[yaml.Node, ...]) -> tuple[int, int]:
+        if node in outer:
+            raise ConfigurationError(f"{path}:{_line(node)}: an anchor that contains itself")
+        if len(outer) > MAX_DEPTH:
+            raise ConfigurationError(_too_deep(f"{path}:{_line(node)}"))
+        if node not in counted:
+            found = [count(inner, (*outer, node)) for inner in _inside(node)]
+            num_values = 1 + sum(values for values, _ in found)
+            counted[node] = num_values, 1 + max((levels for _, levels in found), default=0)
+            if num_values > MAX_VALUES:
+                raise ConfigurationError(
+                    f"{path}:{_line(node)}: this stands for more than {MAX_VALUES} values, aliases"
+                    " and merges counted: no configuration has so many"
+                )
+        if len(outer) + counted[node][1] > MAX_DEPTH:
+            raise ConfigurationError(_too_deep(f"{path}:{_line(node)}"))
+        return counted[node]
+
+    count(root, ())
+
+
+def _inside(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [inner for pair in node.value for inner in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _too_deep(where: str) -> str:
+    return f"{where}: nested deeper than {MAX_DEPTH} levels: no configuration is"
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigurationError(
+                f"{path} has more than {MAX_BYTES >> 10} KiB: no configuration"
+            )
+        return data.decode("utf-8")
+    except FileNotFoundError:
+        raise ConfigurationError(f"there is no configuration file {path}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Makes values of the nodes of one file."""
+
+    loader: _Loader
+    path: Path
+
+    def mapping(
+        self,
+        node: yaml.MappingNode,
+        lines: dict[str, int],
+        prefix: str = "",
+    ) -> dict[Any, Any]:
+        """The values of a mapping; the line of each dotted path is added to `lines`."""
+        values: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                continue
+            key = self._key(key_node, values, lines, prefix)
+            if isinstance(value_node, yaml.MappingNode):
+                values[key] = self.mapping(value_node, lines, f"{prefix}{key}.")
+            else:
+                values[key] = self.loader.construct_object(value_node, deep=True)
+        for merged in self._merged(node):
+            self._add_new(merged, values, lines, prefix)
+        return values
+
+    def _key(
+        self, node: yaml.Node, values: dict[Any, Any], lines: dict[str, int], prefix: str
+    ) -> Any:
+        key = self.loader.construct_object(node, deep=True)
+        where = f"{prefix}{key}"
+        if not isinstance(key, str | int | float):
+            raise ConfigurationError(f"{self.path}:{_line(node)}: {key!r} cannot be a key")
+        if key in values:
+            raise ConfigurationError(
+                f"{self.path}:{_line(node)}: {where} stands here and in line {lines[where]}: "
+                "remove one of them"
+            )
+        lines[where] = _line(node)
+        return key
+
+    def _merged(self, node: yaml.MappingNode) -> Iterator[yaml.MappingNode]:
+        """The mappings that `<<` names, one or a list of them."""
+        for key_node, value_node in node.value:
+            if key_node.tag != _MERGE:
+                continue
+            is_list = isinstance(value_node, yaml.SequenceNode)
+            for merged in value_node.value if is_list else [value_node]:
+                if not isinstance(merged, yaml.MappingNode):
+                    raise ConfigurationError(
+                        f"{self.path}:{_line(key_node)}: << takes an anchor of `key: value` lines "
+                        "(<<: *name) or a list of such anchors"
+                    )
+                yield merged
+
+    def _add_new(
+        self,
+        merged: yaml.MappingNode,
+        values: dict[Any, Any],
+        lines: dict[str, int],
+        prefix: str,
+    ) -> None:
+        """What a merged mapping has and nobody said before, with the lines where it stands."""
+        there: dict[str, int] = {}
+        for key, value in self.mapping(merged, there, prefix).items():
+            if key not in values:
+                values[key] = value
+                where = f"{prefix}{key}"
+                new = {w: n for w, n in there.items() if w == where or w.startswith(f"{where}.")}
+                lines.update(new)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _sentence(path: Path, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    line = f":{mark.line + 1}" if mark else ""
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{path}{line}: not valid YAML: {problem}"

@@ -1,0 +1,235 @@
+"""The kinds of values that the configuration knows, and how a text becomes one.
+
+Sizes are decimal ("8GB" is 8 * 10^9 bytes) or binary with an i ("8GiB" is 8 * 2^30 bytes). Does not
+look at the machine: a share such as "90%" becomes bytes where the total is known.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler
+from pydantic_core import core_schema
+
+from infrastructure.core.files import is_utf8
+from infrastructure.core.json_text import parse_json
+from infrastructure.core.lookup import unknown_name
+from infrastructure.core.redact import redact
+from infrastructure.core.registry import Registry
+
+_DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|min|m|h|d)?\s*")
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*")
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Says in words what a field takes, for error messages, `--help` and forms."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Later:
+    """Marks a field, or only some of its values, whose feature comes with a later part.
+
+    Attributes:
+        part: key of `infrastructure.config.merging.planned.PARTS`.
+        values: the values that wait for that part; empty means every value but the default.
+        today: what does the same, or something like it, until then.
+    """
+
+    part: str
+    values: tuple[Any, ...] = ()
+    today: str = ""
+
+
+@dataclass(frozen=True)
+class RegisteredName:
+    """A field's value is a name in a registry, or one of a few other words."""
+
+    registry: Registry[Any]
+    others: tuple[str, ...] = ()
+
+    def names(self) -> tuple[str, ...]:
+        """All that there are now, what is built in first."""
+        built_in = self.registry.built_in
+        added = [name for name in self.registry.names() if name not in built_in]
+        return (*self.others, *built_in, *added)
+
+    def check(self, value: str) -> str:
+        if value not in self.others and not self.registry.has(value):
+            raise ValueError(unknown_name(self.registry.what, redact(value), self.names()))
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "8GB", "2 GiB" or "1000" (bytes).
+
+    Raises:
+        ValueError: the text is not a size, or its unit is unknown.
+    """
+    match = _AMOUNT.fullmatch(text)
+    unit = match[2].upper() if match else "?"
+    factor = {"": 1, **_DECIMAL, **_BINARY}.get(unit)
+    if match is None or factor is None:
+        raise ValueError(f'{text!r} is not a size such as "8GB" or "512MiB"')
+    return round(float(match[1]) * factor)
+
+
+def format_size(num_bytes: int) -> str:
+    """The shortest exact spelling: the largest decimal unit that divides `num_bytes`."""
+    for unit, factor in reversed(_DECIMAL.items()):
+        if num_bytes and num_bytes % factor == 0:
+            return f"{num_bytes // factor}{unit}"
+    return f"{num_bytes}B"
+
+
+def amount_bytes(amount: str, total_bytes: int) -> int:
+    """Bytes that a memory amount ("8GB" or "90%") means where `total_bytes` are there in all."""
+    if amount.endswith("%"):
+        return int(total_bytes * float(amount[:-1]) / 100)
+    return parse_size(amount)
+
+
+def _normal_amount(value: Any) -> Any:
+    """One spelling for each amount, so that two spellings of one amount compare equal.
+
+    Less than a megabyte is a forgotten unit ("90" for "90%"), never an amount that somebody wants.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("not a size")
+    match = _AMOUNT.fullmatch(str(value))
+    if match and match[2] == "%":
+        if not 0 < float(match[1]) <= 100:
+            raise ValueError("not a share between 0% and 100%")
+        return f"{float(match[1]):g}%"
+    num_bytes = parse_size(str(value))
+    if num_bytes < _DECIMAL["MB"]:
+        raise ValueError("less than a megabyte")
+    return format_size(num_bytes)
+
+
+def _duration_seconds(value: Any) -> Any:
+    """Seconds of "11h", "90min" or "30s"; a number counts seconds."""
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value)
+    if match is None:
+        raise ValueError("not a duration")
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+def _megabytes(value: Any) -> Any:
+    """A number counts megabytes; a text with a unit is converted to them."""
+    if isinstance(value, str) and not value.strip().isdigit():
+        return parse_size(value) / 10**6
+    return value
+
+
+def _without_percent_sign(value: Any) -> Any:
+    return value.strip().removesuffix("%") if isinstance(value, str) else value
+
+
+def _split_commas(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.strip().startswith("["):
+        return _from_json(value)
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _from_json(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from error
+
+
+def _path_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _each_once(values: list[str]) -> list[str]:
+    if len(set(values)) < len(values):
+        raise ValueError("a name twice")
+    return values
+
+
+def _only_utf8(value: str) -> str:
+    """Tokenizers, the Hub's library and other machines cannot name a path of other bytes."""
+    if not is_utf8(value):
+        raise ValueError("not UTF-8")
+    return value
+
+
+def _expand_home(value: str) -> str:
+    if not value:
+        raise ValueError("empty")
+    return str(Path(value).expanduser()) if value.startswith("~") else value
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+Auto = Literal["auto"]
+# Nothing is counted beyond this; a number with too many digits is told here and not by a library.
+LARGEST = 2**31 - 1
+Count = Annotated[int, Ge(1), Le(LARGEST)]
+CountOrZero = Annotated[int, Ge(0), Le(LARGEST)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+ShareAboveZero = Annotated[float, Gt(0), Le(1)]
+ShareBelowOne = Annotated[float, Ge(0), Lt(1)]
+Duration = Annotated[
+    float,
+    BeforeValidator(_duration_seconds),
+    Allowed('a duration such as "11h", "90min" or "30s"; a number counts seconds'),
+    Gt(0),
+]
+Percent = Annotated[
+    float,
+    BeforeValidator(_without_percent_sign),
+    Allowed('a percentage from 0 to 100, such as 85 or "85%"'),
+    Ge(0),
+    Le(100),
+]
+MemoryAmount = Annotated[
+    str,
+    BeforeValidator(_normal_amount),
+    Allowed('a size of at least 1MB such as "8GB", a share of what is there such as "90%"'),
+]
+Megabytes = Annotated[
+    int,
+    BeforeValidator(_megabytes),
+    Allowed('a whole number of megabytes or a size such as "10GB"'),
+    Ge(0),
+    Le(LARGEST),
+]
+Names = Annotated[
+    list[str], BeforeValidator(_split_commas), Allowed('a list of names, such as "a,b"')
+]
+PathLike = BeforeValidator(_path_text)
+_AnyPath = Annotated[str, PathLike, AfterValidator(_expand_home)]
+DataPath = Annotated[_AnyPath, Allowed("a path")]
+PathText = Annotated[_AnyPath, AfterValidator(_only_utf8), Allowed("a path of UTF-8 text")]
+LogLevel = Annotated[
+    Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)
+]
+SplitCommas = BeforeValidator(_split_commas)
+EachOnce = AfterValidator(_each_once)
+FromJson = BeforeValidator(_from_json)

@@ -1,0 +1,1 @@
+"""`temper dashboard`: a web server that shows the runs of a folder, live."""

@@ -1,0 +1,112 @@
+"""The live page: one HTML document that asks for its parts again and again.
+
+Style and script lie in it, so one request shows it whole; its policy allows these two and requests
+to where it came from, nothing else. All addresses are relative, so it works behind a proxy that
+puts a path before them, as notebooks do.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from infrastructure.monitoring.drawing.css import COLOURS, RULES
+from infrastructure.monitoring.drawing.html import Markup, element, raw_markup
+
+SECTIONS = (
+    *("head", "progress", "tiles", "notices", "alerts", "result", "curves", "stacks"),
+    *("machine", "errors", "safety", "next", "runs", "configuration"),
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """The page at one moment.
+
+    Attributes:
+        state: one of `live_run.STATES`, or "" where there is no run.
+        sections: the id of each part that is not empty → its HTML.
+        next_seconds: after how long it is worth while to look again.
+        version: changes when anything else here does.
+    """
+
+    title: str
+    state: str
+    sections: Mapping[str, Markup]
+    next_seconds: float
+
+    @cached_property
+    def version(self) -> str:
+        text = json.dumps([self.title, self.state, self.sections, self.next_seconds])
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    @cached_property
+    def zipped_json(self) -> bytes:
+        """What the page's script gets, compressed once for all viewers; empty parts included, so
+        that what has gone from the page goes.
+        """
+        sections = {name: self.sections.get(name, "") for name in SECTIONS}
+        told = {"title": self.title, "state": self.state, "next_seconds": self.next_seconds}
+        text = json.dumps({**told, "sections": sections}, ensure_ascii=False)
+        return gzip.compress(text.encode(errors="backslashreplace"), compresslevel=4)
+
+
+def live_rules() -> str:
+    """The style of what is shown of a run that goes on; its colours are `report_style.COLOURS`."""
+    return RULES + (Path(__file__).parent / "dashboard.css").read_text(encoding="utf-8")
+
+
+class Page:
+    """The document around the looks; made once, because style and script do not change."""
+
+    def __init__(self) -> None:
+        self.style = COLOURS + live_rules()
+        self.script = (Path(__file__).parent / "dashboard.js").read_text(encoding="utf-8")
+
+    @property
+    def policy(self) -> str:
+        """The Content-Security-Policy. Who may frame the page is left open: notebooks do, from
+        addresses that nobody knows beforehand, and there is nothing on it to be clicked by mistake.
+        """
+        return (
+            f"default-src 'none'; style-src '{_hash(self.style)}';"
+            f" script-src '{_hash(self.script)}'; connect-src 'self'; base-uri 'none';"
+            " form-action 'none'"
+        )
+
+    def render(self, look: Look, now: float) -> str:
+        """The document with `look` in it. `now`: unix time of this machine, for ages."""
+        parts = [element("div", look.sections.get(name, ""), id=name) for name in SECTIONS]
+        warning = element("div", "", id="lost", role="status")
+        foot = element("footer", "Temper reads the run's files and changes nothing.")
+        told = {
+            "data-now": f"{now:.1f}",
+            "data-next": f"{look.next_seconds:g}",
+            "data-version": look.version,
+        }
+        body = element(
+            "body",
+            element("main", warning, *parts, foot),
+            element("script", raw_markup(self.script)),
+            **told,
+        )
+        page = element("html", self._head(look), body, lang="en")
+        return f"<!DOCTYPE html>\n{page}\n"
+
+    def _head(self, look: Look) -> Markup:
+        viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
+        return element(
+            "head",
+            element("meta", charset="utf-8"),
+            element("meta", **viewport),
+            element("title", look.title),
+            element("style", raw_markup(self.style)),
+        )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

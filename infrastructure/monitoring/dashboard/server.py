@@ -1,0 +1,199 @@
+"""`temper dashboard`: a small web server that shows the runs of a folder, live.
+
+It only reads, and answers nothing but GET. Each look at a run is made once for all viewers. Who
+comes by this machine's own name needs no token; everybody else, and every proxy that gives another
+name, needs it: so a page elsewhere that makes its name point here (DNS rebinding) reads nothing.
+"""
+
+import gzip
+import hmac
+import ipaddress
+import logging
+import secrets
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from infrastructure.monitoring.dashboard.page import Page
+from infrastructure.monitoring.dashboard.snapshots import Looks
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 8765
+IDLE_SECONDS = 60.0  # a connection on which nothing is asked for is closed
+
+
+class Dashboard:
+    """The server, bound and not serving yet.
+
+    Args:
+        output_dir: the folder of the runs.
+        run: the run to show; None: always the newest.
+        host: the address to listen on; anything but this machine alone asks for the token.
+        port: 0: any that is free.
+
+    Attributes:
+        token: what others than this machine must give.
+
+    Raises:
+        ValueError: host or port cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        run: Path | None = None,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+    ) -> None:
+        self.looks = Looks(output_dir, run)
+        self.page = Page()
+        self.token = secrets.token_urlsafe(24)
+        try:
+            self._server = _Server((host, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ValueError(
+                f"the dashboard cannot listen on {host}, port {port} ({error}); choose another"
+                " with --host and --port, or --port 0 for any that is free"
+            ) from error
+        self._server.dashboard = self
+        self._is_serving = False
+        self.host, self.port = host, int(self._server.server_address[1])
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return is_this_machine(self.host)
+
+    @property
+    def path(self) -> str:
+        """The page's path, with the token, for a proxy such as a notebook's."""
+        return "/?" + urlencode({"token": self.token})
+
+    @property
+    def url(self) -> str:
+        """Where to open it; with the token where that is needed."""
+        name = self.host if self.host not in ("0.0.0.0", "::", "") else "localhost"
+        name = f"[{name}]" if ":" in name else name
+        return f"http://{name}:{self.port}" + ("/" if self.is_local else self.path)
+
+    def serve(self) -> None:
+        """Answer until `close` is called from another thread, or KeyboardInterrupt."""
+        self._is_serving = True
+        try:
+            self._server.serve_forever(poll_interval=0.2)
+        finally:
+            self._is_serving = False  # nobody has to be waited for when it is closed
+
+    def close(self) -> None:
+        """Stop answering and free the port."""
+        if self._is_serving:
+            self._server.shutdown()
+        self._server.server_close()
+        self.looks.close()
+
+    def admits(self, host_header: str, token: str) -> bool:
+        """Whether a request may see anything."""
+        if hmac.compare_digest(token.encode(), self.token.encode()):
+            return True
+        return self.is_local and is_this_machine(_name_of(host_header))
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether `host` is a name or an address of the loopback interface."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _name_of(host_header: str) -> str:
+    """`localhost:8765` → `localhost`, `[::1]:8765` → `::1`."""
+    try:
+        return urlsplit(f"//{host_header}").hostname or ""
+    except ValueError:
+        return ""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    dashboard: Dashboard
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A viewer that goes away in the middle of an answer is no news."""
+        logger.debug("a request was broken off", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "temper", ""
+    timeout = IDLE_SECONDS
+    server: _Server
+
+    def do_GET(self) -> None:
+        dashboard = self.server.dashboard
+        address = urlsplit(self.path)
+        asked = parse_qs(address.query)
+        if not dashboard.admits(self.headers.get("Host", ""), asked.get("token", [""])[-1]):
+            self._send_text(HTTPStatus.FORBIDDEN, "Open the address that temper dashboard printed.")
+            return
+        run = asked.get("run", [None])[-1]
+        try:
+            if address.path == "/":
+                self._send_page(run)
+            elif address.path == "/look":
+                self._send_look(run)
+            else:
+                self._send_text(HTTPStatus.NOT_FOUND, "There is nothing here.")
+        except ValueError as error:
+            self._send_text(HTTPStatus.NOT_FOUND, str(error))
+
+    def _send_page(self, run: str | None) -> None:
+        dashboard = self.server.dashboard
+        html = dashboard.page.render(dashboard.looks.look(run), time.time())
+        policy = {"Content-Security-Policy": dashboard.page.policy}
+        self._send(
+            HTTPStatus.OK,
+            "text/html; charset=utf-8",
+            html.encode(errors="backslashreplace"),
+            policy,
+        )
+
+    def _send_look(self, run: str | None) -> None:
+        look = self.server.dashboard.looks.look(run)
+        tag = f'"{look.version}"'
+        told = {"ETag": tag, "X-Now": f"{time.time():.1f}"}
+        if self.headers.get("If-None-Match") == tag:
+            self._send(HTTPStatus.NOT_MODIFIED, None, b"", told)
+        elif "gzip" in self.headers.get("Accept-Encoding", ""):
+            told["Content-Encoding"] = "gzip"
+            self._send(HTTPStatus.OK, "application/json", look.zipped_json, told)
+        else:
+            body = gzip.decompress(look.zipped_json)
+            self._send(HTTPStatus.OK, "application/json", body, told)
+
+    def _send_text(self, status: HTTPStatus, text: str) -> None:
+        self._send(status, "text/plain; charset=utf-8", f"{text}\n".encode(), {})
+
+    def _send(
+        self, status: HTTPStatus, kind: str | None, body: bytes, headers: dict[str, str]
+    ) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if kind is not None:
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the address may hold the token."""

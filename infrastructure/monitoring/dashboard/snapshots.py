@@ -1,0 +1,140 @@
+"""What viewers are shown: made once for all of them, no more often than costs next to nothing."""
+
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from infrastructure.monitoring.dashboard.page import Look
+from infrastructure.monitoring.dashboard.sections import no_run, sections_of
+from infrastructure.monitoring.drawing.formatting import format_share
+from infrastructure.monitoring.drawing.html import element
+from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.run_list import runs_in
+from infrastructure.monitoring.records.run_rows import RunRow, RunRows
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+ENDED_LOOK_SECONDS = 10.0
+MAX_CPU_SHARE = 0.01  # of one core, whoever looks; a training may run beside it on two cores
+MAX_LONGEST_SECONDS = 30.0
+MAX_OPEN_RUNS = 8
+
+
+class Looks:
+    """The looks at the runs of a folder. For any number of threads.
+
+    Args:
+        output_dir: the folder of the runs; need not be there yet.
+        run: the run that is shown where nobody asks for another; None: the newest.
+        cpu_clock: processor seconds of the calling thread.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        run: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.output_dir = output_dir
+        self.run = run
+        self.clock = clock
+        self.cpu_clock = cpu_clock
+        self._rows = RunRows(output_dir if run is None else run.parent)
+        self._lock = threading.Lock()
+        self._open: OrderedDict[Path, LiveRun] = OrderedDict()
+        self._is_closed = False
+        self._told: set[Path] = set()
+        self._looks: dict[Path | None, tuple[float, Look]] = {}
+
+    def look(self, name: str | None = None) -> Look:
+        """The run called `name`, or the default one, as it is now or was a moment ago.
+
+        Raises:
+            ValueError: there is no such run.
+            ConnectionAbortedError: `close` was called.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ConnectionAbortedError("the dashboard was closed")
+            path = self._path_of(name)
+            made = self._looks.get(path)
+            if made is None or self.clock() >= made[0]:
+                made = self._make(path)
+                self._looks = {p: m for p, m in self._looks.items() if p in self._open}
+                self._looks[path] = made
+            return made[1]
+
+    def close(self) -> None:
+        """Let the files of the runs go; a viewer that still asks is broken off."""
+        with self._lock:
+            self._is_closed = True
+            for run in self._open.values():
+                run.close()
+            self._open.clear()
+
+    def _path_of(self, name: str | None) -> Path | None:
+        """Only names that are listed lead to files."""
+        if name is None and self.run is not None:
+            return self.run
+        runs = {path.name: path for path in runs_in(self._rows.folder)}
+        if self.run is not None:
+            runs[self.run.name] = self.run
+        if name is None:
+            return next(reversed(runs.values()), None)
+        if name not in runs:
+            raise ValueError(f"there is no run {name!r} in {self._rows.folder}")
+        return runs[name]
+
+    def _make(self, path: Path | None) -> tuple[float, Look]:
+        """A new look, and when the next one may be made."""
+        began = self.cpu_clock()
+        look = self._look_at(path)
+        cost_seconds = (self.cpu_clock() - began) / MAX_CPU_SHARE
+        wait = min(MAX_LONGEST_SECONDS, max(look.next_seconds, math.ceil(cost_seconds)))
+        look = Look(look.title, look.state, look.sections, wait)
+        return self.clock() + 0.9 * wait, look
+
+    def _look_at(self, path: Path | None) -> Look:
+        if path is None:
+            return Look("Temper", "", no_run(str(self.output_dir)), LOOK_SECONDS)
+        try:
+            run = self._opened(path)
+            return look_at(run, self._rows.read())
+        except Exception as error:  # one page for whatever is wrong with the files
+            if path not in self._told:
+                logger.warning("run %s cannot be shown: %r", path, error)
+            self._told.add(path)
+            told = f"This run cannot be shown: {type(error).__name__}: {error}"
+            sections = {"notices": element("section", told, css_class="notice")}
+            return Look(f"{path.name} · Temper", "", sections, ENDED_LOOK_SECONDS)
+
+    def _opened(self, path: Path) -> LiveRun:
+        """The run, read up to now; those that nobody asked for lately are let go."""
+        run = self._open.get(path)
+        if run is None:
+            run = self._open[path] = LiveRun(path)
+        else:
+            run.refresh()
+        self._open.move_to_end(path)
+        while len(self._open) > MAX_OPEN_RUNS:
+            self._open.popitem(last=False)[1].close()
+        return run
+
+
+def look_at(run: LiveRun, rows: list[RunRow]) -> Look:
+    """The page of one run."""
+    share = f"{format_share(run.share_done)} · " if run.share_done is not None else ""
+    title = (
+        f"{share}{run.facts.run_id} · Temper"
+        if not run.has_ended
+        else f"{run.facts.run_id} · Temper"
+    )
+    wait = ENDED_LOOK_SECONDS if run.has_ended else LOOK_SECONDS
+    sections = {name: part for name, part in sections_of(run, rows).items() if part}
+    return Look(title, run.state, sections, wait)

@@ -1,0 +1,1 @@
+"""Curves, pictures, tables and pieces of HTML, from plain numbers."""

@@ -1,0 +1,270 @@
+"""Line charts as SVG text that lives inside a page: its colours are the page's CSS classes.
+
+No drawing package, no script, no ids: a chart is a few kilobytes, follows light and dark, and any
+number of them stand in one page. Knows nothing of training.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from infrastructure.monitoring.drawing.downsampling import (
+    Bucket,
+    Curve,
+    Gap,
+    Points,
+    linear_ticks,
+    log_ticks,
+    make_curve,
+)
+from infrastructure.monitoring.drawing.formatting import format_number
+from infrastructure.monitoring.drawing.html import escape_text
+
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 34
+LOG_SCALE_FROM_RATIO = 30.0
+MAX_DOTS = 80
+BAND_MARGIN = 2
+LEADING_NUMBER = re.compile(r"([\d.]*)(.*)")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What one chart shows.
+
+    Attributes:
+        title: for people who cannot see it.
+        curve: the quantity over the steps.
+        marks: (step, value) drawn as dots on top, such as evaluations.
+        from_zero: the value axis begins at 0.
+        may_be_log: use a logarithmic value axis where the values span much.
+        axis: what the other axis counts; in whole numbers.
+    """
+
+    title: str
+    curve: Curve
+    marks: Points = field(default_factory=list)
+    format_value: Callable[[float], str] = format_number
+    from_zero: bool = False
+    may_be_log: bool = False
+    axis: str = "step"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where steps and values lie in the picture, in its own units."""
+
+    width: int
+    height: int
+    steps: tuple[float, float]
+    values: tuple[float, float]
+    is_log: bool
+
+    def x(self, step: float) -> float:
+        low, high = self.steps
+        share = (step - low) / (high - low) if high > low else 0.5
+        return LEFT + share * (self.width - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        low, high, value = (math.log10(v) if self.is_log else v for v in (*self.values, value))
+        share = (value - low) / (high - low)
+        return self.height - BOTTOM - share * (self.height - TOP - BOTTOM)
+
+    @property
+    def bottom(self) -> int:
+        return self.height - BOTTOM
+
+
+def render_chart(chart: Chart, width: int = 440, height: int = 220) -> str:
+    """The chart as an `<svg>` element; it scales with the page's width."""
+    frame = _frame(chart, width, height)
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img"'
+        f' aria-label="{escape_text(chart.title)}"{_scales(chart, frame)}>'
+    ]
+    if frame is None:
+        parts.append(_text(width / 2, height / 2, "no finite number", "middle"))
+    else:
+        parts += [*_axes(chart, frame), *_gaps(chart.curve, frame)]
+        parts += [*_lines(chart.curve, frame), *_marks(chart, frame)]
+    return "\n".join([*parts, "</svg>"])
+
+
+def _scales(chart: Chart, frame: Frame | None) -> str:
+    """What a script needs to tell the step and the value at a point of the picture."""
+    if frame is None:
+        return ""
+    of_one, unit = LEADING_NUMBER.fullmatch(chart.format_value(1.0)).groups()  # type: ignore[union-attr]
+    told = {
+        "box": f"{LEFT} {frame.width - RIGHT} {TOP} {frame.bottom}",
+        "steps": "{:.6g} {:.6g}".format(*frame.steps),
+        "values": "{:.6g} {:.6g}".format(*frame.values),
+        "scale": of_one,
+        "unit": unit,
+        "axis": chart.axis,
+        "log": "1" if frame.is_log else "",
+    }
+    return "".join(f' data-{name}="{escape_text(text)}"' for name, text in told.items() if text)
+
+
+def value_range(chart: Chart) -> tuple[float, float] | None:
+    """The smallest and the largest finite value, marks included; None where there is none."""
+    values = [value for _, value in chart.marks if math.isfinite(value)]
+    values += [value for bucket in chart.curve.buckets for value in (bucket.low, bucket.high)]
+    return (min(values), max(values)) if values else None
+
+
+def uses_log_scale(chart: Chart) -> bool:
+    """Whether the values are all positive and span more than a factor of thirty."""
+    low, high = value_range(chart) or (0.0, 0.0)
+    return chart.may_be_log and low > 0 and high / low > LOG_SCALE_FROM_RATIO
+
+
+def _frame(chart: Chart, width: int, height: int) -> Frame | None:
+    values = value_range(chart)
+    if values is None:
+        return None
+    steps = [step for step, _ in chart.marks] + [b.step for b in chart.curve.buckets]
+    steps += [step for gap in chart.curve.gaps for step in (gap.first_step, gap.last_step)]
+    first = 0.0 if 0 <= min(steps) <= 0.1 * max(steps) else min(steps)
+    is_log = uses_log_scale(chart)
+    return Frame(width, height, (first, max(steps)), _room(chart, *values, is_log), is_log)
+
+
+def _room(chart: Chart, low: float, high: float, is_log: bool) -> tuple[float, float]:
+    """The value axis: a little more than the values, from 0 where that is asked for."""
+    if is_log:
+        room = (high / low) ** 0.05
+        return low / room, high * room
+    if chart.from_zero and low >= 0:
+        return 0.0, high * 1.08 or 1.0
+    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    return low - room, high + room
+
+
+def _axes(chart: Chart, frame: Frame) -> list[str]:
+    low, high = frame.values
+    ticks = log_ticks(low, high) if frame.is_log else linear_ticks(low, high)
+    parts = []
+    for tick in ticks:
+        y = frame.y(tick)
+        parts.append(_line(LEFT, y, frame.width - RIGHT, y, "grid"))
+        parts.append(_text(LEFT - 8, y + 4, without_zeros(chart.format_value(tick)), "end"))
+    for tick in _step_ticks(frame):
+        x = frame.x(tick)
+        parts.append(_line(x, frame.bottom, x, frame.bottom + 4, "axis"))
+        parts.append(_text(x, frame.bottom + 18, _short_count(tick), "middle"))
+    parts.append(_line(LEFT, frame.bottom, frame.width - RIGHT, frame.bottom, "axis"))
+    parts.append(_text(frame.width - RIGHT, frame.bottom + 18, chart.axis, "end"))
+    return parts
+
+
+def _step_ticks(frame: Frame) -> list[float]:
+    """Whole steps, as far as the word at the end of the axis leaves room."""
+    ticks = linear_ticks(*frame.steps, num_ticks=max(3, frame.width // 110))
+    room = frame.width - RIGHT - 48
+    return [tick for tick in ticks if tick == int(tick) and frame.x(tick) <= room]
+
+
+def without_zeros(number: str) -> str:
+    """`1.500 GiB` → `1.5 GiB`: the ticks of an axis are round numbers."""
+    return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda found: found[1].rstrip("."), number, count=1)
+
+
+def _short_count(count: float) -> str:
+    """12000 → 12k, 2500000 → 2.5M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if count >= size:
+            return f"{count / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return f"{count:,.0f}"
+
+
+def _gaps(curve: Curve, frame: Frame) -> list[str]:
+    """A band for each gap; gaps that would lie on each other in the picture share one."""
+    bands: list[tuple[float, list[Gap]]] = []
+    right = -math.inf
+    for gap in curve.gaps:
+        left = frame.x(gap.first_step) - BAND_MARGIN
+        if left <= right:
+            bands[-1][1].append(gap)
+        else:
+            bands.append((left, [gap]))
+        right = frame.x(gap.last_step) + BAND_MARGIN
+    return [_band(left, gaps, frame) for left, gaps in bands]
+
+
+def _band(left: float, gaps: list[Gap], frame: Frame) -> str:
+    right = frame.x(gaps[-1].last_step) + BAND_MARGIN
+    return (
+        f'<rect class="gap" x="{left:.1f}" y="{TOP}" width="{right - left:.1f}"'
+        f' height="{frame.bottom - TOP}"><title>{escape_text(describe_gaps(gaps))}</title></rect>'
+    )
+
+
+def describe_gaps(gaps: list[Gap], max_named: int = 4) -> str:
+    """`NaN at step 120; Infinity at steps 300–340 (5 records); and 3 more stretches`."""
+    named = []
+    for gap in gaps[:max_named]:
+        if gap.num_records == 1:
+            named.append(f"{gap.name} at step {gap.first_step:,.0f}")
+        else:
+            steps = f"steps {gap.first_step:,.0f}–{gap.last_step:,.0f}"
+            named.append(f"{gap.name} at {steps} ({gap.num_records:,} records)")
+    if len(gaps) > max_named:
+        num_records = sum(gap.num_records for gap in gaps[max_named:])
+        named.append(f"and {len(gaps) - max_named:,} more places ({num_records:,} records)")
+    return "; ".join(named)
+
+
+def _lines(curve: Curve, frame: Frame) -> list[str]:
+    parts = []
+    for piece in curve.pieces:
+        steps = [frame.x(bucket.step) for bucket in piece]
+        lower = [(x, frame.y(b.low)) for x, b in zip(steps, piece, strict=True)]
+        main = [(x, frame.y(b.smooth)) for x, b in zip(steps, piece, strict=True)]
+        if curve.is_downsampled:
+            upper = [(x, frame.y(b.high)) for x, b in zip(steps, piece, strict=True)]
+            parts.append(f'<polygon class="envelope" points="{_points([*upper, *lower[::-1]])}"/>')
+        elif curve.is_smoothed:
+            parts.append(_polyline(lower, "raw"))
+        parts.append(_dot(*main[0], "alone", "") if len(main) == 1 else _polyline(main, "main"))
+    return parts
+
+
+def _marks(chart: Chart, frame: Frame) -> list[str]:
+    """Dots joined by a line; where they are many, a line that touches their extremes."""
+    if len(chart.marks) > MAX_DOTS:
+        curve = make_curve(chart.marks, num_buckets=MAX_DOTS)
+        return [_polyline(_zigzag(piece, frame), "mark-line") for piece in curve.pieces]
+    spots = [(step, value) for step, value in chart.marks if math.isfinite(value)]
+    path = [(frame.x(step), frame.y(value)) for step, value in spots]
+    parts = [_polyline(path, "mark-line")] if len(path) > 1 else []
+    for (x, y), (step, value) in zip(path, spots, strict=True):
+        parts.append(_dot(x, y, "mark", f"step {step:,.0f}: {chart.format_value(value)}"))
+    return parts
+
+
+def _zigzag(piece: list[Bucket], frame: Frame) -> list[tuple[float, float]]:
+    return [(frame.x(b.step), frame.y(value)) for b in piece for value in (b.high, b.low)]
+
+
+def _points(points: list[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _polyline(points: list[tuple[float, float]], css_class: str) -> str:
+    return f'<polyline class="{css_class}" points="{_points(points)}"/>'
+
+
+def _dot(x: float, y: float, css_class: str, title: str) -> str:
+    radius = 3.5 if css_class == "mark" else 2.0
+    inside = f"<title>{escape_text(title)}</title>" if title else ""
+    return f'<circle class="{css_class}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{inside}</circle>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, css_class: str) -> str:
+    return f'<line class="{css_class}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape_text(text)}</text>'

@@ -1,0 +1,168 @@
+"""Small HTML pieces that are safe by construction: plain text is always escaped.
+
+Only what `element` and `raw_markup` return is taken as markup. Knows no page and no style.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from html.parser import HTMLParser
+from typing import Any
+
+from infrastructure.monitoring.drawing.formatting import (
+    clip,
+    format_bytes,
+    format_duration,
+    format_number,
+)
+
+MAX_TEXT_CHARACTERS = 4000
+INVISIBLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+VOID_TAGS = {"br", "meta"}
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def raw_markup(html: str) -> Markup:
+    """Declare `html` to be markup; never call this on anything that came from data."""
+    return Markup(html)
+
+
+def as_markup(content: Any) -> Markup:
+    """`content` as HTML: markup as it is, anything else escaped and without control characters."""
+    if isinstance(content, Markup):
+        return content
+    return Markup(escape_text(content))
+
+
+def escape_text(content: Any) -> str:
+    """For the inside of elements and quoted attributes."""
+    return escape(INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(content)))
+
+
+def element(tag: str, *contents: Any, **attributes: str | None) -> Markup:
+    """`<tag …>contents</tag>`; `css_class` is the class, an attribute that is None is left out."""
+    names = {"css_class": "class"}
+    given = {names.get(name, name): value for name, value in attributes.items() if value}
+    text = "".join(f' {name}="{escape_text(value)}"' for name, value in given.items())
+    if tag in VOID_TAGS:
+        return Markup(f"<{tag}{text}>")
+    return Markup(f"<{tag}{text}>{joined(contents)}</{tag}>")
+
+
+def joined(contents: Iterable[Any]) -> Markup:
+    return Markup("".join(as_markup(content) for content in contents))
+
+
+def table(
+    headings: Sequence[Any],
+    rows: Iterable[Sequence[Any]],
+    css_class: str | None = None,
+    row_classes: Sequence[str | None] = (),
+) -> Markup:
+    """A table inside a box that scrolls sideways where the page is too narrow."""
+    rows = list(rows)
+    classes = [*row_classes, *[None] * (len(rows) - len(row_classes))]
+    head = element("tr", *[element("th", heading, scope="col") for heading in headings])
+    body = [
+        element("tr", *[element("td", cell) for cell in row], css_class=row_class)
+        for row, row_class in zip(rows, classes, strict=True)
+    ]
+    parts = [element("thead", head)] if any(headings) else []
+    inner = element("table", *parts, element("tbody", *body), css_class=css_class)
+    return element("div", inner, css_class="scroll")
+
+
+def facts(pairs: Mapping[str, Any]) -> Markup:
+    """A two-column list of names and values; nested mappings are flattened with dots."""
+    rows = [(readable_key(key), readable_value(key, value)) for key, value in flatten(pairs)]
+    return table((), rows, css_class="facts")
+
+
+def flatten(pairs: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for key, value in pairs.items():
+        if isinstance(value, Mapping) and value:
+            flat += flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
+            flat += flatten(dict(enumerate(value)), f"{prefix}{key}.")
+        else:
+            flat.append((f"{prefix}{key}", value))
+    return flat
+
+
+def readable_key(key: str) -> str:
+    """`memory_total_bytes` → `memory total`: the unit stands with the value."""
+    for unit in ("_bytes", "_seconds"):
+        key = key.removesuffix(unit)
+    return key.removeprefix("num_").replace("_", " ").replace(".", " ")
+
+
+def readable_value(key: str, value: Any) -> str:
+    """A value for people: sizes and times by the unit in their key, short lists in one line."""
+    if value is None or value in ([], {}):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        if key.endswith("_bytes"):
+            return format_bytes(value)
+        return format_duration(value) if key.endswith("seconds") else format_number(value)
+    if isinstance(value, list) and all(isinstance(item, str | int | float) for item in value):
+        return clip(", ".join(map(str, value)), MAX_TEXT_CHARACTERS)
+    return clip(value if isinstance(value, str) else as_json(value), MAX_TEXT_CHARACTERS)
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+ALLOWED_TAGS = {"b", "br", "code", "div", "em", "i", "mark", "p", "pre", "small", "span", "strong"}
+ALLOWED_ATTRIBUTES = {"class", "title"}
+
+
+class _Cleaner(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self.open_tags: list[str] = []
+        self.hidden_depth = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "style"):
+            self.hidden_depth += 1
+        if tag not in ALLOWED_TAGS:
+            return
+        kept = {name: value for name, value in attrs if name in ALLOWED_ATTRIBUTES}
+        text = "".join(f' {name}="{escape_text(value or "")}"' for name, value in kept.items())
+        self.parts.append(f"<{tag}{text}>")
+        if tag not in VOID_TAGS:
+            self.open_tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("script", "style"):
+            self.hidden_depth = max(0, self.hidden_depth - 1)
+        if tag in self.open_tags:
+            while self.open_tags[-1] != tag:
+                self.parts.append(f"</{self.open_tags.pop()}>")
+            self.parts.append(f"</{self.open_tags.pop()}>")
+
+    def handle_data(self, data: str) -> None:
+        if not self.hidden_depth:
+            self.parts.append(as_markup(data))
+
+
+def clean_markup(html: str) -> Markup:
+    """Foreign HTML reduced to text, harmless tags, `class` and `title`; every tag is closed."""
+    cleaner = _Cleaner()
+    cleaner.feed(html)
+    cleaner.close()
+    closing = "".join(f"</{tag}>" for tag in reversed(cleaner.open_tags))
+    return raw_markup("".join(cleaner.parts) + closing)

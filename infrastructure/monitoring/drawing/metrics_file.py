@@ -1,0 +1,116 @@
+"""`metrics.jsonl`: one strict JSON object a line, in the order of the steps.
+
+JSON has no NaN and no infinity; they are written as the strings "NaN", "Infinity" and "-Infinity"
+(the spelling of the protobuf JSON mapping) and become numbers again when read. Text with one of
+these three spellings therefore cannot be stored as text.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.json_text import parse_json
+from infrastructure.core.redact import redact_shapes
+from infrastructure.monitoring.drawing.formatting import NOT_FINITE, not_finite_name
+
+logger = logging.getLogger(__name__)
+
+FINITE_AGAIN = {text: float(text) for text in NOT_FINITE.values()}
+
+Record = dict[str, Any]
+
+
+@dataclass
+class ParsedMetrics:
+    """What a metrics file holds.
+
+    Attributes:
+        records: the readable lines, in order.
+        unreadable_lines: numbers, from 1, of whole lines that are no JSON object. A torn last
+            line, as a kill leaves it, is no error and not among them.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    unreadable_lines: list[int] = field(default_factory=list)
+
+
+def plain_value(value: Any) -> Any:
+    """`value` as bool, int, float, text or None; array and tensor scalars become numbers."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return str(value)
+
+
+def plain_record(record: Mapping[str, Any]) -> Record:
+    """`record` with plain values, and secrets masked in its names and texts."""
+    plain = {redact_shapes(str(key)): plain_value(value) for key, value in record.items()}
+    return {k: redact_shapes(v) if isinstance(v, str) else v for k, v in plain.items()}
+
+
+def spell_numbers(value: Any) -> Any:
+    """`value`, nested or not, with floats that are not finite replaced by their names."""
+    if isinstance(value, Mapping):
+        return {key: spell_numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [spell_numbers(inner) for inner in value]
+    return (not_finite_name(value) or value) if isinstance(value, float) else value
+
+
+def encode_record(record: Mapping[str, Any]) -> bytes:
+    """One line of the file, with its line end."""
+    line = json.dumps(spell_numbers(record), ensure_ascii=False, allow_nan=False)
+    return line.encode(errors="backslashreplace") + b"\n"  # a lone surrogate becomes its escape
+
+
+def decode_record(line: bytes) -> Record:
+    """The record of one line.
+
+    Raises:
+        ValueError: the line is no JSON object in UTF-8.
+    """
+    record = parse_json(line)
+    if not isinstance(record, dict):
+        raise ValueError(f"a metrics line must be a JSON object, not {type(record).__name__}")
+    return {
+        key: FINITE_AGAIN.get(value, value) if isinstance(value, str) else value
+        for key, value in record.items()
+    }
+
+
+def parse_metrics(path: Path) -> ParsedMetrics:
+    """Everything readable in the file; what is not is counted, never guessed.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    parsed = ParsedMetrics()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                parsed.records.append(decode_record(line))
+            except ValueError:
+                parsed.unreadable_lines.append(number)
+    return parsed
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """The records of `metrics.jsonl`, NaN and infinity restored.
+
+    A torn last line is left out; other unreadable lines are left out with a warning.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    parsed = parse_metrics(path)
+    if parsed.unreadable_lines:
+        first, count = parsed.unreadable_lines[0], len(parsed.unreadable_lines)
+        logger.warning("%s: %d unreadable lines left out, the first is line %d", path, count, first)
+    return parsed.records

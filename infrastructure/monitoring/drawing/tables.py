@@ -1,0 +1,95 @@
+"""Plain-text tables for the terminal, and the one that ends a training: before → after.
+
+Aligned by the width that a terminal gives each character; control characters are replaced. Knows
+no colours.
+"""
+
+import math
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from infrastructure.monitoring.drawing.formatting import format_number, format_share, printable
+
+MAX_CELL_WIDTH = 60
+HELD_OUT_LOSS = "held-out loss"
+EXACT_MATCH = "exact match"
+
+
+def text_width(text: str) -> int:
+    """Columns that `text` takes in a terminal: wide characters two, combining ones none."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    combining = sum(unicodedata.combining(character) > 0 for character in text)
+    return len(text) + wide - combining
+
+
+def fit(text: str, width: int) -> str:
+    """`text`, cut with an ellipsis to at most `width` columns."""
+    if text_width(text) <= width:
+        return text
+    while text_width(text) > width - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def render_table(
+    headings: Sequence[str], rows: Sequence[Sequence[Any]], max_cell_width: int = MAX_CELL_WIDTH
+) -> str:
+    """A table with the first column to the left and the others, numbers, to the right."""
+    cells = [[fit(printable(cell), max_cell_width) for cell in row] for row in (headings, *rows)]
+    widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(_padded, row, widths, range(len(row)))).rstrip() for row in cells]
+    rule = "  ".join("─" * width for width in widths)
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _padded(text: str, width: int, column: int) -> str:
+    space = " " * (width - text_width(text))
+    return text + space if column == 0 else space + text
+
+
+def before_after_rows(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> list[tuple[str, str, str, str]]:
+    """Rows (what, before, after, change) of held-out loss and exact match by task.
+
+    Args:
+        before: `{"eval_loss": float, "exact_match": {task: share, …, "all": share}}`; each part
+            may be missing and shows as a dash. Other numbers get a row each, by their name.
+        after: the same after the training.
+    """
+    rows = []
+    if "eval_loss" in before or "eval_loss" in after:
+        rows.append(_loss_row(before.get("eval_loss"), after.get("eval_loss")))
+    for key in dict.fromkeys([*before, *after]):
+        if key != "eval_loss" and isinstance(after.get(key, before.get(key)), int | float):
+            what = printable(key.removeprefix("eval_").replace("_", " "))
+            rows.append((what, _shown(before.get(key)), _shown(after.get(key)), ""))
+    matches = before.get("exact_match") or {}, after.get("exact_match") or {}
+    tasks = list(dict.fromkeys([*matches[0], *matches[1]]))
+    for task in sorted(tasks, key=lambda task: task != "all"):
+        what = EXACT_MATCH if task == "all" else f"  {printable(task)}"
+        rows.append(_share_row(what, matches[0].get(task), matches[1].get(task)))
+    return rows
+
+
+def _shown(value: float | None, format_value: Callable[[float], str] = format_number) -> str:
+    return "–" if value is None else format_value(value)
+
+
+def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str, str]:
+    change = math.nan if before is None or after is None or before <= 0 else after / before - 1
+    told = f"{100 * change:+.1f} %" if math.isfinite(change) else ""
+    return HELD_OUT_LOSS, _shown(before), _shown(after), told
+
+
+def _share_row(what: str, before: float | None, after: float | None) -> tuple[str, str, str, str]:
+    difference = float("nan") if before is None or after is None else after - before
+    change = f"{100 * difference:+.1f} points" if math.isfinite(difference) else ""
+    return what, _shown(before, format_share), _shown(after, format_share), change
+
+
+def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The table that ends a training, as text; empty when nothing was measured."""
+    rows = before_after_rows(before, after)
+    return render_table(["", "before", "after", "change"], rows) if rows else ""

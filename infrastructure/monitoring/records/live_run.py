@@ -1,0 +1,272 @@
+"""A run as somebody looks at it again and again: each look reads only what is new.
+
+Reads the run directory and nothing else, so it can begin before the training, outlive it, and
+follow it through kills and resumes. Changes nothing on the disk. Memory is bounded, however long
+the training.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infrastructure.monitoring.drawing.curves import EVALUATION, WIDE, PointsByKey
+from infrastructure.monitoring.drawing.downsampling import BoundedPoints
+from infrastructure.monitoring.drawing.metrics_file import Record
+from infrastructure.monitoring.records.jsonl_tail import GrowingFile, GrowingLog
+from infrastructure.monitoring.records.machine_history import MachineHistory
+from infrastructure.monitoring.records.run_owner import TrainerProcess, read_trainer
+from infrastructure.monitoring.records.run_reader import (
+    ERRORS_FILE,
+    METRICS_FILE,
+    SMALL_FILES,
+    RunFacts,
+    read_small_files,
+)
+from infrastructure.monitoring.training_monitor import ALERTS_FILE, PERFORMANCE_FILE, SYSTEM_FILE
+
+MAX_RECENT_RECORDS = 400
+MAX_ALERTS = 200
+MAX_POINTS, MAX_SMALL_POINTS = 2000, 800  # of the curve that is drawn wide, and of the others
+RATE_SECONDS = 60.0
+
+STATES = {
+    "starting": "is being prepared",
+    "running": "is being trained",
+    "interrupted": "was broken off: the process that trained it is gone",
+    "finished": "is finished",
+    "stopped": "was stopped before the end",
+    "failed": "failed",
+}
+ENDED = ("finished", "stopped", "failed", "interrupted")
+
+
+class LiveRun:
+    """What is known of a run after the last `refresh`.
+
+    Attributes:
+        facts: its small files; `facts.records` are the newest few records of the metrics.
+        points: key → the curve so far.
+        evaluated: the keys that evaluations gave.
+        machine: the monitor's samples; empty where it is switched off.
+        alerts: the newest alerts, the oldest first; those that are over have `ended_at`.
+        trainer: who trains it, or did so last.
+        seconds_trained: of all logged steps.
+        changed_at: unix time of the newest numbers; None before there are any.
+
+    Raises:
+        ValueError: there is no such directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.facts: RunFacts = RunFacts(directory)
+        self.trainer: TrainerProcess | None = None
+        self._metrics = GrowingFile(directory / METRICS_FILE)
+        self._samples = GrowingLog(directory / SYSTEM_FILE)
+        self._performance = GrowingLog(directory / PERFORMANCE_FILE)
+        self._alerts = GrowingLog(directory / ALERTS_FILE)
+        self.machine = MachineHistory()
+        self.alerts: deque[Record] = deque(maxlen=MAX_ALERTS)
+        self._signature: tuple[Any, ...] = ()
+        self._num_starts = 0
+        self._metrics_changed_at: float | None = None
+        self._forget()
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    def refresh(self) -> bool:
+        """Read what is new; whether there was anything.
+
+        Raises:
+            ValueError: the run's directory is gone.
+        """
+        is_new = self._read_small()
+        is_new |= self._read_metrics()
+        is_new |= self._read_logs()
+        trainer = read_trainer(self.directory)
+        is_new |= trainer != self.trainer
+        self.trainer = trainer
+        return is_new
+
+    def close(self) -> None:
+        """Let the files go."""
+        for file in (self._metrics, self._samples, self._performance, self._alerts):
+            file.close()
+
+    @property
+    def state(self) -> str:
+        """One of `STATES`."""
+        if self._goes_on_again():
+            return "starting"
+        if self.facts.status != "running":
+            return self.facts.status
+        if self.trainer is not None and self.trainer.is_alive is False:
+            return "interrupted"
+        return "running" if self.facts.summary else "starting"
+
+    def _goes_on_again(self) -> bool:
+        """Whether somebody prepares to go on with a run that had ended before."""
+        ended_at = _changed_at(self.directory / "summary.json")
+        if self.trainer is None or not self.trainer.is_alive or ended_at is None:
+            return False
+        return self.facts.status in ("stopped", "failed") and self.trainer.since > ended_at
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def step(self) -> int | None:
+        """Steps done, as far as anything was written of them."""
+        logged = self.facts.last_step
+        sampled, moment = (self.machine.last.get(key) for key in ("step", "time"))
+        is_newer = isinstance(moment, int | float) and moment > (self._metrics_changed_at or 0.0)
+        if not self.has_ended and is_newer and isinstance(sampled, int):
+            return sampled
+        return logged
+
+    @property
+    def total_steps(self) -> int | None:
+        total = self.facts.summary.get("total_steps")
+        return total if isinstance(total, int) and total > 0 else None
+
+    @property
+    def share_done(self) -> float | None:
+        """From 0 to 1; None where it cannot be said."""
+        if self.step is None or self.total_steps is None:
+            return None
+        return min(1.0, self.step / self.total_steps)
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Of the last minute of steps; None before two steps are logged."""
+        timed = [(r.get("step"), r.get("seconds")) for r in self.facts.records]
+        steps = [(s, t) for s, t in timed if isinstance(s, int) and isinstance(t, int | float)]
+        seconds, num_steps = 0.0, 0
+        for (before, _), (step, took) in reversed(list(itertools.pairwise(steps))):
+            if seconds >= RATE_SECONDS:
+                break
+            seconds, num_steps = seconds + took, num_steps + step - before
+        return seconds / num_steps if num_steps > 0 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of steps alone, at the speed of the last minute; None unless it is being trained."""
+        if self.state != "running" or self.step is None or self.total_steps is None:
+            return None
+        each = self.seconds_per_step
+        return None if each is None else max(0, self.total_steps - self.step) * each
+
+    @property
+    def curves(self) -> PointsByKey:
+        """Key → its points, thinned where they are many."""
+        return {key: points.kept for key, points in self.points.items()}
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read, one sentence each."""
+        num_unreadable = self._metrics.num_unreadable
+        told = f"{num_unreadable} lines of {METRICS_FILE} are damaged and left out."
+        return [*self.facts.problems, *([told] if num_unreadable else [])]
+
+    def _read_small(self) -> bool:
+        names = (*SMALL_FILES, ERRORS_FILE)
+        signature = tuple(_signature(self.directory / name) for name in names)
+        if signature == self._signature and self.directory.is_dir():
+            return False
+        records = self.facts.records
+        self.facts = read_small_files(self.directory)
+        self.facts.records = records
+        self._signature = signature
+        return True
+
+    def _read_metrics(self) -> bool:
+        records = self._metrics.read_new()
+        is_restarted = self._metrics.num_starts != self._num_starts
+        if is_restarted:  # the training went on from an earlier step
+            self._num_starts = self._metrics.num_starts
+            self._forget()
+        for record in records:
+            self._add(record)
+        if records or is_restarted:
+            del self.facts.records[:-MAX_RECENT_RECORDS]
+            self._metrics_changed_at = _changed_at(self.directory / METRICS_FILE)
+        return bool(records) or is_restarted
+
+    def _read_logs(self) -> bool:
+        samples, performance = self._samples.read_new(), self._performance.read_new()
+        alerts = self._alerts.read_new()
+        self.machine.add(samples)
+        self.machine.add_performance(performance)
+        for alert in alerts:
+            self._note(alert)
+        return bool(samples or performance or alerts)
+
+    def _note(self, alert: Record) -> None:
+        """An incident that has ended stays among the alerts, with the moment of its end."""
+        kind = (alert.get("rule"), alert.get("subject"))
+        if alert.get("state") != "ended":
+            self.alerts.append(alert)
+            return
+        for earlier in reversed(self.alerts):
+            if (earlier.get("rule"), earlier.get("subject")) == kind:
+                earlier["ended_at"] = alert.get("time")
+                return
+
+    def _forget(self) -> None:
+        self.points: dict[str, BoundedPoints] = {}
+        self.evaluated: set[str] = set()
+        self.seconds_trained = 0.0
+        self._metrics_changed_at = None
+        self.facts.records = []
+
+    def _add(self, record: Mapping[str, Any]) -> None:
+        step = record.get("step")
+        if not isinstance(step, int | float):
+            return
+        self.facts.records.append(dict(record))
+        if record.get("kind") == EVALUATION:
+            self.evaluated |= set(record)
+        for key, value in record.items():
+            if isinstance(value, int | float):
+                if key not in self.points:
+                    self.points[key] = BoundedPoints(
+                        MAX_POINTS if key == WIDE else MAX_SMALL_POINTS
+                    )
+                self.points[key].add(step, value)
+        took = record.get("seconds")
+        if isinstance(took, int | float) and took > 0:
+            self.seconds_trained += took
+
+    @property
+    def changed_at(self) -> float | None:
+        moments = (self._metrics_changed_at, self.machine.last.get("time"))
+        return max((m for m in moments if isinstance(m, int | float)), default=None)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it should be training and has said nothing for ten minutes and ten steps."""
+        if self.state != "running" or self.changed_at is None:
+            return False
+        return time.time() - self.changed_at > max(600.0, 10 * (self.seconds_per_step or 0.0))
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _changed_at(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

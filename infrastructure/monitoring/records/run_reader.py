@@ -1,0 +1,202 @@
+"""What the files of a run directory say, read tolerantly: a report is wanted of broken runs too.
+
+Each file that is missing or unreadable becomes an empty one and, if it is damaged, a sentence in
+`problems`. Changes nothing on the disk.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.json_text import parse_json
+from infrastructure.monitoring.drawing.metrics_file import (
+    FINITE_AGAIN,
+    ParsedMetrics,
+    Record,
+    parse_metrics,
+)
+
+METRICS_FILE = "metrics.jsonl"
+ERRORS_FILE = "logs/errors/errors.jsonl"
+SMALL_FILES = ("run.json", "summary.json", "data_report.json", "checkpoints/backup.json")
+
+STATUSES = ("finished", "stopped", "failed", "running")
+
+
+@dataclass
+class RunFacts:
+    """The contents of run.json, summary.json, data_report.json, metrics.jsonl and errors.jsonl, and
+    how the copies of the checkpoints stand.
+
+    Attributes:
+        errors: a record for each error that the training got over, and for the one that ended it.
+        last_record_at: local time of the last write to metrics.jsonl, or None.
+        problems: what could not be read, one sentence each.
+    """
+
+    directory: Path
+    run: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    data_report: dict[str, Any] = field(default_factory=dict)
+    backup: dict[str, Any] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    errors: list[Record] = field(default_factory=list)
+    last_record_at: str | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def run_id(self) -> str:
+        return str(self.run.get("run_id") or self.directory.resolve().name)
+
+    @property
+    def status(self) -> str:
+        """One of finished, stopped, failed and running; a run without a summary is running."""
+        status = str(self.summary.get("status", "running"))
+        return status if status in STATUSES else "running"
+
+    @property
+    def before(self) -> dict[str, Any]:
+        return _numbers(self.summary.get("before"))
+
+    @property
+    def after(self) -> dict[str, Any]:
+        return _numbers(self.summary.get("after"))
+
+    @property
+    def copies(self) -> dict[str, Any]:
+        """How the copies of the checkpoints stand: at the end, or as it was last written down."""
+        ended = self.summary.get("backup")
+        return {**self.backup, **(ended if isinstance(ended, Mapping) else {})}
+
+    @property
+    def last_step(self) -> int | None:
+        steps = self.summary.get("steps", self.last("step"))
+        return int(steps) if isinstance(steps, int | float) else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all logged steps together."""
+        pairs = [
+            (record["seconds"], record["tokens_per_second"])
+            for record in self.records
+            if _is_positive(record.get("seconds")) and _is_positive(record.get("tokens_per_second"))
+        ]
+        seconds = sum(pair[0] for pair in pairs)
+        return sum(s * rate for s, rate in pairs) / seconds if seconds else None
+
+    @property
+    def config(self) -> dict[str, tuple[Any, str]]:
+        """Key → (value, where it came from)."""
+        config = self.run.get("config")
+        pairs = config.items() if isinstance(config, Mapping) else []
+        return {
+            str(key): (entry.get("value"), str(entry.get("source", "")))
+            if isinstance(entry, Mapping)
+            else (entry, "")
+            for key, entry in pairs
+        }
+
+    def config_value(self, key: str) -> Any:
+        return self.config.get(key, (None, ""))[0]
+
+    def last(self, key: str) -> Any:
+        """The newest value under `key` in the records, or None."""
+        return next((r[key] for r in reversed(self.records) if key in r), None)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < float("inf")
+
+
+def _numbers(value: Any) -> dict[str, Any]:
+    """`{"eval_loss": …, "exact_match": {…}}` with only what is a number in it."""
+    if not isinstance(value, Mapping):
+        return {}
+    numbers: dict[str, Any] = {}
+    for key, inner in value.items():
+        inner = FINITE_AGAIN.get(inner, inner) if isinstance(inner, str) else inner
+        if isinstance(inner, Mapping):
+            numbers[str(key)] = _numbers(inner)
+        elif isinstance(inner, int | float):
+            numbers[str(key)] = inner
+    return numbers
+
+
+def read_run_facts(directory: Path) -> RunFacts:
+    """Everything that can be read of a run.
+
+    Raises:
+        ValueError: there is no such directory.
+    """
+    facts = read_small_files(directory)
+    metrics = _read_metrics(facts, directory / METRICS_FILE)
+    facts.records = metrics.records
+    return facts
+
+
+def read_small_files(directory: Path) -> RunFacts:
+    """What can be read of a run but for its metrics, which may be long.
+
+    Raises:
+        ValueError: there is no such directory.
+    """
+    if not directory.is_dir():
+        raise ValueError(f"{directory} is no run directory; give the path of one, such as runs/RUN")
+    facts = RunFacts(directory)
+    facts.run, facts.summary, facts.data_report, facts.backup = (
+        _read_object(facts, name) for name in SMALL_FILES
+    )
+    facts.errors = _read_errors(facts, directory / ERRORS_FILE)
+    return facts
+
+
+def _read_object(facts: RunFacts, name: str) -> dict[str, Any]:
+    try:
+        value = parse_json((facts.directory / name).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        facts.problems.append(f"{name} could not be read: {error}.")
+        return {}
+    if not isinstance(value, dict):
+        facts.problems.append(f"{name} is no JSON object; it is left out.")
+        return {}
+    return value
+
+
+def _read_metrics(facts: RunFacts, path: Path) -> ParsedMetrics:
+    try:
+        parsed = parse_metrics(path)
+        written = time.localtime(path.stat().st_mtime)
+    except FileNotFoundError:
+        return ParsedMetrics()
+    except OSError as error:
+        facts.problems.append(f"{path.name} could not be read: {error}.")
+        return ParsedMetrics()
+    if parsed.records:
+        facts.last_record_at = time.strftime("%Y-%m-%d %H:%M:%S", written)
+    _tell_unreadable(facts, path, parsed)
+    return parsed
+
+
+def _read_errors(facts: RunFacts, path: Path) -> list[Record]:
+    try:
+        parsed = parse_metrics(path)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        facts.problems.append(f"{path.name} could not be read: {error}.")
+        return []
+    _tell_unreadable(facts, path, parsed)
+    return parsed.records
+
+
+def _tell_unreadable(facts: RunFacts, path: Path, parsed: ParsedMetrics) -> None:
+    if parsed.unreadable_lines:
+        some = ", ".join(map(str, parsed.unreadable_lines[:5]))
+        facts.problems.append(
+            f"{len(parsed.unreadable_lines)} lines of {path.name} are damaged and left out"
+            f" (the first: {some})."
+        )

@@ -1,0 +1,1 @@
+"""`report.html`: one self-contained page of a run, a section a file."""

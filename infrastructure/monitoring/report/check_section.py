@@ -1,0 +1,103 @@
+"""The results of checks on a page, from their plain JSON: see `testing.results`.
+
+A run keeps them in `checks.json`: a list of rounds, each with step, time, verdict and checks. The
+first was made before the training.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.json_text import parse_json
+from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_number
+from infrastructure.monitoring.drawing.html import (
+    MAX_TEXT_CHARACTERS,
+    Markup,
+    element,
+    joined,
+    raw_markup,
+    readable_key,
+    table,
+)
+
+CHECKS_FILE = "checks.json"
+MAX_ROUNDS = 20
+CLASSES = {"pass": "good", "warn": "warn", "fail": "bad", "skipped": "soft"}
+WORDS = {"pass": "ok", "warn": "warning", "fail": "failed", "skipped": "skipped"}
+TITLES = {
+    "unit": "What is learnt, and how",
+    "integration": "Real steps, put back afterwards",
+    "performance": "How fast",
+}
+
+
+def read_rounds(run_directory: Path) -> list[dict[str, Any]]:
+    """The rounds of a run, the oldest first; none where there are none, or nothing is readable."""
+    try:
+        rounds = parse_json((run_directory / CHECKS_FILE).read_bytes())
+    except (OSError, ValueError):
+        return []
+    return [one for one in rounds if isinstance(one, dict)] if isinstance(rounds, list) else []
+
+
+def checks(run_directory: Path) -> Markup:
+    """The newest round of a run, the verdicts of all, and what failed in earlier ones."""
+    rounds = read_rounds(run_directory)
+    if not rounds:
+        return raw_markup("")
+    rows = [_row(check) for check in _checks_of(rounds[-1])]
+    told = [element("li", _round(one)) for one in rounds]
+    details = element("details", element("summary", "every check"), _table(rows))
+    heading = element("h2", "Checked before and while training")
+    return element("section", heading, element("ul", *told[-MAX_ROUNDS:]), details)
+
+
+def _round(one: Mapping[str, Any]) -> Markup:
+    failed = [c for c in _checks_of(one) if c.get("status") in ("fail", "warn")]
+    parts = [f"at step {one.get('step', '?')}: {clip(str(one.get('verdict', '')), 600)}"]
+    parts += [f"{c.get('name')}: {clip(str(c.get('text', '')), 600)}" for c in failed]
+    return element("span", " ".join(parts), css_class="bad" if failed else None)
+
+
+def _checks_of(one: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = one.get("checks")
+    return [c for c in found if isinstance(c, Mapping)] if isinstance(found, list) else []
+
+
+def check_tables(results: Sequence[Any]) -> list[Markup]:
+    """A card for each group of checks; what is no check is left out."""
+    known = [check for check in results if isinstance(check, Mapping)]
+    groups = dict.fromkeys(str(check.get("group", "unit")) for check in known)
+    return [_card(group, [c for c in known if c.get("group") == group]) for group in groups]
+
+
+def _card(group: str, members: Sequence[Mapping[str, Any]]) -> Markup:
+    heading = element("h2", TITLES.get(group, group))
+    return element("section", heading, _table([_row(check) for check in members]))
+
+
+def _table(rows: Sequence[Sequence[Any]]) -> Markup:
+    return table(("check", "", "what was found", "measured", "took"), rows, "stack checks")
+
+
+def _row(check: Mapping[str, Any]) -> list[Any]:
+    status = str(check.get("status", ""))
+    mark = element("span", WORDS.get(status, status), css_class=CLASSES.get(status))
+    found: list[Any] = [clip(str(check.get("text", "")), MAX_TEXT_CHARACTERS)]
+    if remedy := check.get("remedy"):
+        text = clip(f"→ {remedy}", MAX_TEXT_CHARACTERS)
+        found.append(element("div", text, css_class="soft"))
+    seconds = check.get("seconds")
+    took = format_duration(seconds) if isinstance(seconds, int | float) else ""
+    return [check.get("name", ""), mark, joined(found), _numbers(check.get("numbers")), took]
+
+
+def _numbers(numbers: Any) -> str:
+    if not isinstance(numbers, Mapping):
+        return ""
+    parts = [
+        f"{readable_key(str(name))} {format_number(value)}"
+        for name, value in numbers.items()
+        if isinstance(value, int | float)
+    ]
+    return ", ".join(parts)

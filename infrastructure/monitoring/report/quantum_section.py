@@ -1,0 +1,224 @@
+"""The report's section on quantum steps: what was asked, what was chosen, whose answer, and how it
+compares, from `quantum.json` and `comparison.json` of a run."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.json_text import parse_json
+from infrastructure.monitoring.drawing.formatting import (
+    clip,
+    format_duration,
+    format_number,
+    format_share,
+)
+from infrastructure.monitoring.drawing.html import Markup, element, table
+from infrastructure.monitoring.drawing.quantum_plots import (
+    block_picture,
+    density_picture,
+    energy_picture,
+)
+from infrastructure.monitoring.report.report_sections import NOTHING, mapping_of, section
+
+QUANTUM_FILE = "quantum.json"
+COMPARISON_FILE = "comparison.json"
+MAX_STEPS = 50
+QUESTIONS = {
+    "data_selection": "Which training examples are trained on?",
+    "block_selection": "Which blocks of the model train until the next answer?",
+    "rank_allocation": "Which components of the LoRA matrices stay?",
+}
+COMPARED = {
+    "quantum": "the sampler's answer",
+    "random": "a choice by chance",
+    "greedy": "a greedy choice",
+    "none": "no choice: all of it",
+}
+
+
+def quantum_steps(directory: Path) -> Markup:
+    """The section; nothing where no quantum step was made."""
+    found = read_json(directory / QUANTUM_FILE)
+    records = [r for r in _list(found.get("records")) if isinstance(r, Mapping)]
+    compared = read_json(directory / COMPARISON_FILE)
+    if not records:
+        return NOTHING
+    answered = [r for r in records if r.get("outcome") == "answered"]
+    question = QUESTIONS.get(str(records[-1].get("problem")), "")
+    return section(
+        "The quantum step",
+        element("p", f"{question} {_last(answered, records)}", css_class="lead"),
+        _pictures(answered),
+        _steps(records),
+        _tasks(answered),
+        comparison_table(compared),
+        _words(answered),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where it is not there or not readable."""
+    try:
+        return mapping_of(parse_json(path.read_bytes()))
+    except (OSError, ValueError):
+        return {}
+
+
+def comparison_table(compared: Mapping[str, Any]) -> Markup:
+    """Held-out loss of the same training with other answers; nothing where none was compared."""
+    rows = [
+        [
+            COMPARED.get(str(row.get("answer")), clip(str(row.get("answer")), 60)),
+            _number(row.get("eval_loss")),
+            _number(row.get("steps")),
+            _seconds(row.get("quantum_seconds")),
+            _seconds(row.get("seconds")),
+        ]
+        for row in _list(compared.get("rows"))
+        if isinstance(row, Mapping)
+    ]
+    if not rows:
+        return NOTHING
+    heading = element("h3", "The same training with other answers, at equal steps")
+    columns = ("trained on", "held-out loss", "steps", "quantum steps took", "all of it took")
+    return element("div", heading, table(columns, rows, "numbers"))
+
+
+def _last(answered: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> str:
+    skipped = sum(r.get("outcome") in ("skipped", "failed", "unused") for r in records)
+    told = f"{len(answered)} answered" + (f", {skipped} without an answer" if skipped else "")
+    if not answered:
+        return f"{told}: {clip(str(records[-1].get('why', '')), 600)}"
+    newest = answered[-1]
+    chosen, who = str(newest.get("chosen", "")), str(newest.get("answered_by", ""))
+    return clip(f"{told}. The newest answer, by {who}: {chosen}.", 800)
+
+
+def _pictures(answered: Sequence[Mapping[str, Any]]) -> Markup:
+    if not answered:
+        return NOTHING
+    figures = [_energies(answered[-1]), _density(answered), _blocks(answered)]
+    shown = [figure for figure in figures if figure]
+    return element("div", *shown, css_class="columns") if shown else NOTHING
+
+
+def _energies(record: Mapping[str, Any]) -> Markup:
+    chance = _numbers(record.get("random_energies"))
+    energy, who = record.get("energy"), str(record.get("answered_by"))
+    if not chance or not isinstance(energy, int | float):
+        return NOTHING
+    others = {
+        str(name): float(value)
+        for name, value in mapping_of(record.get("alternatives")).items()
+        if isinstance(value, int | float)
+    }
+    picture = energy_picture(chance, {**others, who: float(energy)}, who)
+    better = sum(value > energy for value in chance) / len(chance)
+    caption = (
+        f"The answer has a lower energy than {format_share(better)} of {len(chance)} by chance;"
+        " thin lines are plain answers"
+    )
+    heading = element("h3", f"Energies at step {record.get('step')}")
+    return element("figure", heading, picture, element("figcaption", caption))
+
+
+def _density(answered: Sequence[Mapping[str, Any]]) -> Markup:
+    rows = [
+        (f"step {r.get('step')}", shares)
+        for r in answered
+        if (shares := _numbers(r.get("density")))
+    ]
+    if not rows:
+        return NOTHING
+    caption = "The training data in its order, in parts; the darker, the more of a part is chosen"
+    heading = element("h3", "What was chosen")
+    return element("figure", heading, density_picture(rows), element("figcaption", caption))
+
+
+def _blocks(answered: Sequence[Mapping[str, Any]]) -> Markup:
+    answers = [
+        (f"step {r.get('step')}", [str(block) for block in _list(r.get("blocks"))])
+        for r in answered
+        if r.get("blocks")
+    ]
+    names = [str(block) for block in _list(answered[-1].get("all_blocks"))]
+    if not answers or not names:
+        return NOTHING
+    heading = element("h3", "Which blocks train")
+    caption = "A column for each answer, the first layers above"
+    return element("figure", heading, block_picture(names, answers), element("figcaption", caption))
+
+
+def _steps(records: Sequence[Mapping[str, Any]]) -> Markup:
+    columns = (
+        *("step", "epoch", "who answered", "variables", "energy", "best plain answer"),
+        *("mean by chance", "took", "solver"),
+    )
+    rows = [_step(record) for record in records[-MAX_STEPS:]]
+    return table(columns, rows, "stack")
+
+
+def _step(record: Mapping[str, Any]) -> list[Any]:
+    place = [_number(record.get("step")), _number(record.get("epoch"))]
+    if record.get("outcome") != "answered":
+        told = f"{record.get('outcome')}: {record.get('why', '')}".removesuffix(": ")
+        return [*place, clip(told, 400), "", "", "", "", "", ""]
+    others = {k: v for k, v in mapping_of(record.get("alternatives")).items() if _number(v)}
+    name = min(others, key=lambda one: others[one], default="")
+    chance = _numbers(record.get("random_energies"))
+    who = str(record.get("answered_by")) + (" (in its place)" if record.get("is_fallback") else "")
+    return [
+        *place,
+        clip(who, 80),
+        _number(record.get("num_variables")),
+        _number(record.get("energy")),
+        f"{name} {_number(others[name])}" if name else "",
+        _number(sum(chance) / len(chance)) if chance else "",
+        _seconds(record.get("seconds")),
+        _seconds(record.get("solver_seconds")),
+    ]
+
+
+def _tasks(answered: Sequence[Mapping[str, Any]]) -> Markup:
+    """Which kinds of examples the newest answer has kept."""
+    tasks = mapping_of(answered[-1].get("by_task")) if answered else {}
+    rows = [
+        (clip(str(task), 80), f"{kept:,}", f"{there:,}", format_share(kept / there))
+        for task, (kept, there) in (
+            (task, pair)
+            for task, pair in tasks.items()
+            if isinstance(pair, list) and len(_numbers(pair)) == 2 and pair[1]
+        )
+    ]
+    columns = ("task", "chosen", "looked at", "share")
+    return table(columns, rows, "numbers") if len(rows) > 1 else NOTHING
+
+
+def _words(answered: Sequence[Mapping[str, Any]]) -> Markup:
+    """What is to be known of the newest answer, and what of the data it left out."""
+    if not answered:
+        return NOTHING
+    newest = answered[-1]
+    told = [*_list(newest.get("failures")), *_list(newest.get("remarks"))]
+    lines = [clip(str(one), 400) for one in told]
+    if dropped := _list(newest.get("dropped")):
+        lines.append(clip(f"not chosen, for example: {', '.join(map(str, dropped))}", 1000))
+    return element("ul", *[element("li", line) for line in lines]) if lines else NOTHING
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _numbers(value: Any) -> list[float]:
+    found = [v for v in _list(value) if isinstance(v, int | float) and not isinstance(v, bool)]
+    return [float(v) for v in found if v - v == 0]
+
+
+def _number(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return format_number(value) if is_number else ""
+
+
+def _seconds(value: Any) -> str:
+    return format_duration(value) if _number(value) else ""

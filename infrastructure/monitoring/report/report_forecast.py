@@ -1,0 +1,53 @@
+"""The report's section on what was foretold before the first step, and what was decided then."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration, format_share
+from infrastructure.monitoring.drawing.html import Markup, joined, table
+from infrastructure.monitoring.records.run_reader import RunFacts
+from infrastructure.monitoring.report.report_sections import mapping_of, section
+
+NAMES = {
+    "seconds": "time from the first step to the end",
+    "peak_memory_bytes": "highest memory of the training",
+    "disk_bytes": "run directory on the disk",
+    "backup_bytes": "backup at its place",
+}
+
+
+def forecast(run: RunFacts) -> Markup:
+    """Forecast beside truth, and the values that were measured for `auto`."""
+    parts = [part for part in (_compared(run.summary), _decided(run.run)) if part]
+    return section("Forecast", *parts) if parts else joined(())
+
+
+def _compared(summary: Mapping[str, Any]) -> Markup | None:
+    told = summary.get("forecast")
+    rows = [
+        (NAMES[row["what"]], _shown(row, "foretold"), _shown(row, "was"), _error(row["error"]))
+        for row in (told if isinstance(told, list) else [])
+        if isinstance(row, dict) and row.get("what") in NAMES and _is_whole(row)
+    ]
+    return table(("", "foretold", "was", "error"), rows) if rows else None
+
+
+def _decided(run: Mapping[str, Any]) -> Markup | None:
+    rows = [
+        (key, str(mapping_of(told).get("value")), str(mapping_of(told).get("origin")))
+        for key, told in mapping_of(run.get("decided")).items()
+    ]
+    return table(("setting", "value", "decided"), rows) if rows else None
+
+
+def _is_whole(row: Mapping[str, Any]) -> bool:
+    return all(isinstance(row.get(name), int | float) for name in ("foretold", "was", "error"))
+
+
+def _shown(row: Mapping[str, Any], name: str) -> str:
+    shown = format_duration if row["what"] == "seconds" else format_bytes
+    return shown(row[name])
+
+
+def _error(share: float) -> str:
+    return ("+" if share >= 0 else "") + format_share(share)

@@ -1,0 +1,211 @@
+"""The report's section on stack-wise training: which layers trained when, and the loss by phase,
+from `stackwise.json` of a run."""
+
+import math
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from infrastructure.monitoring.drawing.curves import PointsByKey
+from infrastructure.monitoring.drawing.downsampling import Points
+from infrastructure.monitoring.drawing.formatting import (
+    clip,
+    format_bytes,
+    format_number,
+    format_share,
+)
+from infrastructure.monitoring.drawing.html import Markup, element, table
+from infrastructure.monitoring.drawing.stack_plots import Bar, Span, StackPicture
+from infrastructure.monitoring.report.quantum_section import read_json
+from infrastructure.monitoring.report.report_sections import NOTHING, mapping_of, section
+
+STACKWISE_FILE = "stackwise.json"
+NARROW, WIDE = 440, 980
+MAX_ROWS, MAX_OPEN_ROWS = 100, 8
+MAX_LAYERS, MAX_PHASES = 1000, 1000
+BYTES = ("weights_bytes", "gradient_bytes", "optimizer_bytes")
+COLUMNS = ("phase", "parameters", "steps", "loss", "held-out loss", "memory without activations")
+NO_MARK = "key none"
+ORDERS = {
+    "stackwise": "All stacks train in each step, each by itself.",
+    "rackwise": "All stacks train in each step, with one loss.",
+    "sequential": "One stack trains after the other.",
+}
+GROWING = "The model grows: all layers that are there train."
+
+Plan = dict[str, Any]
+
+
+def stack_section(directory: Path, points: PointsByKey) -> Markup:
+    """The section; nothing where the training was not stack-wise.
+
+    Args:
+        points: the numbers of `metrics.jsonl`, see `report_curves.points_by_key`.
+    """
+    plan, phases = read_stacks(directory, points)
+    if not phases:
+        return NOTHING
+    layers, bars = _layers_of(plan), [bar for _, bar in phases]
+    above = "norm, head" if "head" in mapping_of(plan.get("parameters")) else "final norm"
+    pictures = [
+        element("div", StackPicture(bars, layers, width, above).render(), css_class=name)
+        for name, width in (("wide", WIDE), ("narrow", NARROW))
+    ]
+    keys = _keys(bars)
+    if any("feature decoder" in mapping_of(phase.get("parameters")) for phase, _ in phases):
+        keys.append(
+            element("span", "below the top the loss is that of features", css_class=NO_MARK)
+        )
+    caption = element("figcaption", *keys)
+    return section(
+        "Stack by stack",
+        element("p", _lead(plan), css_class="soft"),
+        element("figure", *pictures, caption),
+        _table(phases),
+    )
+
+
+def read_stacks(directory: Path, points: PointsByKey) -> tuple[Plan, list[tuple[Plan, Bar]]]:
+    """The plan of a stack-wise training and its phases, each with what is drawn of it; both empty
+    where there is none."""
+    found = read_json(directory / STACKWISE_FILE)
+    plan = mapping_of(found.get("plan"))
+    phases = [mapping_of(phase) for phase in _list(plan.get("phases"))][:MAX_PHASES]
+    if not 0 < _layers_of(plan) <= MAX_LAYERS:
+        return {}, []
+    began = {
+        _whole(one.get("phase")): _whole(one.get("step"))
+        for one in map(mapping_of, _list(found.get("began")))
+    }
+    starts, end = [], 0
+    for index, phase in enumerate(phases):
+        starts.append(began.get(index, end))
+        end = starts[-1] + _whole(phase.get("num_steps"))
+    bars = [
+        (phase, _bar(index, phase, steps, index in began, points))
+        for index, (phase, steps) in enumerate(zip(phases, pairwise([*starts, end]), strict=True))
+        if steps[0] < steps[1]
+    ]
+    return plan, bars
+
+
+def _bar(
+    index: int,
+    phase: Mapping[str, Any],
+    steps: tuple[int, int],
+    has_begun: bool,
+    points: PointsByKey,
+) -> Bar:
+    losses = _between(points.get("loss", []), *steps) if has_begun else []
+    held_out = _between(points.get("eval_loss", []), *steps) if has_begun else []
+    parameters = mapping_of(phase.get("parameters"))
+    name = clip(str(phase.get("name", "")), 120)
+    description = f"phase {index + 1}: {name}, steps {steps[0] + 1:,} to {steps[1]:,}"
+    finite = [value for _, value in losses if math.isfinite(value)]
+    if finite:
+        description += f", loss {format_number(finite[-1])}"
+    time_step = phase.get("time_step")
+    return Bar(
+        title=description,
+        label=f"{index + 1}" if time_step is None else f"t {_whole(time_step)}",
+        first_step=steps[0],
+        last_step=steps[1],
+        has_begun=has_begun,
+        trains=_spans(phase.get("trains")),
+        adapts=_spans(phase.get("adapts")),
+        depth=min(MAX_LAYERS, _whole(phase.get("depth"))),
+        trains_below=any(part.startswith("embedding") for part in parameters),
+        trains_above=any(part in ("head", "final norm") for part in parameters),
+        losses=losses,
+        held_out=held_out,
+    )
+
+
+def _between(points: Points, first: float, last: float) -> Points:
+    return [(step, value) for step, value in points if first < step <= last]
+
+
+def _lead(plan: Mapping[str, Any]) -> str:
+    stacks = len(_list(plan.get("stacks")))
+    description = GROWING if _grows(plan) else ORDERS.get(str(plan.get("kind")), "")
+    parts = {str(k): _whole(v) for k, v in mapping_of(plan.get("parameters")).items()}
+    total = sum(parts.values()) or 1
+    named = [f"{clip(part, 60)} {format_share(count / total)}" for part, count in parts.items()]
+    shape = f"{stacks} stacks, {_layers_of(plan)} layers in all."
+    return f"{shape} {description} Of {total:,} parameters: " + ", ".join(named) + "."
+
+
+def _grows(plan: Mapping[str, Any]) -> bool:
+    phases = _list(plan.get("phases"))
+    all_layers = [[0, _layers_of(plan)]]
+    return len(phases) > 1 and mapping_of(phases[-1]).get("trains") == all_layers
+
+
+def _keys(bars: list[Bar]) -> list[Markup]:
+    keys = [("trains", "key cell")]
+    if any(bar.adapts for bar in bars):
+        keys.append(("low-rank matrices train beside it", "key adapted"))
+    keys.append(("is run, and stays as it is", "key frozen"))
+    if not all(bar.has_begun for bar in bars):
+        keys.append(("pale: planned", NO_MARK))
+    if any(bar.held_out for bar in bars):
+        keys.append(("held-out loss", "key held-out"))
+    if any(bar.label.startswith("t ") for bar in bars):
+        keys.append(("t: time step of the masks", NO_MARK))
+    return [element("span", text, css_class=key) for text, key in keys]
+
+
+def _table(phases: list[tuple[Plan, Bar]]) -> Markup:
+    """Of each phase what trained, how much, and from which loss to which."""
+    rows = [
+        (
+            _phase_name(bar),
+            f"{sum(map(_whole, mapping_of(phase.get('parameters')).values())):,}",
+            f"{bar.first_step + 1:,} to {bar.last_step:,}",
+            _from_to([value for _, value in bar.losses]),
+            _from_to([value for _, value in bar.held_out]),
+            format_bytes(sum(_whole(phase.get(key)) for key in BYTES)),
+        )
+        for phase, bar in phases[:MAX_ROWS]
+    ]
+    shown = table(COLUMNS, rows, "numbers phases")
+    if len(rows) <= MAX_OPEN_ROWS:
+        return shown
+    return element("details", element("summary", f"All {len(phases)} phases"), shown)
+
+
+def _phase_name(bar: Bar) -> str:
+    return re.sub(r" of \d+(?=,|$)", "", bar.title.partition(", steps ")[0].removeprefix("phase "))
+
+
+def _from_to(values: list[float]) -> str:
+    if not values:
+        return ""
+    return format_number(values[0]) + (f" → {format_number(values[-1])}" if len(values) > 1 else "")
+
+
+def _layers_of(plan: Mapping[str, Any]) -> int:
+    stacks = _spans(plan.get("stacks"))
+    return max((end for _, end in stacks), default=0)
+
+
+def _spans(value: Any) -> list[Span]:
+    """Files may be damaged, and of later versions."""
+    return [
+        (one[0], one[1])
+        for one in _list(value)
+        if isinstance(one, list)
+        and len(one) == 2
+        and all(type(n) is int for n in one)
+        and 0 <= one[0] < one[1] <= MAX_LAYERS
+    ]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 62 else 0

@@ -1,0 +1,1 @@
+"""Alerts: the rules, when a number becomes one, and who is told."""

@@ -1,0 +1,126 @@
+"""Who is told of an alert: the console, the log, a notebook, a webhook."""
+
+import html
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from infrastructure.core.lookup import look_up
+from infrastructure.core.notebook import in_notebook_kernel
+from infrastructure.core.optional import require
+from infrastructure.monitoring.watching.alerts import Alert, Severity
+from infrastructure.monitoring.watching.webhook import VARIABLE, WebhookAlerts
+
+logger = logging.getLogger(__name__)
+
+LOG_LEVELS: dict[Severity, int] = {
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "critical": logging.ERROR,
+}
+COLOURS: dict[Severity, str] = {"info": "#3b6ea5", "warning": "#b7791f", "critical": "#c0392b"}
+
+
+class AlertSink(Protocol):
+    """One that is told. Called from one thread; may raise, and is then not called again."""
+
+    name: str
+
+    def send(self, alert: Alert) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ConsoleAlerts:
+    """A line for each alert that a person should act on; `say` shows it."""
+
+    name = "console"
+
+    def __init__(self, say: Callable[[str], None] = print) -> None:
+        self.say = say
+
+    def send(self, alert: Alert) -> None:
+        if alert.severity != "info":
+            self.say(f"ALERT ({alert.severity}) at step {alert.step}: {alert.message}")
+
+    def close(self) -> None: ...
+
+
+class LogAlerts:
+    """A record of Python's logging; information, warning or error."""
+
+    name = "log"
+
+    def send(self, alert: Alert) -> None:
+        level = LOG_LEVELS[alert.severity]
+        logger.log(level, "alert %s at step %d: %s", alert.rule, alert.step, alert.message)
+
+    def close(self) -> None: ...
+
+
+class NotebookAlerts:
+    """A coloured box below the cell that runs, for what a person should act on."""
+
+    name = "notebook"
+
+    def send(self, alert: Alert) -> None:
+        if alert.severity != "info":
+            display = require("IPython.display", "alerts in a notebook")
+            display.display(display.HTML(box(alert)))
+
+    def close(self) -> None: ...
+
+
+def box(alert: Alert) -> str:
+    """The box as HTML."""
+    colour = COLOURS[alert.severity]
+    return (
+        f'<div style="border-left:4px solid {colour};padding:.4em .8em;margin:.3em 0">'
+        f"<b>{html.escape(alert.severity)}</b> at step {alert.step}:"
+        f" {html.escape(alert.message)}</div>"
+    )
+
+
+def make_alert_sinks(
+    names: Iterable[str],
+    say: Callable[[str], None] = print,
+    source: str = "",
+    environment: Mapping[str, str] = os.environ,
+) -> list[AlertSink]:
+    """The sinks of these names. In a notebook its box replaces the console's line; elsewhere there
+    is no box.
+
+    Args:
+        say: shows a line to a person.
+        source: what the alerts are about, such as the run's name.
+
+    Raises:
+        ValueError: a name is unknown, or there is no address for the webhook.
+    """
+    makers: dict[str, Callable[[], AlertSink]] = {
+        "console": lambda: ConsoleAlerts(say),
+        "log": LogAlerts,
+        "notebook": NotebookAlerts,
+        "webhook": lambda: WebhookAlerts(_address(environment), source),
+    }
+    chosen = {name: look_up("alert sink", name, makers) for name in names}
+    if "notebook" in chosen:
+        chosen.pop("console" if in_notebook_kernel() else "notebook", None)
+    return [make() for make in chosen.values()]
+
+
+def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.environ) -> None:
+    """Raise ValueError where the webhook is named and has no address."""
+    if "webhook" in names:
+        _address(environment)
+
+
+def _address(environment: Mapping[str, str]) -> str:
+    address = environment.get(VARIABLE, "")
+    if not address:
+        raise ValueError(
+            f"monitor.alert_sinks names webhook: put its address into the variable {VARIABLE} "
+            "(it is a secret, so it is no setting), or leave webhook out"
+        )
+    return address

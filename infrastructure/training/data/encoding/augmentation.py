@@ -1,0 +1,48 @@
+"""Augmentation: a plug-in that changes a conversation each time it is seen.
+
+Its randomness is a pure function of (seed, epoch, position), so a resumed training sees the same.
+Augmented conversations are tokenised on the way; one that then cannot be used (too long, no answer
+left) is replaced by the unchanged one, and counted.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from infrastructure.core.registry import Registry
+from infrastructure.training.data.readers.rows import Conversation
+
+Augmentation = Callable[[Conversation, np.random.RandomState], Conversation]
+
+_AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation", "temper.augmentations")
+
+
+def register_augmentation(name: str, function: Augmentation) -> None:
+    """Teach Temper an augmentation, for `data.augmentation=name`.
+
+    An installed package does the same with an entry point in the group "temper.augmentations".
+
+    Args:
+        function: gives a changed conversation; all its randomness comes from the generator.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    _AUGMENTATIONS.register(name, function)
+
+
+def unregister_augmentation(name: str) -> None:
+    """Forget an augmentation that `register_augmentation` added."""
+    _AUGMENTATIONS.unregister(name)
+
+
+def get_augmentation(name: str) -> Augmentation:
+    """The augmentation of that name.
+
+    Raises:
+        ValueError: there is none; the text suggests the nearest one.
+    """
+    try:
+        return _AUGMENTATIONS.get(name)
+    except ValueError as error:
+        raise ValueError(f"data.augmentation: {error}") from error

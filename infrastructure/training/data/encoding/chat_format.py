@@ -1,0 +1,399 @@
+"""How a conversation is written down before it is tokenised, and where its answers stand.
+
+With a chat template, the template writes. What it marks with {% generation %} is learnt: these
+characters and no others, as transformers' `return_assistant_tokens_mask` and TRL's
+`assistant_only_loss` define it. Where it marks nothing, answers are found by comparing what it
+writes with and without them. Without a template, the plain format below is used, for training and
+for generation alike:
+
+    every message that is no answer: its text and a line break
+    every answer: its text and the EOS token (and a line break, if the conversation goes on)
+
+Both begin with the BOS token once, if the tokenizer uses one.
+"""
+
+import importlib.metadata
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from infrastructure.core.optional import is_installed
+from infrastructure.training.data.readers.rows import Conversation, Turn
+
+# Some templates write today's date. Data that differs from day to day could not be resumed.
+TEMPLATE_DATE = datetime(2024, 7, 26)
+GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+SENTENCE_WORDS = 4  # fewer are names of roles
+QUESTION, ANSWER = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
+THOUGHT = Turn("assistant", "<think>\nPing?\n</think>\n\nPong 4826")
+CHANGED = "Zq5"  # written after an answer to see where it stands
+
+
+class FormatError(Exception):
+    """The chat template cannot write this conversation so that its answers can be found."""
+
+
+class HistoryError(FormatError):
+    """The chat template writes earlier messages otherwise once the conversation goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A conversation as text.
+
+    Attributes:
+        lead: token ids that come before the text.
+        spans: where that stands in the text which the model would write itself: the answers, with
+            what ends them.
+        is_learnt: of each span; False where the data says that it is not to be trained on.
+        is_marked: the template says itself where the spans are: the text is tokenised whole, and
+            nothing is added to it.
+        given: what stands before the part of the row that is to be learnt; "" where there is no
+            such part.
+    """
+
+    lead: tuple[int, ...]
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    is_learnt: tuple[bool, ...]
+    is_marked: bool = False
+    given: str = ""
+
+
+class ChatFormat(Protocol):
+    """A way to write conversations down."""
+
+    def write(self, conversation: Conversation) -> Written:
+        """The conversation as text with its answers marked; raises `FormatError`."""
+
+    def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
+        """The text before an answer, as it stands at generation; raises `FormatError`."""
+
+
+class PlainFormat:
+    """The format for tokenizers without a chat template, and for plain documents."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.lead = leading_ids(tokenizer)
+        self.end = end_of_text(tokenizer)
+
+    def write(self, conversation: Conversation) -> Written:
+        if conversation.is_text:
+            text = conversation.turns[0].text + self.end
+            return Written(self.lead, text, ((0, len(text)),), (True,))
+        text, spans, is_learnt = "", [], []
+        for index, turn in enumerate(conversation.taught):
+            if turn.calls_tools:
+                raise FormatError(
+                    f"message {index + 1} calls tools, and the tokenizer has no chat template that"
+                    " could write it: set data.chat_template"
+                )
+            start = len(text)
+            text += turn.text
+            if turn.role == "assistant":
+                text += self.end
+                spans.append((start, len(text)))
+                is_learnt.append(conversation.is_learnt(index))
+            text += "\n"
+        return Written(self.lead, text[:-1], tuple(spans), tuple(is_learnt))
+
+    def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
+        ends = (self.end if turn.role == "assistant" else "" for turn in turns)
+        texts = (turn.text + end + "\n" for turn, end in zip(turns, ends, strict=True))
+        return Written(self.lead, "".join(texts), (), ())
+
+
+class TemplateFormat:
+    """A chat template.
+
+    Attributes:
+        marks_answers: it says with {% generation %} what is learnt.
+        own_end: what it writes after an answer to end it and does not mark, although it marks the
+            answer; "" where it marks its ends, or has none. It is learnt too, so that the model
+            learns to stop.
+        writes_end: something ends an answer: nothing is to be added.
+        takes_parts: it writes the text of a message only where that is a list of parts.
+        origin: where it is from, if it is not the tokenizer's own.
+    """
+
+    def __init__(self, tokenizer: Any, template: str | None = None, origin: str = "") -> None:
+        self.template: str = template or tokenizer.get_chat_template()
+        self.origin = origin
+        self.variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        self.writes_date = "strftime_now" in self.template
+        if self.writes_date:
+            self.variables["strftime_now"] = TEMPLATE_DATE.strftime
+        self.marks_answers = GENERATION_TAG.search(self.template) is not None
+        self._special = _any_of(special_tokens(tokenizer).values())
+        self._ends = _any_of([*special_tokens(tokenizer).values(), *tokenizer.get_added_vocab()])
+        self._reads: dict[str, bool] = {}
+        self.takes_parts = False
+        self.takes_parts = self._takes_parts()
+        self.own_end, self.writes_end = "", True
+        if self.marks_answers:
+            self.own_end, self.writes_end = self._find_end()
+
+    def write(self, conversation: Conversation) -> Written:
+        if not self.marks_answers:
+            return self._write_unmarked(conversation)
+        text, spans = self._marked(conversation.turns, conversation.inputs)
+        self._check_tools(conversation, text)
+        answers = [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
+        left_out = [i for i in answers if not conversation.is_learnt(i)]
+        is_learnt = [True] * len(spans)
+        for index in left_out:
+            for number in self._spans_of(conversation, index, text, spans):
+                is_learnt[number] = False
+        given = ""
+        if conversation.num_given:
+            before = conversation.turns[: conversation.num_given]
+            given, _ = self._render(before, conversation.inputs, prompts=True)
+        spans = [(start, self._with_own_end(text, end)) for start, end in spans]
+        return Written((), text, tuple(spans), tuple(is_learnt), True, given)
+
+    def _write_unmarked(self, conversation: Conversation) -> Written:
+        turns, inputs = conversation.taught, conversation.inputs
+        text, _ = self._render(turns, inputs)
+        self._check_tools(conversation, text)
+        spans, is_learnt = [], []
+        for index, turn in enumerate(turns):
+            if turn.role == "assistant":
+                start = self._length_before(turns[:index], inputs, text, prompts=True)
+                end = self._length_before(turns[: index + 1], inputs, text)
+                spans.append((start, self._without_trailing_space(text, start, end)))
+                is_learnt.append(conversation.is_learnt(index))
+        return Written((), text, tuple(spans), tuple(is_learnt))
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether it writes a message alike, whatever follows it; where it takes none that is
+        followed by others, it does."""
+        for answer in (ANSWER, THOUGHT):
+            try:
+                self.write(Conversation((QUESTION, answer, QUESTION, answer)))
+            except HistoryError:
+                return False
+            except FormatError:
+                continue
+        return True
+
+    @property
+    def preamble(self) -> str:
+        """What it says of itself where a conversation has no system message; "" is nothing."""
+        try:
+            text, _ = self._render((QUESTION,), "")
+        except FormatError:
+            return ""
+        pieces = self._special.split(text.partition(QUESTION.text)[0])
+        said = [" ".join(piece.split()) for piece in pieces]
+        return next((piece for piece in said if len(piece.split()) >= SENTENCE_WORDS), "")
+
+    def reads(self, name: str) -> bool:
+        """Whether the template so much as names this field of a message, or input."""
+        if name not in self._reads:
+            source = COMMENT.sub("", self.template)
+            self._reads[name] = re.search(rf"\b{re.escape(name)}\b", source) is not None
+        return self._reads[name]
+
+    def write_whole(self, conversation: Conversation) -> Written:
+        """The conversation as one text of which everything is learnt; raises `FormatError`."""
+        turns = conversation.turns if self.marks_answers else conversation.taught
+        text, _ = self._render(turns, conversation.inputs)
+        self._check_tools(conversation, text)
+        return Written((), text, ((0, len(text)),), (True,))
+
+    def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
+        return Written((), self._render(turns, inputs, prompts=True)[0], (), ())
+
+    def _length_before(
+        self, turns: Sequence[Turn], inputs: str, text: str, prompts: bool = False
+    ) -> int:
+        prefix, _ = self._render(turns, inputs, prompts=prompts)
+        if not text.startswith(prefix):
+            what = "what stands before an answer" if prompts else "earlier messages"
+            raise HistoryError(
+                f"the template writes {what} differently once the conversation goes on, so its"
+                " answers cannot be told apart, and the installed TRL has no training template for"
+                " it: give data.chat_template one that does not, or one with {% generation %}"
+            )
+        return len(prefix)
+
+    def _check_tools(self, conversation: Conversation, text: str) -> None:
+        """Refuse what the template would leave out in silence."""
+        for number, turn in enumerate(conversation.turns, 1):
+            for call in turn.message().get("tool_calls") or ():
+                if call.get("function", call)["name"] not in text:
+                    raise FormatError(
+                        f"message {number} calls tools, and the template does not write that: give"
+                        " data.chat_template one that does"
+                    )
+
+    def _spans_of(
+        self, conversation: Conversation, index: int, text: str, spans: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """Which of the marked spans turn number `index` says: those that change with it, and what
+        the template adds to them (an end by itself is part of what stands before it)."""
+        turns = list(conversation.turns)
+        turns[index] = _changed(turns[index])
+        other, other_spans = self._marked(turns, conversation.inputs)
+        said = [text[start:end] for start, end in spans]
+        now = [other[start:end] for start, end in other_spans]
+        found = [n for n in range(min(len(said), len(now))) if said[n] != now[n]]
+        if len(said) != len(now) or not found:
+            raise FormatError(
+                f"message {index + 1} is not to be learnt, and where the template writes it cannot"
+                " be told"
+            )
+        while (after := found[-1] + 1) < len(said) and self._is_end_alone(said[after]):
+            found.append(after)
+        return found
+
+    def _is_end_alone(self, text: str) -> bool:
+        return self._special.sub("", text).strip() == ""
+
+    def _find_end(self) -> tuple[str, bool]:
+        """`own_end` and `writes_end`, by what the template does with an answer that is known."""
+        try:
+            last, last_spans = self._marked((QUESTION, ANSWER), "")
+            followed, followed_spans = self._marked((QUESTION, ANSWER, QUESTION), "")
+        except FormatError:
+            return "", True  # it wants more than a question and an answer
+        if not last_spans or not followed_spans:
+            return "", True
+        said = [last[start:end] for start, end in last_spans]
+        said += [followed[start:end] for start, end in followed_spans]
+        if any(_ends_with(self._ends, one.rstrip()) for one in said):
+            return "", True
+        end = self._special.match(last, last_spans[-1][1])
+        return (end.group(), True) if end else ("", False)
+
+    def _with_own_end(self, text: str, end: int) -> int:
+        is_there = self.own_end and text.startswith(self.own_end, end)
+        return end + len(self.own_end) if is_there else end
+
+    def _takes_parts(self) -> bool:
+        """Templates of models that see pictures may read no plain text; then a list is given."""
+        texts = []
+        for self.takes_parts in (False, True):
+            try:
+                texts.append(self._render((QUESTION, ANSWER), "")[0])
+            except FormatError:
+                texts.append("")
+        is_written = [QUESTION.text in text and ANSWER.text in text for text in texts]
+        return is_written == [False, True]
+
+    def _without_trailing_space(self, text: str, start: int, end: int) -> int:
+        """Where an answer ends: with its end-of-turn token, not with the space after it."""
+        stripped = text[start:end].rstrip()
+        return start + len(stripped) if _ends_with(self._special, stripped) else end
+
+    def _marked(self, turns: Sequence[Turn], inputs: str) -> tuple[str, Sequence[tuple[int, int]]]:
+        """What the template writes, and what of it it marks; nothing that is empty."""
+        text, marked = self._render(turns, inputs, mark=True)
+        return text, [(start, end) for start, end in marked if end > start]
+
+    def _render(
+        self, turns: Sequence[Turn], inputs: str, prompts: bool = False, mark: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """What the template writes, and the answers that it marks."""
+        from jinja2.exceptions import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        if not turns:
+            raise FormatError("the conversation begins with an answer")
+        given = json.loads(inputs) if inputs else {}
+        options = {**self.variables, **given.pop("chat_template_kwargs", {}), **given}
+        try:
+            rendered: Any = render_jinja_template(
+                conversations=[[self._message(turn) for turn in turns]],
+                chat_template=self.template,
+                return_assistant_tokens_mask=mark,
+                add_generation_prompt=prompts,
+                **options,
+            )
+        except (TemplateError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"the template refuses the conversation: {error}") from error
+        (text,), marked = rendered
+        return text, list(marked[0]) if mark else []
+
+    def _message(self, turn: Turn) -> dict[str, Any]:
+        message = turn.message()
+        if self.takes_parts and isinstance(message["content"], str):
+            message["content"] = [{"type": "text", "text": message["content"]}]
+        return message
+
+
+def training_format(tokenizer: Any, own: TemplateFormat) -> TemplateFormat:
+    """The template that conversations are written with for training: the tokenizer's own, unless
+    that one writes answers otherwise as soon as they are history, as Qwen3's does. Then TRL's
+    training template of the same family, if the installed TRL has one."""
+    if own.marks_answers or own.keeps_history or not is_installed("trl"):
+        return own
+    from jinja2.exceptions import TemplateError
+    from trl.chat_template_utils import get_training_chat_template
+
+    try:
+        template = get_training_chat_template(tokenizer)
+    except (ValueError, TypeError, TemplateError):  # none for this family
+        return own
+    origin = f"TRL {importlib.metadata.version('trl')}"
+    return TemplateFormat(tokenizer, template, origin) if template else own
+
+
+def _changed(turn: Turn) -> Turn:
+    """The turn with another text, and other names of the tools that it calls."""
+    fields = json.loads(turn.fields) if turn.fields else {}
+    for call in fields.get("tool_calls") or ():
+        function = call.get("function", call)
+        function["name"] += CHANGED
+    text = turn.text + CHANGED if "content" not in fields else turn.text
+    return replace(turn, text=text, fields=json.dumps(fields) if fields else "")
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches each of the texts, the longest first; nothing where there are none."""
+    ordered = sorted({text for text in texts if text}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+
+
+def _ends_with(pattern: re.Pattern[str], text: str) -> bool:
+    return any(match.end() == len(text) for match in pattern.finditer(text))
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Tokens that are control, not text: EOS, end of turn and the like."""
+    added = tokenizer.added_tokens_decoder.items()
+    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+    return {**{int(i): str(token) for i, token in added if token.special}, **dict(named)}
+
+
+def leading_ids(tokenizer: Any) -> tuple[int, ...]:
+    """What the tokenizer puts before a text by itself: BOS, or nothing."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
+    return tuple(whole[:start])
+
+
+def end_of_text(tokenizer: Any) -> str:
+    """The EOS token as text.
+
+    Raises:
+        ValueError: there is none, or the tokenizer does not read it as one token.
+    """
+    eos = tokenizer.eos_token
+    if eos is None:
+        raise ValueError(
+            "the tokenizer has no EOS token, so a model could never learn to stop: set"
+            " tokenizer.eos_token, or use a tokenizer with a chat template"
+        )
+    if tokenizer(eos, add_special_tokens=False)["input_ids"] != [tokenizer.eos_token_id]:
+        raise ValueError(
+            f"the tokenizer does not read its EOS token {eos!r} as one token: add it as a special"
+            " token"
+        )
+    return str(eos)

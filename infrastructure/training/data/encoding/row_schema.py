@@ -1,0 +1,265 @@
+"""What a row means: six known shapes, and how a row of each becomes a conversation.
+
+| shape | columns |
+| --- | --- |
+| prompt | prompt and completion (or response, answer, ...) |
+| qa | question and answer |
+| alpaca | instruction, output and perhaps input |
+| messages | a list of {"role", "content"} |
+| sharegpt | a list of {"from", "value"} |
+| text | text, learnt as a whole |
+
+Every row of a known shape becomes a `Conversation`, or a `BadRow` that says why not. Whole numbers
+are taken as text; any other type is refused rather than guessed at. What a message holds beside its
+role and its text (tool calls, thinking) goes to the chat template, as do the columns `tools` and
+`chat_template_kwargs`; a message of `weight` 0 is read and not learnt.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from infrastructure.core.json_text import parse_json
+from infrastructure.training.data.readers.rows import (
+    BROKEN_JSON,
+    EMPTY,
+    INVALID_UTF8,
+    MISSING_COLUMN,
+    NOT_SUPERVISED,
+    TEXT_ROLE,
+    WRONG_TYPE,
+    BadRow,
+    Conversation,
+    Row,
+    Turn,
+    excerpt,
+    kind_of,
+)
+from infrastructure.training.data.readers.text_formats import has_surrogates
+
+PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
+    "prompt",
+    "qa",
+    "alpaca",
+    "messages",
+    "sharegpt",
+    "text",
+)
+LEARNT_KEYS = ("weight", "train")  # what of a message says whether it is trained on
+CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
+
+
+class ShapeError(Exception):
+    """One row does not fit; becomes a `BadRow`."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A recognised shape: which column plays which part, and why it was taken.
+
+    Attributes:
+        columns: part ("prompt", "answer", "context", "system", "chat", "text", "tools",
+            "options") → column.
+    """
+
+    name: str
+    columns: dict[str, str]
+    reason: str
+    task_column: str | None = None
+    group_column: str | None = None
+
+    def convert(self, row: Row) -> Conversation | BadRow:
+        """The row as a conversation that ends with an answer."""
+        try:
+            turns, num_given = self._turns(row.values)
+            inputs = self._inputs(row.values)
+        except ShapeError as error:
+            shown = excerpt(json.dumps(row.values, ensure_ascii=True, default=str))
+            return BadRow(row.source, row.line, error.reason, error.detail, shown, row.offset)
+        task, group = self._label(row, self.task_column), self._label(row, self.group_column)
+        place = (row.source, row.line)
+        return Conversation(tuple(turns), task, group, *place, inputs, num_given)
+
+    @property
+    def used(self) -> frozenset[str | None]:
+        """The columns that play a part."""
+        return frozenset({*self.columns.values(), self.task_column, self.group_column})
+
+    def _label(self, row: Row, column: str | None) -> str:
+        value = row.values.get(column) if column else None
+        return "" if value is None else str(value)
+
+    def _turns(self, values: dict[str, Any]) -> tuple[list[Turn], int]:
+        """The messages, and how many of them are given as a prompt of their own."""
+        if self.name == TEXT:
+            return [Turn(TEXT_ROLE, _text(values, self.columns["text"]))], 0
+        if self.name in CHAT_KEYS:
+            column = self.columns["chat"]
+            turns = _chat_turns(_present(values, column), column)
+            return self._system(values, turns) + _with_answer(turns, column), 0
+        prompt, answer = self.columns["prompt"], self.columns["answer"]
+        if not isinstance(values.get(prompt), list):
+            return self._pair_turns(values), 0
+        before = _chat_turns(values[prompt], prompt)  # conversational prompt and completion
+        before = self._system(values, before) + before
+        after = _present(values, answer)
+        last = _chat_turns(after, answer) if isinstance(after, list) else None
+        last = last or [Turn("assistant", _text(values, answer))]
+        return before + _with_answer(last, answer), len(before)
+
+    def _pair_turns(self, values: dict[str, Any]) -> list[Turn]:
+        prompt, answer = self.columns["prompt"], self.columns["answer"]
+        context = _optional_text(values, self.columns.get("context"))
+        question = _text(values, prompt)
+        is_told = context and context not in question
+        asked = Turn("user", f"{question}\n\n{context}" if is_told else question)
+        return [*self._system(values, []), asked, Turn("assistant", _text(values, answer))]
+
+    def _system(self, values: dict[str, Any], turns: list[Turn]) -> list[Turn]:
+        """The system message of a column, where the messages have none of their own."""
+        system = _optional_text(values, self.columns.get("system"))
+        has_own = any(turn.role == "system" for turn in turns)
+        return [Turn("system", system)] if system and not has_own else []
+
+    def _inputs(self, values: dict[str, Any]) -> str:
+        """What the chat template is given beside the messages, as `Conversation.inputs`."""
+        found: dict[str, Any] = {}
+        for part, kind in (("tools", list), ("options", dict)):
+            column = self.columns.get(part)
+            value = from_json_text(values.get(column), column) if column else None
+            if not value:
+                continue
+            if not isinstance(value, kind):
+                wanted = kind_of(kind())
+                raise ShapeError(WRONG_TYPE, f"column {column!r} is {kind_of(value)}, not {wanted}")
+            found["tools" if part == "tools" else "chat_template_kwargs"] = value
+        return json.dumps(found, ensure_ascii=False, default=str) if found else ""
+
+
+def _present(values: dict[str, Any], column: str) -> Any:
+    if column not in values:
+        raise ShapeError(MISSING_COLUMN, f"no column {column!r}")
+    return values[column]
+
+
+def _text(values: dict[str, Any], column: str) -> str:
+    return _as_text(_present(values, column), f"column {column!r}")
+
+
+def _optional_text(values: dict[str, Any], column: str | None) -> str:
+    value = values.get(column) if column else None
+    if value is None or value == "":
+        return ""
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        value = "\n\n".join(value)
+    return _as_text(value, f"column {column!r}", may_be_empty=True).strip()
+
+
+def _as_text(value: Any, where: str, may_be_empty: bool = False) -> str:
+    if value is None:
+        raise ShapeError(EMPTY, f"{where} is empty")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise ShapeError(WRONG_TYPE, f"{where} is {kind_of(value)}, not text")
+    if not may_be_empty and not value.strip():
+        raise ShapeError(EMPTY, f"{where} is empty")
+    if has_surrogates(value):
+        raise ShapeError(INVALID_UTF8, f"{where} holds half a surrogate pair")
+    return value
+
+
+def _chat_turns(value: Any, column: str) -> list[Turn]:
+    messages = from_json_text(value, column)
+    if not isinstance(messages, list):
+        raise ShapeError(WRONG_TYPE, f"column {column!r} is {kind_of(value)}, not a list")
+    if not messages:
+        raise ShapeError(EMPTY, f"column {column!r} has no messages")
+    return [_turn(message, f"message {n} of {column!r}") for n, message in enumerate(messages, 1)]
+
+
+def from_json_text(value: Any, column: str) -> Any:
+    if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
+        return value
+    try:
+        return parse_json(value)
+    except ValueError as error:
+        raise ShapeError(BROKEN_JSON, f"column {column!r}: {error}") from error
+
+
+def _turn(message: Any, where: str) -> Turn:
+    if not isinstance(message, dict):
+        raise ShapeError(WRONG_TYPE, f"{where} is {kind_of(message)}, not an object")
+    keys = CHAT_KEYS[MESSAGES] if "role" in message else CHAT_KEYS[SHAREGPT]
+    if keys[0] not in message:
+        raise ShapeError(MISSING_COLUMN, f"{where} names no role")
+    role = ROLES.get(str(message[keys[0]]).lower())
+    if role is None:
+        raise ShapeError(WRONG_TYPE, f"{where} has the unknown role {message[keys[0]]!r}")
+    if message.get("function_call"):
+        detail = f"{where} has a function_call; write it as tool_calls, which replaced it"
+        raise ShapeError(WRONG_TYPE, detail)
+    calls = message.get("tool_calls")
+    if calls and not (isinstance(calls, list) and all(map(_names_function, calls))):
+        raise ShapeError(WRONG_TYPE, f"tool_calls of {where} is no list of calls with names")
+    known = {*keys, *LEARNT_KEYS}
+    others = {key: value for key, value in message.items() if key not in known}
+    fields = {key: value for key, value in others.items() if value is not None}
+    content = message.get(keys[1])
+    if isinstance(content, list):
+        content = _joined_parts(content, where)
+    if content is None and calls:
+        content, fields["content"] = "", None
+    text = _as_text(content, where, may_be_empty=role != "user")
+    packed = json.dumps(fields, ensure_ascii=False, default=str) if fields else ""
+    return Turn(role, text, packed, _is_learnt(message, where))
+
+
+def _names_function(call: Any) -> bool:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _is_learnt(message: dict[str, Any], where: str) -> bool:
+    """What OpenAI's `weight` says, or Axolotl's `train`: 0 or false is not to be trained on."""
+    values = {key: message[key] for key in LEARNT_KEYS if message.get(key) is not None}
+    for key, value in values.items():
+        if value not in (0, 1):
+            raise ShapeError(WRONG_TYPE, f"{key} of {where} is {value!r}; it can be 0 or 1")
+    return all(values.values())
+
+
+def _joined_parts(parts: list[Any], where: str) -> str:
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ShapeError(WRONG_TYPE, f"{where} holds more than text")
+    return "".join(map(str, texts))
+
+
+def _with_answer(turns: list[Turn], column: str) -> list[Turn]:
+    """The messages, of which one at least is an answer that says something."""
+    answers = {n: turn for n, turn in enumerate(turns, 1) if turn.role == "assistant"}
+    if not answers:
+        raise ShapeError(NOT_SUPERVISED, "no message of the assistant")
+    if not any(turn.text.strip() or turn.calls_tools for turn in answers.values()):
+        raise ShapeError(EMPTY, f"message {max(answers)} of {column!r} is empty")
+    return turns

@@ -1,0 +1,374 @@
+"""From conversations to token ids with a mask of what is learnt.
+
+By default the answers are learnt, each with the token that ends it, so that the model learns to
+stop. Where the chat template marks what is learnt, tokens and mask are those of transformers'
+`return_assistant_tokens_mask`. Elsewhere, what stands before an answer is tokenised exactly as at
+generation: where the tokens of the whole text differ from those of the prompt alone, prompt and
+answer are tokenised apart.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infrastructure.training.data.encoding.chat_format import (
+    ChatFormat,
+    FormatError,
+    PlainFormat,
+    TemplateFormat,
+    Written,
+    end_of_text,
+    special_tokens,
+    training_format,
+)
+from infrastructure.training.data.readers.rows import (
+    CHAT_TEMPLATE,
+    NOT_SUPERVISED,
+    OVER_LONG,
+    BadRow,
+    Conversation,
+    Turn,
+    excerpt,
+)
+from infrastructure.training.data.store.examples import TokenizedExample
+
+# How it is decided what is learnt. 2: as TRL does where a chat template marks answers; before, the
+# token after a marked answer was learnt too.
+LABELS_VERSION = 2
+
+PROBES = (("a b\n", "c d"), ("1.\n", "2 3"), ("é:\n", "é è"), ("a\n", "(b)"))
+
+LONGEST_JOINT = 4  # tokens of a prompt's end that may be others before an answer
+
+TokenIds = Sequence[int] | npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A tokenised conversation.
+
+    Attributes:
+        end_token: the last learnt token that is no white space: what ends its last answer.
+        is_truncated: tokens were cut off.
+    """
+
+    example: TokenizedExample
+    end_token: int
+    is_truncated: bool = False
+
+
+class ConversationEncoder:
+    """Tokenises conversations for training, and prompts for generation.
+
+    Args:
+        tokenizer: a transformers tokenizer, fast or slow, with or without a chat template.
+        max_length: longest example, in tokens.
+        over_length: "quarantine" refuses longer ones, "truncate" cuts them (see `truncate`).
+        train_on: "answers", or "all" for every token but the first.
+
+    Raises:
+        ValueError: the tokenizer has no usable EOS token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        max_length: int,
+        over_length: str = "quarantine",
+        train_on: str = "answers",
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.over_length = over_length
+        self.train_on = train_on
+        self.own_template = TemplateFormat(tokenizer) if tokenizer.chat_template else None
+        self.plain = None if self.own_template else PlainFormat(tokenizer)
+        self.special_tokens = special_tokens(tokenizer)
+        self.splits_cleanly = _splits_cleanly(tokenizer)
+        self._is_space: dict[int, bool] = {}
+
+    @cached_property
+    def template(self) -> TemplateFormat | None:
+        """What conversations are written with for training; prompts are the tokenizer's own."""
+        return training_format(self.tokenizer, self.own_template) if self.own_template else None
+
+    def encode(self, conversations: Sequence[Conversation]) -> list[Encoded | BadRow]:
+        """Each conversation as tokens, or why it cannot be used; in the given order."""
+        results: dict[int, Encoded | BadRow] = {}
+        written: dict[int, Written] = {}
+        for index, conversation in enumerate(conversations):
+            try:
+                written[index] = self._write(conversation)
+            except FormatError as error:
+                results[index] = _bad(conversation, CHAT_TEMPLATE, str(error))
+        tokens = self._tokenise(list(written.values()))
+        for (index, one), (ids, mask) in zip(written.items(), tokens, strict=True):
+            adds_end = not one.is_marked or self._needs_end()
+            results[index] = self._finish(conversations[index], ids, mask, adds_end)
+        return [results[index] for index in range(len(conversations))]
+
+    def prompt_ids(self, turns: Sequence[Turn], inputs: str = "") -> list[int]:
+        """The tokens after which the model is to answer: as its own chat template writes them.
+
+        Args:
+            inputs: what else the chat template is given, as `Conversation.inputs`.
+
+        Raises:
+            FormatError: the chat template refuses these messages.
+        """
+        written = (self.own_template or self._plain()).write_prompt(turns, inputs)
+        return [*written.lead, *self._ids([written.text])[0]]
+
+    def num_tokens(self, text: str) -> int:
+        """Tokens of a bare text."""
+        return len(self._ids([text])[0])
+
+    def _format(self, conversation: Conversation) -> ChatFormat:
+        if self.own_template and not conversation.is_text:
+            return self.template or self.own_template
+        return self._plain()
+
+    def _write(self, conversation: Conversation) -> Written:
+        """Where all is learnt, nothing needs to be told apart but what the data leaves out."""
+        is_whole = self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
+        if is_whole and self.own_template and not conversation.is_text:
+            return self.own_template.write_whole(conversation)
+        return self._format(conversation).write(conversation)
+
+    def _needs_end(self) -> bool:
+        return self.template is not None and not self.template.writes_end
+
+    def _plain(self) -> PlainFormat:
+        self.plain = self.plain or PlainFormat(self.tokenizer)
+        return self.plain
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        options = {"return_attention_mask": False, "return_token_type_ids": False}
+        encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False, **options)
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    def _tokenise(self, written: list[Written]) -> list[tuple[list[int], Mask]]:
+        if not self.tokenizer.is_fast:  # it does not tell where its tokens stand
+            return self._tokenise_apart(written)
+        marked = iter(self._tokenise_marked([w for w in written if w.is_marked]))
+        apart = iter(self._tokenise_apart([w for w in written if not w.is_marked]))
+        return [next(marked if one.is_marked else apart) for one in written]
+
+    def _tokenise_marked(self, written: list[Written]) -> list[tuple[list[int], Mask]]:
+        """The tokens of each whole text; learnt are those that hold a marked character."""
+        if not written:
+            return []
+        texts = [w.text for w in written]
+        encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False)
+        results = []
+        for number, one in enumerate(written):
+            ids: list[int] = encoded["input_ids"][number]
+            mask = np.zeros(len(ids), dtype=bool)
+            is_given = np.zeros(len(ids), dtype=bool)
+            for (start, end), is_learnt in zip(one.spans, one.is_learnt, strict=True):
+                tokens = _tokens_of(encoded, number, start, end)
+                (mask if is_learnt else is_given)[tokens] = True
+            is_given[: num_common(self._ids([one.given])[0], ids) if one.given else 0] = True
+            results.append((ids, self._learnt(mask, is_given)))
+        return results
+
+    def _learnt(self, mask: Mask, is_given: Mask) -> Mask:
+        return ~is_given if self.train_on == "all" else mask & ~is_given
+
+    def _tokenise_apart(self, written: list[Written]) -> list[tuple[list[int], Mask]]:
+        pieces = [_pieces(w) for w in written]
+        if not self.splits_cleanly:
+            return self._tokenise_whole(written, pieces)
+        parts = iter(self._ids([text for texts in pieces for text in texts]))
+        return [
+            self._masked(one, [next(parts) for _ in texts])
+            for one, texts in zip(written, pieces, strict=True)
+        ]
+
+    def _tokenise_whole(
+        self, written: list[Written], pieces: list[list[str]]
+    ) -> list[tuple[list[int], Mask]]:
+        """For tokenizers that begin a piece otherwise than its middle: cut the whole's tokens."""
+        whole = self._ids([w.text for w in written])
+        parts = iter(self._ids([text for texts in pieces for text in texts[:-1]]))
+        results = []
+        for one, texts, ids in zip(written, pieces, whole, strict=True):
+            heads = [next(parts) for _ in texts[:-1]]
+            bounds = self._bounds(texts, heads, ids)
+            if bounds is None:
+                apart = [heads[0], *(self._continuation(text) for text in texts[1:])]
+            else:
+                apart = [ids[a:b] for a, b in itertools.pairwise([0, *bounds, len(ids)])]
+            results.append(self._masked(one, apart))
+        return results
+
+    def _continuation(self, text: str) -> list[int]:
+        """The tokens of a text that goes on after a line break: no mark of a beginning."""
+        lead, both = self._ids(["\n", "\n" + text])
+        return both[len(lead) :] if both[: len(lead)] == lead else self._ids([text])[0]
+
+    def _bounds(self, texts: list[str], heads: list[list[int]], ids: list[int]) -> list[int] | None:
+        """Token positions between the pieces; None where tokens reach across, or differ alone."""
+        bounds: list[int] = []
+        position = 0
+        for index, head in enumerate(heads):
+            if ids[position : position + len(head)] == head:
+                position += len(head)
+            else:
+                prefix = self._ids(["".join(texts[: index + 1])])[0]
+                if ids[: len(prefix)] != prefix:
+                    return None
+                position = len(prefix)
+            bounds.append(position)
+        return bounds
+
+    def _masked(self, written: Written, parts: list[list[int]]) -> tuple[list[int], Mask]:
+        """Join the tokens of the pieces; those of answers are learnt."""
+        answers = {start: n for n, (start, _) in enumerate(written.spans)}
+        ids, owners = list(written.lead), [-1] * len(written.lead)
+        for start, part in zip(_edges(written), parts, strict=False):
+            ids += part
+            owners += [answers.get(start, -1)] * len(part)
+        owner = np.array(owners, dtype=np.int64)
+        left_out = [n for n, is_learnt in enumerate(written.is_learnt) if not is_learnt]
+        return ids, self._learnt(owner >= 0, np.isin(owner, left_out))
+
+    def _finish(
+        self, conversation: Conversation, ids: list[int], mask: Mask, adds_end: bool
+    ) -> Encoded | BadRow:
+        if adds_end:
+            ids, mask = self._with_end(ids, mask)
+        tokens = np.array(ids, dtype=np.int32)
+        mask[:1] = False
+        is_over_long = len(tokens) > self.max_length
+        if is_over_long and self.over_length == "quarantine":
+            detail = f"{len(tokens)} tokens, data.max_length is {self.max_length}"
+            return _bad(conversation, OVER_LONG, detail)
+        if is_over_long and mask.any():
+            tokens, mask = truncate(tokens, mask, self.max_length, self.tokenizer.bos_token_id)
+        if not mask.any():
+            return _bad(conversation, NOT_SUPERVISED, "no token of an answer is left to learn")
+        example = TokenizedExample(tokens, mask, conversation.task)
+        return Encoded(example, self._end_token(tokens, mask), is_over_long)
+
+    def _with_end(self, ids: list[int], mask: Mask) -> tuple[list[int], Mask]:
+        """Let the last answer end with a token that stops generation: EOS where there is none."""
+        last = self._last_word(ids, mask)
+        if last < 0 or self._is_special(ids[last]):
+            return ids, mask
+        last = int(np.flatnonzero(mask)[-1])
+        end_of_text(self.tokenizer)  # raises where there is none
+        return [*ids[: last + 1], int(self.tokenizer.eos_token_id)], np.append(
+            mask[: last + 1], True
+        )
+
+    def _end_token(self, ids: TokenIds, mask: Mask) -> int:
+        return int(ids[max(self._last_word(ids, mask), int(np.flatnonzero(mask)[0]))])
+
+    def _last_word(self, ids: TokenIds, mask: Mask) -> int:
+        """Position of the last learnt token that is not white space; -1: there is none."""
+        for position in np.flatnonzero(mask)[::-1]:
+            if not self.is_space(int(ids[position])):
+                return int(position)
+        return -1
+
+    def is_space(self, token: int) -> bool:
+        """Whether a token is white space and nothing else."""
+        if token not in self._is_space:
+            text = self.tokenizer.decode([token], skip_special_tokens=False)
+            self._is_space[token] = not self._is_special(token) and not text.strip()
+        return self._is_space[token]
+
+    def _is_special(self, token: int) -> bool:
+        return token in self.special_tokens
+
+
+def _pieces(written: Written) -> list[str]:
+    """The text cut before and after each answer; empty pieces left out."""
+    return [written.text[start:end] for start, end in itertools.pairwise(_edges(written))]
+
+
+def _edges(written: Written) -> list[int]:
+    return sorted({0, len(written.text), *(edge for span in written.spans for edge in span)})
+
+
+def _tokens_of(encoded: Any, number: int, start: int, end: int) -> slice:
+    """The tokens that hold the characters from `start` to `end`, as transformers finds them: by
+    the first and the last character that a token holds."""
+    found = (encoded.char_to_token(number, position) for position in range(start, end))
+    first = next((token for token in found if token is not None), None)
+    found = (encoded.char_to_token(number, position) for position in range(end - 1, start - 1, -1))
+    last = next((token for token in found if token is not None), None)
+    return slice(0, 0) if first is None or last is None else slice(first, last + 1)
+
+
+def num_common(ids: TokenIds, others: TokenIds) -> int:
+    """How many tokens both begin with."""
+    length = min(len(ids), len(others))
+    same = np.asarray(ids[:length]) == np.asarray(others[:length])
+    return length if same.all() else int(np.argmin(same))
+
+
+def begins_with(tokenizer: Any, ids: TokenIds, prompt: TokenIds) -> bool:
+    """Whether an example begins with a prompt: with its tokens, or with its text where the last
+    characters of the prompt are one token with the first ones of the answer."""
+    same = num_common(ids, prompt)
+    if same == len(prompt):
+        return True
+    rest = tokenizer.decode(list(prompt[same:]))
+    return len(prompt) - same <= LONGEST_JOINT and tokenizer.decode(
+        list(ids[same : len(prompt) + 1])
+    ).startswith(rest)
+
+
+def _splits_cleanly(tokenizer: Any) -> bool:
+    """Whether a text tokenised in pieces, cut after a line break, gives the tokens of the whole.
+
+    Tokenizers that put a mark before the first word, or whose special tokens swallow the space
+    beside them, do not.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    if any(getattr(token, side, False) for token in added for side in ("lstrip", "rstrip")):
+        return False
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return all(ids(left + right) == ids(left) + ids(right) for left, right in PROBES)
+
+
+def _bad(conversation: Conversation, reason: str, detail: str) -> BadRow:
+    shown = excerpt(conversation.turns[0].text)
+    return BadRow(conversation.source, conversation.line, reason, detail, shown)
+
+
+def truncate(
+    tokens: npt.NDArray[np.int32], mask: Mask, max_length: int, bos_id: int | None = None
+) -> tuple[npt.NDArray[np.int32], Mask]:
+    """Cut an over-long example so that the last answer stays, whole if it can.
+
+    The beginning of the prompt goes first (BOS stays). An answer that is itself too long loses its
+    end, EOS with it, and keeps at least a quarter of the length for what stands before it. A plain
+    document keeps its beginning.
+    """
+    last = int(np.flatnonzero(mask)[-1])
+    unsupervised = np.flatnonzero(~mask[:last])
+    start = int(unsupervised[-1]) + 1 if len(unsupervised) else 0
+    num_answer = last + 1 - start
+    num_before = min(start, max(max_length - num_answer, max_length // 4))
+    kept = slice(start - num_before, start - num_before + max_length)
+    cut_tokens, cut_mask = tokens[kept].copy(), mask[kept].copy()
+    if tokens[0] == bos_id:
+        cut_tokens[0] = tokens[0]
+    cut_mask[0] = False
+    return cut_tokens, cut_mask

@@ -1,0 +1,127 @@
+"""What was found in the data, before anything is trained on it."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from infrastructure.training.data.preparation.quarantine import Quarantine
+
+MAX_TASKS_SHOWN = 12
+
+
+@dataclass
+class DataReport:
+    """Facts about prepared data.
+
+    Attributes:
+        files: the files read, with format and number of rows.
+        shape, shape_reason: how rows were understood, and why.
+        rows_read: all rows; `num_train + num_evaluation + quarantine.total`.
+        tokens, supervised_tokens: of the training examples of one epoch.
+        length_quantiles: length in tokens → of which share ("5%", "50%", "95%") this is the limit.
+        task_counts: training examples by task.
+        end_tokens: what the answers end with → how often; generation must stop there.
+        truncated: examples that were cut to the longest length.
+        duplicates: training rows that say the same as an earlier one.
+        leaked: training rows that say the same as a held-out one.
+        special_text_rows: rows whose text spells a special token.
+        notes: further sentences for people.
+        fingerprint: hash of the training examples in their order.
+        from_cache: the data had been prepared before.
+    """
+
+    files: list[dict[str, Any]] = field(default_factory=list)
+    shape: str = ""
+    shape_reason: str = ""
+    rows_read: int = 0
+    num_train: int = 0
+    num_evaluation: int = 0
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    tokens: int = 0
+    supervised_tokens: int = 0
+    length_quantiles: dict[str, int] = field(default_factory=dict)
+    longest: int = 0
+    max_length: int = 0
+    task_counts: dict[str, int] = field(default_factory=dict)
+    end_tokens: dict[str, int] = field(default_factory=dict)
+    truncated: int = 0
+    truncated_examples: list[str] = field(default_factory=list)
+    duplicates: int = 0
+    leaked: int = 0
+    special_text_rows: int = 0
+    notes: list[str] = field(default_factory=list)
+    fingerprint: str = ""
+    from_cache: bool = False
+    seconds: float = 0.0
+
+    @property
+    def rows_used(self) -> int:
+        return self.num_train + self.num_evaluation
+
+    @property
+    def supervised_share(self) -> float:
+        """Share of the training tokens that are learnt."""
+        return self.supervised_tokens / self.tokens if self.tokens else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready facts; of the quarantine its counts."""
+        facts = {key: value for key, value in vars(self).items() if key != "quarantine"}
+        return {**facts, "quarantined": dict(self.quarantine.counts)}
+
+    @classmethod
+    def from_dict(cls, facts: dict[str, Any], quarantine: Quarantine) -> Self:
+        """What `to_dict` gave, with the quarantine that was kept beside it."""
+        known = {key: value for key, value in facts.items() if key != "quarantined"}
+        return cls(**known, quarantine=quarantine)
+
+    def lines(self) -> list[str]:
+        """The report for people."""
+        found = [*self._rows(), *self._tokens(), *self._quarantined(), *self._warnings()]
+        origin = "prepared before" if self.from_cache else f"prepared in {self.seconds:.1f} s"
+        return [*found, *self.notes, f"fingerprint {self.fingerprint[:16]}, {origin}"]
+
+    def _rows(self) -> list[str]:
+        names = ", ".join(f"{file['name']} ({file['format']})" for file in self.files[:3])
+        more = f" and {len(self.files) - 3} more files" if len(self.files) > 3 else ""
+        return [
+            f"{self.rows_read:,} rows read from {names}{more}",
+            f"shape {self.shape}: {self.shape_reason}",
+            f"{self.num_train:,} rows to train on, {self.num_evaluation:,} held out",
+        ]
+
+    def _tokens(self) -> list[str]:
+        quantiles = ", ".join(f"{share} ≤ {n}" for share, n in self.length_quantiles.items())
+        ends = ", ".join(self.end_tokens)
+        lines = [
+            f"{self.tokens:,} tokens, {self.supervised_tokens:,} of them learnt"
+            f" ({100 * self.supervised_share:.0f} %); answers end with {ends}",
+            f"length in tokens: {quantiles}, longest {self.longest} of at most {self.max_length}",
+        ]
+        if set(self.task_counts) - {""}:
+            common = Counter(self.task_counts).most_common(MAX_TASKS_SHOWN)
+            rest = len(self.task_counts) - len(common)
+            tasks = ", ".join(f"{task or 'no task'} {count:,}" for task, count in common)
+            lines.append(f"tasks: {tasks}" + (f" and {rest} more" if rest > 0 else ""))
+        return lines
+
+    def _quarantined(self) -> list[str]:
+        if not self.quarantine.total:
+            return []
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in self.quarantine.counts.most_common())
+        share = 100 * self.quarantine.total / self.rows_read
+        rows = "row" if self.quarantine.total == 1 else "rows"
+        lines = [f"{self.quarantine.total:,} {rows} set aside ({share:.2g} %): {reasons}"]
+        return lines + [f"  {row}" for row in self.quarantine.examples]
+
+    def _warnings(self) -> list[str]:
+        lines = []
+        if self.truncated:
+            where = ", ".join(self.truncated_examples)
+            lines.append(f"{self.truncated:,} rows were cut to {self.max_length} tokens: {where}")
+        if self.duplicates:
+            lines.append(f"{self.duplicates:,} training rows repeat an earlier one")
+        if self.leaked:
+            lines.append(f"{self.leaked:,} training rows are in the held-out data as well")
+        if self.special_text_rows:
+            lines.append(f"{self.special_text_rows:,} rows spell a special token and are read so")
+        return lines

@@ -1,0 +1,197 @@
+"""From the configuration to a plan: which files, which shapes, which limits, under which key."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.types import amount_bytes
+from infrastructure.core.hardware import memory, processor
+from infrastructure.training.data.encoding.row_schema import Shape
+from infrastructure.training.data.encoding.schema_detection import (
+    SAMPLE_ROWS,
+    ShapeRequest,
+    recognise_shape,
+)
+from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
+from infrastructure.training.data.preparation.preparation import PreparationPlan
+from infrastructure.training.data.readers.row_limits import in_chunks
+from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.training.data.readers.sources import DataFile, discover
+from infrastructure.training.data.store.fingerprints import (
+    content_number,
+    text_hash,
+    tokenizer_hash,
+)
+from infrastructure.training.data.store.token_store import FORMAT_VERSION
+
+# Starting processes takes seconds; a fast tokenizer has threads of its own.
+BYTES_WORTH_PROCESSES = {True: 200 * 10**6, False: 5 * 10**6}  # by whether it is fast
+MAX_PROCESSES = 8
+MAX_TOKENIZER_ROWS = 200_000
+NUM_BAD_SHOWN = 3
+
+
+def plan_preparation(
+    config: DataConfig, tokenizer: Any, worker_bytes: int | None = None
+) -> PreparationPlan:
+    """Look at files and columns; tokenises nothing yet.
+
+    Args:
+        worker_bytes: main memory that each process which prepares data may take.
+
+    Raises:
+        ValueError: the configuration contradicts itself, or the data is not there or not clear.
+    """
+    train = discover(_path(config), config.format)
+    evaluation: list[DataFile] = []
+    if config.eval_path:
+        evaluation = discover(config.eval_path, config.format, "held-out data")
+    shape = find_shape(train, config)
+    encoder = ConversationEncoder(
+        tokenizer,
+        max_length=config.max_length,
+        over_length=config.over_length,
+        train_on=config.train_on,
+    )
+    return PreparationPlan(
+        files=(train, evaluation),
+        shapes=(shape, find_shape(evaluation, config) if evaluation else shape),
+        encoder=encoder,
+        validation_split=0.0 if evaluation else config.validation_split,
+        window_limits=(config.buffer_size, memory_bytes(config)) if config.streaming else None,
+        keep_conversations=config.augmentation is not None and not config.streaming,
+        num_processes=num_processes(config, train, tokenizer),
+        worker_bytes=worker_bytes,
+    )
+
+
+def _path(config: DataConfig) -> str:
+    if config.path is None:
+        raise ValueError("there is no training data: set data.path to a file, a folder or a name")
+    if config.streaming and config.balance_by:
+        raise ValueError(
+            "data.balance_by draws from all rows at once, which data.streaming cannot: set one of"
+            " the two"
+        )
+    return config.path
+
+
+def memory_bytes(config: DataConfig) -> int | None:
+    """`data.memory_limit` in bytes; a share is one of this machine's memory."""
+    return total_bytes_of(config.memory_limit)
+
+
+def total_bytes_of(amount: str | None) -> int | None:
+    """An amount of main memory in bytes; a share is one of what there is in all."""
+    return None if amount is None else max(1, amount_bytes(amount, memory().total_bytes))
+
+
+def num_processes(config: DataConfig, files: list[DataFile], tokenizer: Any) -> int:
+    """Processes that tokenise; 0 is this one. The result does not depend on it."""
+    if config.num_workers != "auto":
+        return int(config.num_workers)
+    num_cores = processor().num_cores
+    num_bytes = sum(file.stamp()[0] for file in files)
+    pays = num_bytes >= BYTES_WORTH_PROCESSES[bool(tokenizer.is_fast)] and num_cores > 2
+    return min(MAX_PROCESSES, num_cores - 1) if pays else 0
+
+
+def find_shape(files: list[DataFile], config: DataConfig) -> Shape:
+    """The shape that the first rows of these files have.
+
+    Raises:
+        ValueError: none is readable, or their shape is not clear.
+    """
+    group = config.balance_by
+    if group == "task" and config.task_column:
+        group = config.task_column
+    request = ShapeRequest(
+        config.shape,
+        config.prompt_column,
+        config.answer_column,
+        config.context_column,
+        config.text_column,
+        config.task_column,
+        group,
+    )
+    sample = _first_good_rows(files)
+    try:
+        return recognise_shape(sample, request)
+    except ValueError as error:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        raise ValueError(f"{files[0].name}{more}: {error}") from error
+
+
+def _first_good_rows(files: list[DataFile]) -> list[Row]:
+    bad: list[BadRow] = []
+
+    def good_rows() -> Iterator[Row]:
+        for file in files:
+            for row in file.rows():
+                if isinstance(row, Row):
+                    yield row
+                else:
+                    bad.extend([row] if len(bad) < NUM_BAD_SHOWN else [])
+
+    sample = next(in_chunks(good_rows(), SAMPLE_ROWS), [])
+    if not sample:
+        shown = "; ".join(map(str, bad)) or "it holds none"
+        raise ValueError(f"{files[0].name}: no row can be read: {shown}")
+    return sample
+
+
+def plan_key(plan: PreparationPlan) -> str:
+    """The name of the plan's result in the cache: equal plans on equal content, equal keys."""
+    encoder = plan.encoder
+    parts = {
+        "version": [FORMAT_VERSION, LABELS_VERSION],
+        "files": [
+            [[file.name, file.format, file.note, file.sha256()] for file in files]
+            for files in plan.files
+        ],
+        "shapes": [vars(shape) for shape in plan.shapes],
+        "tokenizer": tokenizer_hash(encoder.tokenizer),
+        "training template": encoder.template.template if encoder.template else None,
+        "length": [encoder.max_length, encoder.over_length, encoder.train_on],
+        "split": plan.validation_split,
+        "windows": plan.window_limits,
+        "conversations": plan.keep_conversations,
+    }
+    return text_hash(parts)
+
+
+def read_chat_template(setting: str) -> str:
+    """The template that `data.chat_template` means: Jinja text, or a file that holds it.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if "{" in setting:
+        return setting
+    path = Path(setting)
+    if not path.is_file():
+        raise ValueError(f"data.chat_template: {setting!r} is no file and no Jinja template")
+    return path.read_text("utf-8")
+
+
+def training_texts(config: DataConfig) -> Iterator[str]:
+    """What the training rows say, turn by turn, held-out rows left out: to train a tokenizer on.
+
+    Rows that cannot be used are passed over; `DataPipeline.prepare` tells them. At most
+    MAX_TOKENIZER_ROWS rows are read.
+
+    Raises:
+        ValueError: the data is not there, or its shape is not clear.
+    """
+    files = discover(_path(config), config.format)
+    shape = find_shape(files, config)
+    held_out = 0.0 if config.eval_path else config.validation_split * 2.0**64
+    rows = (row for file in files for row in file.rows())
+    for row in islice(rows, MAX_TOKENIZER_ROWS):
+        conversation = shape.convert(row) if isinstance(row, Row) else row
+        if isinstance(conversation, BadRow):
+            continue
+        if content_number(conversation.pairs()) >= held_out:
+            yield from (turn.text for turn in conversation.taught)

@@ -1,0 +1,345 @@
+"""One pass over the data: read, understand, tokenise, set aside, hold out, write the entry, report.
+
+Memory is bounded by a few chunks of rows and some forty bytes for each row of the data set.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infrastructure.training.data.encoding.chat_format import TemplateFormat
+from infrastructure.training.data.encoding.row_schema import TEXT, Shape
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder, begins_with
+from infrastructure.training.data.preparation.data_report import DataReport
+from infrastructure.training.data.preparation.quarantine import Quarantine
+from infrastructure.training.data.preparation.row_encoder import (
+    CHUNK_ROWS,
+    Chunk,
+    PreparedChunk,
+    PreparedRow,
+    RowWorker,
+    work_on,
+)
+from infrastructure.training.data.preparation.row_stats import RowFacts
+from infrastructure.training.data.readers.row_limits import in_chunks
+from infrastructure.training.data.readers.rows import BadRow, excerpt
+from infrastructure.training.data.readers.sources import DataFile
+from infrastructure.training.data.store.fingerprints import ExampleHash, text_hash
+from infrastructure.training.data.store.stream_index import (
+    WindowIndex,
+    WindowIndexBuilder,
+    estimated_bytes,
+)
+from infrastructure.training.data.store.token_store import (
+    CONVERSATIONS_FILE,
+    ArrayWriter,
+    StoreWriter,
+)
+
+TRAIN, EVALUATION = 0, 1
+QUARANTINE_FILE = "quarantine.jsonl"
+EVALUATION_FILE = "evaluation.jsonl"
+CONVERSATION_ENDS = "conversation_ends.npy"
+ROW_FILES, ROW_LINES = "row_files.npy", "row_lines.npy"
+NUM_PLACES = 3
+NUM_UNUSED_SHOWN = 12
+NUM_PROMPTS_CHECKED = 20
+UNUSUAL_SPLIT = 4.0  # standard deviations from what is asked for
+
+
+@dataclass(frozen=True)
+class PreparationPlan:
+    """What to read and how.
+
+    Attributes:
+        files: for training and for evaluation (none: a share is held out).
+        shapes: of the two.
+        window_limits: rows and bytes of a streaming window; None stores all tokens.
+        keep_conversations: keep the texts as well, for augmentation.
+        worker_bytes: main memory that each process may take; None: no limit.
+    """
+
+    files: tuple[list[DataFile], list[DataFile]]
+    shapes: tuple[Shape, Shape]
+    encoder: ConversationEncoder
+    validation_split: float
+    window_limits: tuple[int, int | None] | None = None
+    keep_conversations: bool = False
+    num_processes: int = 0
+    worker_bytes: int | None = None
+
+
+class Preparation:
+    """Writes one entry of prepared data into a folder."""
+
+    def __init__(self, plan: PreparationPlan, folder: Path) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.started = monotonic()
+        self.store = StoreWriter(folder, len(plan.encoder.tokenizer))
+        self.quarantine = Quarantine()
+        self.report = DataReport(quarantine=self.quarantine)
+        self.facts = RowFacts()
+        self.hash = ExampleHash()
+        self.rows_of_file: Counter[int] = Counter()
+        self.windows = WindowIndexBuilder(*plan.window_limits) if plan.window_limits else None
+        self.evaluation = (folder / EVALUATION_FILE).open("w+", encoding="utf-8")
+        self.least: PreparedRow | None = None  # first to be held out where none is by chance
+        self.checked_prompts = self.differing_prompts = 0
+        self.left_out_answers = self.empty_answers = 0
+        self.unused_columns: Counter[str] = Counter()
+        self.unused_fields: Counter[str] = Counter()
+        self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
+        self.conversation_ends = ArrayWriter(folder / CONVERSATION_ENDS, np.int64)
+        self.row_files = ArrayWriter(folder / ROW_FILES, np.int32)
+        self.row_lines = ArrayWriter(folder / ROW_LINES, np.int64)
+
+    @property
+    def files(self) -> list[DataFile]:
+        return [*self.plan.files[TRAIN], *self.plan.files[EVALUATION]]
+
+    def run(self) -> None:
+        """Do everything."""
+        worker = RowWorker(self.plan.encoder, list(self.plan.shapes), self.plan.worker_bytes)
+        arrays = (self.conversation_ends.file, self.row_files.file, self.row_lines.file)
+        with ExitStack() as opened:
+            for file in (self.store, self.evaluation, self.conversations, *arrays):
+                opened.enter_context(file)
+            for chunk in work_on(self._chunks(), worker, self.plan.num_processes):
+                self._take(chunk)
+            self._finish()
+
+    def _chunks(self) -> Iterator[Chunk]:
+        for number, file in enumerate(self.files):
+            shape = TRAIN if number < len(self.plan.files[TRAIN]) else EVALUATION
+            for rows in in_chunks(file.rows(), CHUNK_ROWS):
+                yield Chunk(number, shape, rows)
+
+    def _take(self, chunk: PreparedChunk) -> None:
+        self.rows_of_file[chunk.file] += len(chunk.rows)
+        self.unused_columns.update(chunk.unused_columns)
+        self.unused_fields.update(chunk.unused_fields)
+        stored = []
+        for row in chunk.rows:
+            if isinstance(row, BadRow):
+                self.quarantine.add([row])
+                self._index(chunk.file, row.offset, row.line, 0, False)
+                continue
+            is_evaluation = chunk.shape == EVALUATION or self._is_held_out(row)
+            self._note(row, is_evaluation)
+            if is_evaluation or self.windows is None:
+                stored.append(row)
+            if chunk.shape == TRAIN:
+                size = estimated_bytes(row.conversation.pairs())
+                place = (row.offset, row.conversation.line)
+                self._index(chunk.file, *place, size, not is_evaluation)
+        self.store.append([row.example for row in stored])
+        self.row_files.append(np.full(len(stored), chunk.file))
+        self.row_lines.append(np.array([row.conversation.line for row in stored]))
+        if self.plan.keep_conversations:
+            self._keep(stored)
+
+    def _is_held_out(self, row: PreparedRow) -> bool:
+        share = 0.0 if self.plan.files[EVALUATION] else self.plan.validation_split
+        if share and (self.least is None or row.content < self.least.content):
+            self.least = row
+        return row.content < share * 2.0**64
+
+    def _index(self, file: int, offset: int, line: int, size: int, is_used: bool) -> None:
+        if self.windows is not None:
+            self.windows.add(file, offset, line, size, is_used)
+
+    def _note(self, row: PreparedRow, is_evaluation: bool) -> None:
+        self.facts.add(row, is_evaluation)
+        self.report.special_text_rows += row.holds_special_text
+        answers = [turn for turn in row.conversation.turns if turn.role == "assistant"]
+        self.left_out_answers += sum(not turn.is_learnt for turn in answers)
+        self.empty_answers += sum(not turn.text.strip() and not turn.fields for turn in answers)
+        if row.is_truncated:
+            self.report.truncated += 1
+            self.report.truncated_examples += [row.conversation.place]
+            del self.report.truncated_examples[NUM_PLACES:]
+        elif self.checked_prompts < NUM_PROMPTS_CHECKED and len(row.conversation.turns) > 1:
+            self._check_prompt(row)
+        if is_evaluation:
+            self.evaluation.write(row.conversation.to_json() + "\n")
+        else:
+            self.hash.add(row.example)
+
+    def _check_prompt(self, row: PreparedRow) -> None:
+        """Compare what stands before the answer with what the model is asked at generation."""
+        conversation, template = row.conversation, self.plan.encoder.template
+        has_history = any(turn.role == "assistant" for turn in conversation.prompt)
+        if template and template.origin and has_history:
+            return  # told once, of the template
+        prompt = self.plan.encoder.prompt_ids(conversation.prompt, conversation.inputs)
+        self.checked_prompts += 1
+        tokenizer = self.plan.encoder.tokenizer
+        self.differing_prompts += not begins_with(tokenizer, row.example.input_ids, prompt)
+
+    def _keep(self, rows: list[PreparedRow]) -> None:
+        for row in rows:
+            self.conversations.write(row.conversation.to_json().encode() + b"\n")
+            self.conversation_ends.append(np.array([self.conversations.tell()]))
+
+    def _finish(self) -> None:
+        self.conversations.close()
+        for array in (self.conversation_ends, self.row_files, self.row_lines):
+            array.close()
+        is_evaluation = self._with_a_row_on_both_sides()
+        self.evaluation.close()
+        if self.windows is None:
+            train, evaluation = np.flatnonzero(~is_evaluation), np.flatnonzero(is_evaluation)
+        else:
+            train, evaluation = np.zeros(0, dtype=np.int64), np.arange(int(is_evaluation.sum()))
+        self._save("train_rows", train)
+        self._save("evaluation_rows", evaluation)
+        groups, group_of_row = np.unique(np.array(self.facts.group), return_inverse=True)
+        self._save("groups", group_of_row)
+        self.quarantine.write(self.folder / QUARANTINE_FILE)
+        index = self._save_windows()
+        self.report.rows_read = self.rows_of_file.total()
+        self.report.max_length = self.plan.encoder.max_length
+        self.facts.fill(self.report, is_evaluation, self.plan.encoder.tokenizer)
+        self._tell_sources()
+        layout = index.layout_hash() if index else ""
+        trained_on = self.facts.content_hash(~is_evaluation)
+        self.report.fingerprint = text_hash([self.hash.hexdigest(), trained_on, layout])
+        self.report.seconds = monotonic() - self.started
+        self.store.finish({"report": self.report.to_dict(), "groups": groups.tolist()})
+
+    def _with_a_row_on_both_sides(self) -> npt.NDArray[np.bool_]:
+        """Few rows may all fall on one side by chance: then one changes sides, with its equals."""
+        chosen = np.array(self.facts.is_evaluation, dtype=bool)
+        content = np.array(self.facts.content, dtype=np.uint64)
+        if self.least is None or self.windows is not None:
+            return chosen
+        if len(np.unique(content)) < 2:
+            self._rewrite_evaluation([])
+            return np.zeros(len(content), dtype=bool)
+        if not chosen.any():
+            sides = content == content.min()
+            self._rewrite_evaluation([self.least.conversation.to_json() + "\n"] * int(sides.sum()))
+            return sides
+        if chosen.all():
+            sides = content != content.max()
+            self.evaluation.seek(0)
+            kept = zip(self.evaluation.readlines(), sides, strict=True)
+            self._rewrite_evaluation([line for line, stays in kept if stays])
+            return sides
+        return chosen
+
+    def _rewrite_evaluation(self, lines: list[str]) -> None:
+        self.evaluation.seek(0)
+        self.evaluation.truncate()
+        self.evaluation.writelines(lines)
+
+    def _save(self, name: str, values: npt.NDArray[Any]) -> None:
+        np.save(self.folder / f"{name}.npy", values.astype(np.int64), allow_pickle=False)
+
+    def _save_windows(self) -> WindowIndex | None:
+        if self.windows is None:
+            return None
+        index = self.windows.finish()
+        self._save("windows", index.windows)
+        np.save(self.folder / "is_used.npy", index.is_used, allow_pickle=False)
+        return index
+
+    def _tell_sources(self) -> None:
+        report, shape = self.report, self.plan.shapes[TRAIN]
+        report.files = [
+            {"name": file.name, "format": file.format, "rows": self.rows_of_file[number]}
+            for number, file in enumerate(self.files)
+        ]
+        report.shape, report.shape_reason = shape.name, shape.reason
+        report.notes += [file.note for file in self.files if file.note]
+        report.notes += self._unused()
+        other = self.plan.shapes[EVALUATION]
+        if (other.name, other.columns) != (shape.name, shape.columns):
+            report.notes.append(f"held-out data has the shape {other.name}: {other.reason}")
+        if self.plan.validation_split and not report.num_evaluation:
+            report.notes.append("no row is held out: there are too few different ones")
+        report.notes += _uneven_split(
+            self.plan.validation_split, report.num_evaluation, report.num_train
+        )
+        if self.left_out_answers:
+            report.notes.append(
+                f"{self.left_out_answers:,} answers are read and not learnt, as their weight says"
+            )
+        if self.empty_answers:
+            report.notes.append(
+                f"{self.empty_answers:,} answers are empty: the model learns to say nothing there"
+            )
+        if self.plan.encoder.template and shape.name != TEXT:
+            report.notes += self._about_template(self.plan.encoder.template)
+        if self.differing_prompts:
+            report.notes.append(
+                f"{self.differing_prompts} of {self.checked_prompts} prompts are written otherwise"
+                " in training than for generation: check the chat template"
+            )
+
+    def _unused(self) -> list[str]:
+        """What the data says and nobody reads."""
+        notes = []
+        if columns := _listed(self.unused_columns):
+            notes.append(
+                f"columns not used: {columns} (what the model should see belongs into the prompt,"
+                " or into data.context_column)"
+            )
+        if fields := _listed(self.unused_fields):
+            reader = "the chat template does not read them"
+            if self.plan.encoder.template is None:
+                reader = "only a chat template could read them, and the tokenizer has none"
+            notes.append(f"fields of messages not used: {fields} ({reader})")
+        return notes
+
+    def _about_template(self, template: TemplateFormat) -> list[str]:
+        """What the chat template does that the rows do not say."""
+        notes = []
+        if template.writes_date:
+            notes.append("the chat template writes the date: a fixed one, to be repeatable")
+        if template.preamble:
+            said = excerpt(template.preamble)
+            notes.append(f"where a row has no system message, the chat template writes: {said!r}")
+        if template.own_end:
+            notes.append(
+                "the chat template marks answers without what ends them: that"
+                f" ({template.own_end}) is learnt too, so that the model learns to stop"
+            )
+        if template.origin and self.plan.encoder.train_on != "all":
+            notes.append(
+                "the model's own chat template writes an answer otherwise as soon as the"
+                f" conversation goes on: trained is with the training template of {template.origin}"
+                " for it; in use, and in what is saved, the model keeps its own"
+            )
+        return notes
+
+
+def _listed(names: Counter[str]) -> str:
+    """Names in the order of how often they were seen; the first few of them."""
+    found = [name for name, _ in names.most_common(NUM_UNUSED_SHOWN)]
+    more = len(names) - len(found)
+    return ", ".join(found) + (f" and {more} more" if more > 0 else "")
+
+
+def _uneven_split(wanted: float, num_evaluation: int, num_train: int) -> list[str]:
+    """A sentence where far more or fewer rows are held out than chance explains."""
+    num_rows = num_evaluation + num_train
+    if not wanted or not num_evaluation:
+        return []
+    share, chance = num_evaluation / num_rows, math.sqrt(wanted * (1 - wanted) / num_rows)
+    if abs(share - wanted) <= UNUSUAL_SPLIT * chance + 1 / num_rows:
+        return []
+    return [
+        f"{100 * share:.0f} % of the rows are held out, and data.validation_split asks for"
+        f" {100 * wanted:.2g} %: rows that are the same stay together, and there are few"
+        " different ones"
+    ]

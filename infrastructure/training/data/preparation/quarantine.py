@@ -1,0 +1,94 @@
+"""Rows that cannot be used: set aside with file, line and reason, counted, told, never dropped.
+
+Counts are complete; of the rows themselves the first MAX_KEPT are kept, so that a file full of
+nonsense cannot fill the memory.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.files import write_text
+from infrastructure.training.data.readers.rows import OVER_LONG, BadRow
+
+MAX_KEPT = 10_000
+NUM_EXAMPLES = 3
+
+
+@dataclass
+class Quarantine:
+    """The bad rows of one data set.
+
+    Attributes:
+        bad_rows: the first MAX_KEPT of them, in the order of the files.
+        counts: all of them, by reason.
+    """
+
+    bad_rows: list[BadRow] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, rows: Iterable[BadRow]) -> None:
+        """Set rows aside."""
+        for row in rows:
+            self.counts[row.reason] += 1
+            if len(self.bad_rows) < MAX_KEPT:
+                self.bad_rows.append(row)
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+    @property
+    def examples(self) -> list[BadRow]:
+        """The first few, of different reasons where there are several."""
+        firsts = {row.reason: row for row in reversed(self.bad_rows)}
+        chosen = sorted(firsts.values(), key=self.bad_rows.index)[:NUM_EXAMPLES]
+        others = (row for row in self.bad_rows if row not in chosen)
+        return [*chosen, *(row for row, _ in zip(others, range(NUM_EXAMPLES), strict=False))][
+            :NUM_EXAMPLES
+        ]
+
+    def write(self, path: Path) -> None:
+        """Write one JSON object a row: source, line, reason, detail, excerpt."""
+        lines = [json.dumps(_plain(row), ensure_ascii=False) for row in self.bad_rows]
+        left_out = self.total - len(self.bad_rows)
+        if left_out:
+            lines.append(json.dumps({"left_out": left_out, "counts": dict(self.counts)}))
+        write_text(path, "".join(line + "\n" for line in lines))
+
+    @classmethod
+    def read(cls, path: Path, counts: dict[str, int]) -> "Quarantine":
+        """What `write` wrote, with the counts that were kept beside it."""
+        records = [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
+        rows = [BadRow(**record) for record in records if "left_out" not in record]
+        return cls(rows, Counter(counts))
+
+    def check(self, num_rows: int, max_percent: float, listed: Path) -> None:
+        """Refuse to start where too large a share of the rows is bad.
+
+        Args:
+            listed: where all of them are written down.
+
+        Raises:
+            ValueError: names count, share, the first rows with their places, and the remedies.
+        """
+        percent = 100 * self.total / max(1, num_rows)
+        if percent <= max_percent:
+            return
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.counts.most_common())
+        examples = "; ".join(map(str, self.examples))
+        remedy = "mend them"
+        if self.counts.most_common(1)[0][0] == OVER_LONG:
+            remedy = "raise data.max_length, set data.over_length=truncate"
+        raise ValueError(
+            f"{self.total} of {num_rows} rows ({percent:.1f} %) cannot be used, which is more than"
+            f" data.max_bad_rows_percent={max_percent:g} ({reasons}); the first: {examples}:"
+            f" {remedy}, or raise data.max_bad_rows_percent (all are listed in {listed})"
+        )
+
+
+def _plain(row: BadRow) -> dict[str, Any]:
+    return {key: value for key, value in asdict(row).items() if key != "offset"}

@@ -1,0 +1,312 @@
+"""The work on a chunk of rows, in this process or in others: the same result either way."""
+
+import json
+import logging
+import os
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from typing import Self
+
+from infrastructure.core.errors import DataError
+from infrastructure.core.helper_process import worker_pool
+from infrastructure.core.process_memory import HardLimit, can_limit_hard, resident_bytes
+from infrastructure.training.data.encoding.row_schema import Shape
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder
+from infrastructure.training.data.readers.rows import (
+    KILLS_PROCESS,
+    BadRow,
+    Conversation,
+    Row,
+    excerpt,
+)
+from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.data.store.fingerprints import content_number
+
+CHUNK_ROWS = 256
+CHUNKS_PER_WORKER = 2
+NUM_DEATHS_OF_A_ROW = 2  # once may be chance
+MAX_DEADLY_ROWS = 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of one file, in its order.
+
+    Attributes:
+        file: number of the file.
+        shape: which of the worker's shapes they have.
+    """
+
+    file: int
+    shape: int
+    rows: list[Row | BadRow]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRow:
+    """A usable row.
+
+    Attributes:
+        content: equal for rows that say the same.
+        end_token: what ends its last answer.
+        holds_special_text: the text spells a special token, which is read as that token.
+    """
+
+    conversation: Conversation
+    example: TokenizedExample
+    content: int
+    end_token: int
+    offset: int
+    is_truncated: bool
+    holds_special_text: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChunk:
+    """What became of each row of a chunk, in order.
+
+    Attributes:
+        unused_columns, unused_fields: of rows and of their messages: what nobody reads, and in how
+            many it stands.
+    """
+
+    file: int
+    shape: int
+    rows: list[PreparedRow | BadRow]
+    unused_columns: Counter[str] = field(default_factory=Counter)
+    unused_fields: Counter[str] = field(default_factory=Counter)
+
+
+class RowWorker:
+    """Turns rows into examples; can be sent to another process.
+
+    Args:
+        max_bytes: private memory that the other process may take; a row that needs more kills it.
+    """
+
+    def __init__(
+        self, encoder: ConversationEncoder, shapes: list[Shape], max_bytes: int | None = None
+    ) -> None:
+        self.encoder = encoder
+        self.shapes = shapes
+        self.max_bytes = max_bytes
+        texts = [text for text in encoder.special_tokens.values() if text]
+        self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        shape = self.shapes[chunk.shape]
+        converted = [row if isinstance(row, BadRow) else shape.convert(row) for row in chunk.rows]
+        good = [item for item in converted if isinstance(item, Conversation)]
+        encoded = iter(zip(good, self.encoder.encode(good), strict=True))
+        rows: list[PreparedRow | BadRow] = []
+        for row, item in zip(chunk.rows, converted, strict=True):
+            if isinstance(item, BadRow):
+                rows.append(item)
+                continue
+            conversation, result = next(encoded)
+            if isinstance(result, BadRow):
+                rows.append(result)
+                continue
+            rows.append(
+                PreparedRow(
+                    conversation,
+                    result.example,
+                    content_number(conversation.pairs()),
+                    result.end_token,
+                    row.offset,
+                    result.is_truncated,
+                    any(self._special.search(turn.text) for turn in conversation.turns),
+                )
+            )
+        columns = self._unused_columns(chunk.rows, good, shape)
+        return PreparedChunk(chunk.file, chunk.shape, rows, columns, self._unused_fields(good))
+
+    def _unused_columns(
+        self, rows: list[Row | BadRow], conversations: list[Conversation], shape: Shape
+    ) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for row in rows:
+            if isinstance(row, Row):
+                values = row.values.items()
+                found.update(c for c, v in values if v is not None and c not in shape.used)
+        tools = shape.columns.get("tools")
+        if tools and not self._reads("tools"):
+            found[tools] += sum('"tools"' in one.inputs for one in conversations)
+        return found
+
+    def _unused_fields(self, conversations: list[Conversation]) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for conversation in conversations:
+            given = json.loads(conversation.inputs) if conversation.inputs else {}
+            names = [*given.get("chat_template_kwargs", {})]
+            for turn in conversation.turns:
+                names += json.loads(turn.fields).keys() - {"content"} if turn.fields else ()
+            found.update(name for name in names if not self._reads(name))
+        return found
+
+    def _reads(self, name: str) -> bool:
+        template = self.encoder.template
+        return template is not None and template.reads(name)
+
+
+_worker: RowWorker | None = None
+
+
+def _start_process(worker: RowWorker) -> None:
+    global _worker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    _worker = worker
+    if worker.max_bytes is not None and can_limit_hard():
+        HardLimit(worker.max_bytes).tighten(resident_bytes())
+
+
+def _work_in_process(chunk: Chunk) -> PreparedChunk:
+    assert _worker is not None
+    try:
+        return _worker(chunk)
+    except MemoryError:
+        os._exit(1)  # the row that needs so much is found as one that kills its process
+
+
+def work_on(
+    chunks: Iterable[Chunk], worker: RowWorker, num_processes: int
+) -> Iterator[PreparedChunk]:
+    """Prepared chunks in the given order; a bounded number is under way at a time.
+
+    When a process dies, what was under way is done again row by row, so that a row which kills
+    its process is found, tried once more, and set aside. Where no row is to blame, half as many
+    processes go on, and at last this one.
+
+    Raises:
+        DataError: too many rows kill the process that works on them.
+    """
+    remaining, num_deadly = iter(chunks), 0
+    while num_processes > 0:
+        waiting: deque[Chunk] = deque()
+        try:
+            yield from _work_in_pool(waiting, remaining, worker, num_processes)
+            return
+        except BrokenProcessPool:
+            log.warning("a process that prepares data died; its rows are done again, one by one")
+        careful = CarefulWorker(worker, MAX_DEADLY_ROWS - num_deadly)
+        with careful:
+            yield from map(careful, waiting)
+        num_deadly += careful.num_deadly
+        if careful.num_deadly == 0:
+            num_processes //= 2
+            log.warning(
+                "no row was to blame (too little memory, or a script that starts training without"
+                " `if __name__ == '__main__':`): going on with data.num_workers=%d",
+                num_processes,
+            )
+    yield from map(worker, remaining)
+
+
+def _work_in_pool(
+    waiting: deque[Chunk], chunks: Iterator[Chunk], worker: RowWorker, num_processes: int
+) -> Iterator[PreparedChunk]:
+    """The chunks that were taken and are not done are in `waiting`.
+
+    Raises:
+        BrokenProcessPool: a process died.
+    """
+    with _pool(worker, num_processes) as pool:
+        under_way: deque[Future[PreparedChunk]] = deque()
+        try:
+            for chunk in chunks:
+                waiting.append(chunk)
+                under_way.append(pool.submit(_work_in_process, chunk))
+                if len(under_way) >= CHUNKS_PER_WORKER * num_processes:
+                    prepared = under_way.popleft().result()
+                    waiting.popleft()
+                    yield prepared
+            while under_way:
+                prepared = under_way.popleft().result()
+                waiting.popleft()
+                yield prepared
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _pool(worker: RowWorker, num_processes: int) -> ProcessPoolExecutor:
+    return worker_pool(num_processes, _start_process, (worker,))
+
+
+class CarefulWorker:
+    """Works row by row in one process, and starts another when a row has killed it.
+
+    Where not even a process without work lives, the work is done in this one.
+
+    Args:
+        max_deadly: rows that may kill it.
+    """
+
+    def __init__(self, worker: RowWorker, max_deadly: int = MAX_DEADLY_ROWS) -> None:
+        self.worker = worker
+        self.max_deadly = max_deadly
+        self.num_deadly = 0
+        self._pool: ProcessPoolExecutor | None = None
+        self._can_live = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        """As the worker itself; a row that kills comes back as a `BadRow`.
+
+        Raises:
+            DataError: too many rows do.
+        """
+        whole = PreparedChunk(chunk.file, chunk.shape, [])
+        for row in chunk.rows:
+            one = self._try(Chunk(chunk.file, chunk.shape, [row]))
+            whole.rows.extend(one.rows)
+            whole.unused_columns.update(one.unused_columns)
+            whole.unused_fields.update(one.unused_fields)
+        return whole
+
+    def _try(self, one: Chunk) -> PreparedChunk:
+        for _ in range(NUM_DEATHS_OF_A_ROW):
+            if not self._lives(one):
+                return self.worker(one)
+            assert self._pool is not None
+            try:
+                return self._pool.submit(_work_in_process, one).result()
+            except BrokenProcessPool:
+                self._end()
+        self.num_deadly += 1
+        bad = _deadly(one.rows[0])
+        if self.num_deadly > self.max_deadly:
+            raise DataError(f"too many rows kill the process that prepares them; the last: {bad}")
+        return PreparedChunk(one.file, one.shape, [bad])
+
+    def _lives(self, one: Chunk) -> bool:
+        """Whether there is a process; a new one shows it on a chunk without rows."""
+        if self._pool is None and self._can_live:
+            self._pool = _pool(self.worker, 1)
+            try:
+                self._pool.submit(_work_in_process, Chunk(one.file, one.shape, [])).result()
+            except BrokenProcessPool:
+                self._end()
+                self._can_live = False
+        return self._can_live
+
+    def _end(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._pool = None
+
+
+def _deadly(row: Row | BadRow) -> BadRow:
+    shown = "" if isinstance(row, BadRow) else excerpt(row.values)
+    detail = f"the process that prepared it died, {NUM_DEATHS_OF_A_ROW} times"
+    return BadRow(row.source, row.line, KILLS_PROCESS, detail, shown, row.offset)

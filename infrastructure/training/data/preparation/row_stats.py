@@ -1,0 +1,69 @@
+"""A few numbers for each usable row, and what a report says of them."""
+
+import hashlib
+import sys
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infrastructure.training.data.preparation.data_report import DataReport
+from infrastructure.training.data.preparation.row_encoder import PreparedRow
+
+QUANTILES = {"5%": 0.05, "50%": 0.5, "95%": 0.95}
+NUM_END_TOKENS = 3
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass
+class RowFacts:
+    """One entry a row, in order; some forty bytes each."""
+
+    content: "array[int]" = field(default_factory=lambda: array("Q"))
+    is_evaluation: "array[int]" = field(default_factory=lambda: array("b"))
+    length: "array[int]" = field(default_factory=lambda: array("i"))
+    supervised: "array[int]" = field(default_factory=lambda: array("i"))
+    end_token: "array[int]" = field(default_factory=lambda: array("i"))
+    task: list[str] = field(default_factory=list)
+    group: list[str] = field(default_factory=list)
+
+    def add(self, row: PreparedRow, is_evaluation: bool) -> None:
+        """Take note of the next row."""
+        example = row.example
+        self.content.append(row.content)
+        self.is_evaluation.append(is_evaluation)
+        self.length.append(len(example.input_ids))
+        self.supervised.append(int(example.supervised.sum()))
+        self.end_token.append(row.end_token)
+        self.task.append(sys.intern(row.conversation.task))
+        self.group.append(sys.intern(row.conversation.group))
+
+    def content_hash(self, chosen: Mask) -> str:
+        """Hash of what the chosen rows say, in their order."""
+        content = np.array(self.content, dtype="<u8")[chosen]
+        return hashlib.sha256(content.tobytes()).hexdigest()
+
+    def fill(self, report: DataReport, is_evaluation: Mask, tokenizer: Any) -> None:
+        """Put the numbers into a report."""
+        train = ~is_evaluation
+        content = np.array(self.content, dtype=np.uint64)
+        lengths = np.array(self.length, dtype=np.int64)[train]
+        report.num_train, report.num_evaluation = int(train.sum()), int(is_evaluation.sum())
+        report.tokens = int(lengths.sum())
+        report.supervised_tokens = int(np.array(self.supervised, dtype=np.int64)[train].sum())
+        if len(lengths):
+            report.longest = int(lengths.max())
+            levels = np.quantile(lengths, list(QUANTILES.values()), method="higher")
+            report.length_quantiles = dict(zip(QUANTILES, map(int, levels), strict=True))
+        report.duplicates = len(lengths) - len(np.unique(content[train]))
+        report.leaked = int(np.isin(content[train], content[is_evaluation]).sum())
+        tasks = (task for task, used in zip(self.task, train, strict=True) if used)
+        report.task_counts = dict(sorted(Counter(tasks).items()))
+        ends = Counter(self.end_token).most_common(NUM_END_TOKENS)
+        report.end_tokens = {
+            str(tokenizer.convert_ids_to_tokens(token)): count for token, count in ends
+        }

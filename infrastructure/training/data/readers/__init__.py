@@ -1,0 +1,1 @@
+"""Reading rows: which file it is, and a reader for each format."""

@@ -1,0 +1,73 @@
+"""Physical lines of a text file with their byte offsets; gzip is read through; memory is bounded.
+
+A line longer than MAX_LINE_BYTES is skipped, not held: its `data` is None.
+"""
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from infrastructure.training.data.readers.row_limits import MAX_ROW_BYTES
+
+MAX_LINE_BYTES = MAX_ROW_BYTES
+UTF8_MARK = b"\xef\xbb\xbf"
+
+
+class Start(NamedTuple):
+    """Where a reader begins: a byte offset (or record number) and the line that it lies on."""
+
+    offset: int = 0
+    line: int = 1
+
+
+BEGIN = Start()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line with its line end, from byte `offset` up to `end`.
+
+    `data` is None when the line was too long to be held.
+    """
+
+    data: bytes | None
+    offset: int
+    end: int
+    number: int
+
+    @property
+    def is_blank(self) -> bool:
+        return self.data is not None and not self.data.strip()
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open for reading; a file that ends in .gz is decompressed on the way."""
+    if path.suffix.lower() == ".gz":
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return path.open("rb")
+
+
+def read_lines(
+    file: BinaryIO, start: Start = BEGIN, max_line_bytes: int = MAX_LINE_BYTES
+) -> Iterator[Line]:
+    """Lines from `start` on. A byte order mark at the very beginning is left out."""
+    offset, number = start
+    file.seek(offset)
+    while data := file.readline(max_line_bytes + 1):
+        length = len(data)
+        whole = length <= max_line_bytes
+        while not whole and not data.endswith(b"\n"):
+            data = file.readline(max_line_bytes)
+            length += len(data)
+            if not data:
+                break
+        end = offset + length
+        yield Line(_without_mark(data, offset) if whole else None, offset, end, number)
+        offset = end
+        number += 1
+
+
+def _without_mark(data: bytes, offset: int) -> bytes:
+    return data.removeprefix(UTF8_MARK) if offset == 0 else data

@@ -1,0 +1,86 @@
+"""How large a row may be, whatever it is read from; told before it is made.
+
+Some formats write little for much: a file of kilobytes may hold rows of gigabytes. No example is
+that long, and one that is must not cost the memory of a training.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from infrastructure.core.optional import require
+from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.training.data.store.stream_index import estimated_bytes
+
+MAX_ROW_BYTES = 16 << 20
+MAX_ROW_VALUES = 1 << 22  # an empty list takes 3 bytes in JSON and 64 in memory
+
+AnyRow = TypeVar("AnyRow", bound=Row | BadRow)
+
+
+def too_large_words(max_bytes: int = MAX_ROW_BYTES) -> str:
+    """What is told of a row that is too large."""
+    return f"more than {max_bytes >> 20} MiB, or than {MAX_ROW_VALUES >> 20} million values"
+
+
+def in_chunks(rows: Iterable[AnyRow], max_rows: int) -> Iterator[list[AnyRow]]:
+    """Rows that are held together: at most so many, and not many of the largest."""
+    chunk: list[AnyRow] = []
+    held_bytes = 0
+    for row in rows:
+        chunk.append(row)
+        held_bytes += estimated_bytes(row.values) if isinstance(row, Row) else 0
+        if len(chunk) == max_rows or held_bytes >= MAX_ROW_BYTES:
+            yield chunk
+            chunk, held_bytes = [], 0
+    if chunk:
+        yield chunk
+
+
+def has_too_many_values(text: str | bytes) -> bool:
+    """Whether JSON may stand for more values than a row has; counts what can begin one."""
+    if len(text) < MAX_ROW_VALUES:
+        return False
+    signs: Any = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    return sum(text.count(sign) for sign in signs) > MAX_ROW_VALUES
+
+
+def fits_a_row(batch: Any) -> bool:
+    """Whether all rows of an Arrow batch together are as large as one row may be at most."""
+    found = [_extent(column) for column in batch.columns]
+    num_bytes, num_values = (sum(part) for part in zip(*found, strict=True)) if found else (0, 0)
+    return num_bytes <= MAX_ROW_BYTES and num_values <= MAX_ROW_VALUES
+
+
+def _extent(array: Any) -> tuple[int, int]:
+    """(bytes of the texts and numbers, number of the values) of an Arrow array, written out."""
+    arrow = require("pyarrow", "reading tables")
+    compute = require("pyarrow.compute", "reading tables")
+    kinds, kind = arrow.types, array.type
+    if isinstance(array, arrow.ExtensionArray):
+        return _extent(array.storage)
+    if kinds.is_dictionary(kind):
+        inner_bytes, _ = _extent(array.dictionary)
+        if inner_bytes * len(array) <= MAX_ROW_BYTES:  # without a look at each
+            return inner_bytes * len(array), len(array)
+        if not _is_text(kinds, kind.value_type):
+            return inner_bytes * len(array), len(array)
+        lengths = compute.binary_length(array.dictionary).take(array.indices)
+        return int(compute.sum(lengths).as_py() or 0), len(array)
+    if _is_text(kinds, kind):
+        return int(compute.sum(compute.binary_length(array)).as_py() or 0), len(array)
+    if kinds.is_struct(kind):
+        parts = [_extent(part) for part in array.flatten()]
+        return sum(size for size, _ in parts), len(array) + sum(number for _, number in parts)
+    if kinds.is_nested(kind) and hasattr(array, "flatten"):  # lists of all kinds, and maps
+        size, number = _extent(array.flatten())
+        return size, len(array) + number
+    return max(array.nbytes, 8 * len(array)), len(array)
+
+
+def _is_text(kinds: Any, kind: Any) -> bool:
+    return bool(
+        kinds.is_string(kind)
+        or kinds.is_large_string(kind)
+        or kinds.is_binary(kind)
+        or kinds.is_large_binary(kind)
+    )

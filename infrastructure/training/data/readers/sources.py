@@ -1,0 +1,318 @@
+"""From the path that a user gives to the files that are read: discovery, formats, content hashes.
+
+A path is a file, a folder (read in the order of the names inside), a folder written by
+`datasets.save_to_disk`, or the name of a data set on the Hugging Face Hub.
+"""
+
+import hashlib
+import itertools
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.files import file_sha256, readable_path
+from infrastructure.core.lookup import nearest, unknown_name
+from infrastructure.core.redact import public_address
+from infrastructure.core.registry import Registry
+from infrastructure.training.data.readers.file_type import (
+    HDF5,
+    NOT_WHAT_WAS_MEANT,
+    PARQUET,
+    check_binary,
+    check_text,
+    json_kind,
+    read_head,
+    what_it_is,
+)
+from infrastructure.training.data.readers.json_format import read_json
+from infrastructure.training.data.readers.line_reader import BEGIN, Start
+from infrastructure.training.data.readers.rows import WRONG_TYPE, BadRow, Row, excerpt, kind_of
+from infrastructure.training.data.readers.table_formats import (
+    is_saved_dataset,
+    load_huggingface,
+    read_hdf5,
+    read_huggingface,
+    read_parquet,
+    split_place,
+)
+from infrastructure.training.data.readers.text_formats import (
+    read_csv,
+    read_jsonl,
+    read_text,
+    read_tsv,
+)
+
+Reader = Callable[[Path, str, Start], Iterator[Row | BadRow]]
+PluginReader = Callable[[Path], Iterable[dict[str, Any]]]
+
+HUGGINGFACE = "huggingface"
+READERS: dict[str, Reader] = {
+    "json": read_json,
+    "jsonl": read_jsonl,
+    "csv": read_csv,
+    "tsv": read_tsv,
+    "text": read_text,
+    "parquet": read_parquet,
+    "hdf5": read_hdf5,
+    HUGGINGFACE: read_huggingface,
+}
+TEXT_FORMATS = {"json", "jsonl", "csv", "tsv", "text"}
+EXTENSIONS = {
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".txt": "text",
+    ".text": "text",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+}
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?(@[\w.\[\]:%+-]+)?")
+
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://|https?:/", re.IGNORECASE)
+
+_FORMATS: Registry[PluginReader] = Registry("data format", "temper.formats")
+
+
+def register_format(name: str, reader: PluginReader) -> None:
+    """Teach Temper a file format; it is used for files that end in `.name` and by `format=name`.
+
+    An installed package does the same with an entry point in the group "temper.formats".
+
+    Args:
+        reader: gives the rows of a file as dictionaries, in a fixed order.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in READERS:
+        raise ValueError(f"data format {name!r} is built in: choose another name")
+    _FORMATS.register(name, reader)
+
+
+def unregister_format(name: str) -> None:
+    """Forget a format that `register_format` added."""
+    _FORMATS.unregister(name)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file to read, or one data set of the `datasets` library.
+
+    Attributes:
+        name: short, for people and for file:line.
+        note: what is unusual about how it is read, or "".
+    """
+
+    path: Path
+    name: str
+    format: str
+    note: str = ""
+
+    def rows(self, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+        """The rows from `start` on.
+
+        Raises:
+            ValueError: the file as a whole cannot be read.
+        """
+        try:
+            yield from self._reader()(self.path, self.name, start)
+        except (EOFError, zlib.error) as error:
+            raise ValueError(f"{self.name}: the compressed file is cut off or damaged") from error
+
+    def _reader(self) -> Reader:
+        return READERS.get(self.format) or _reader_of_plugin(_FORMATS.get(self.format))
+
+    def sha256(self) -> str:
+        """Hash of the content, wherever the file lies."""
+        if self.format != HUGGINGFACE:
+            return file_sha256(self.path)
+        place, split = split_place(str(self.path))
+        folder = Path(place)
+        if folder.is_dir():
+            parts = sorted(p for p in folder.rglob("*") if p.suffix in (".arrow", ".json"))
+        else:
+            cached = load_huggingface(str(self.path)).cache_files
+            parts = [Path(part["filename"]) for part in cached]
+        hashes = [split, *(file_sha256(part) for part in parts)]
+        return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+    def stamp(self) -> tuple[int, int]:
+        """Size and modification time: tells cheaply that the file was changed meanwhile."""
+        if not self.path.is_file():
+            return (0, 0)
+        status = self.path.stat()
+        return (status.st_size, status.st_mtime_ns)
+
+
+def _reader_of_plugin(read: PluginReader) -> Reader:
+    def rows(path: Path, name: str, start: Start) -> Iterator[Row | BadRow]:
+        records = itertools.islice(enumerate(read(path)), start.offset, None)
+        for index, values in records:
+            if isinstance(values, dict):
+                yield Row(values, name, index + 1, index)
+            else:
+                detail = f"the format gave {kind_of(values)}, not a row"
+                yield BadRow(name, index + 1, WRONG_TYPE, detail, excerpt(values), index)
+
+    return rows
+
+
+def discover(place: str, data_format: str = "auto", what: str = "training data") -> list[DataFile]:
+    """The files that `place` means, each with its format, checked by content.
+
+    Args:
+        what: what is to be there, for error messages.
+
+    Raises:
+        ValueError: nothing readable is there; says what was found and what to do.
+    """
+    _check_format(data_format)
+    if ADDRESS.match(place):
+        raise ValueError(_no_address(place, what))
+    path = Path(place)
+    where, _ = split_place(place)
+    if Path(where).is_dir() and is_saved_dataset(Path(where)):
+        return [DataFile(path, readable_path(path.name), HUGGINGFACE)]
+    if path.is_dir():
+        return _folder_files(path, data_format, what)
+    _check_link(path, what)
+    if path.exists():
+        return [_data_file(path, readable_path(path.name), data_format)]
+    if data_format == HUGGINGFACE or may_be_on_the_hub(place):
+        load_huggingface(place)
+        return [DataFile(path, place, HUGGINGFACE)]
+    raise ValueError(_not_found(path, what))
+
+
+def refuse_no_data(path: Path, advice: str) -> None:
+    """Refuse a file that no reader reads, whatever it is called: an archive, a document, an image.
+
+    A file whose ending names a format of a plugin is let pass, and so is text.
+
+    Args:
+        advice: what to do where the file is not the one that was meant.
+
+    Raises:
+        ValueError: says what it is, and what to do.
+    """
+    if path.suffix.lower().removeprefix(".") in _FORMATS.names():
+        return
+    what = what_it_is(read_head(path))
+    if what is None or what[0] in (PARQUET, HDF5):
+        return
+    kind, remedy = what
+    remedy = advice if kind in NOT_WHAT_WAS_MEANT else remedy
+    raise ValueError(f"{path.name} is no data, it is {kind}: {remedy}")
+
+
+def _check_format(data_format: str) -> None:
+    known = ["auto", *READERS, *_FORMATS.names()]
+    if data_format not in known:
+        raise ValueError(f"data.format: {unknown_name('data format', data_format, known)}")
+
+
+def may_be_on_the_hub(place: str) -> bool:
+    """Whether `place` reads like the name of a data set on the Hub, and not like a path here."""
+    owner = Path(place.partition("/")[0])
+    return (
+        HUB_NAME.fullmatch(place) is not None
+        and not owner.exists()
+        and owner.name not in (".", "..")
+        and _format_by_name(Path(place)) is None
+    )
+
+
+def _no_address(place: str, what: str) -> str:
+    return (
+        f"{what}: {public_address(place)} is an address, not a file: download it first and give"
+        " the file (for a data set on the Hugging Face Hub: OWNER/NAME)"
+    )
+
+
+def _check_link(path: Path, what: str) -> None:
+    if path.is_symlink() and not path.exists():
+        raise ValueError(
+            f"{what}: {path} is a link to {path.readlink()}, which is not there: bring that back,"
+            " or remove the link"
+        )
+
+
+def _not_found(path: Path, what: str) -> str:
+    folder = path.parent
+    near = nearest(path.name, [p.name for p in folder.iterdir()]) if folder.is_dir() else None
+    hint = f"; did you mean {str(folder / near)!r}?" if near else ""
+    hint = hint or ": give a file, a folder, or OWNER/NAME of a data set on the Hugging Face Hub"
+    return f"there is no {what} at {str(path)!r}{hint}"
+
+
+def _folder_files(folder: Path, data_format: str, what: str) -> list[DataFile]:
+    """All data files in a folder and below; loose texts only where there is nothing else."""
+    everything = sorted(
+        p
+        for p in folder.rglob("*")
+        if (p.is_file() or (p.is_symlink() and not p.exists())) and not _is_hidden(p, folder)
+    )
+    if data_format == "auto":
+        known = [p for p in everything if _format_by_name(p)]
+        tables = [p for p in known if _format_by_name(p) != "text"]
+        chosen = tables or known
+    else:
+        known = [p for p in everything if _format_by_name(p) == data_format]
+        chosen = known or everything
+    if not chosen:
+        names = ", ".join(p.name for p in everything[:5]) or "nothing"
+        raise ValueError(
+            f"no data file in {str(folder)!r} (it holds {names}): known endings are"
+            f" {', '.join(EXTENSIONS)}"
+        )
+    for path in chosen:
+        _check_link(path, what)
+    shown = [readable_path(p.relative_to(folder).as_posix()) for p in chosen]
+    files = [_data_file(p, name, data_format) for p, name in zip(chosen, shown, strict=True)]
+    left_out = len(everything) - len(chosen)
+    if left_out:
+        note = "; ".join(filter(None, [files[0].note, f"{left_out} other files left out"]))
+        files[0] = DataFile(files[0].path, files[0].name, files[0].format, note)
+    return files
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
+
+
+def _format_by_name(path: Path) -> str | None:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes[-1:] == [".gz"]:
+        suffixes = suffixes[:-1]
+    extension = suffixes[-1] if suffixes else ""
+    plugin = extension.removeprefix(".")
+    return EXTENSIONS.get(extension) or (plugin if plugin in _FORMATS.names() else None)
+
+
+def _data_file(path: Path, name: str, data_format: str) -> DataFile:
+    if not path.is_file():
+        raise ValueError(f"{str(path)!r} is no regular file: give a file or a folder")
+    chosen = data_format if data_format != "auto" else _format_by_name(path)
+    if chosen is None:
+        refuse_no_data(path, "give the file that was meant")
+        raise ValueError(
+            f"{path} has no ending that names a data format: set data.format (known:"
+            f" {', '.join(sorted([*READERS, *_FORMATS.names()]))})"
+        )
+    head = read_head(path)
+    if chosen in TEXT_FORMATS:
+        check_text(path, head)
+    else:
+        check_binary(path, head, chosen)
+    if chosen not in ("json", "jsonl"):
+        return DataFile(path, name, chosen)
+    found = json_kind(head, chosen)
+    words = {"json": "is one JSON document", "jsonl": "is JSON lines"}
+    return DataFile(path, name, found, "" if found == chosen else f"{name} {words[found]} inside")

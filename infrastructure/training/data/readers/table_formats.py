@@ -1,0 +1,279 @@
+"""Readers of binary tables: Parquet, HDF5, and data sets of the `datasets` library.
+
+They read in slices of READ_ROWS records, so memory is bounded, and begin at any record. `line` and
+`offset` count records. The libraries are imported when such a file is read.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infrastructure.core.json_text import parse_json
+from infrastructure.core.optional import require
+from infrastructure.training.data.readers.line_reader import BEGIN, Start
+from infrastructure.training.data.readers.parquet_pages import (
+    check_nesting,
+    rows_at_once,
+    texts_in_dictionaries,
+)
+from infrastructure.training.data.readers.row_limits import (
+    MAX_ROW_BYTES,
+    fits_a_row,
+    too_large_words,
+)
+from infrastructure.training.data.readers.rows import INVALID_UTF8, LINE_TOO_LONG, BadRow, Row
+
+READ_ROWS = 256
+LEAST_READ_ROWS = 4
+MAX_PIECE_BYTES = 128 << 20
+
+
+def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+    """The rows of a Parquet file; row groups before the start are not read.
+
+    Raises:
+        ValueError: the file is damaged or no Parquet file.
+    """
+    parquet = require("pyarrow.parquet", "reading Parquet")
+    arrow = require("pyarrow", "reading Parquet")
+    try:
+        with path.open("rb") as raw:  # its name may be no UTF-8
+            metadata = parquet.read_metadata(raw)
+        check_nesting(metadata, name)
+        groups, first = _groups_from(metadata, start.offset)
+        texts = texts_in_dictionaries(metadata)
+        with (
+            path.open("rb") as raw,
+            path.open("rb") as whole,
+            parquet.ParquetFile(whole, read_dictionary=texts) as file,
+        ):
+            for group in groups:
+                num_rows = rows_at_once(raw, metadata, group, texts, name)
+                for batch in file.iter_batches(batch_size=num_rows, row_groups=[group]):
+                    skipped = min(max(0, start.offset - first), batch.num_rows)
+                    yield from _arrow_rows(batch.slice(skipped), name, first + skipped)
+                    first += batch.num_rows
+    except MemoryError as error:
+        raise ValueError(f"{name}: decoding this Parquet file takes too much memory") from error
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(f"{name}: the Parquet file is damaged or cut off ({error})") from error
+
+
+def _groups_from(metadata: Any, record: int) -> tuple[list[int], int]:
+    """The row groups that hold `record` and what follows, and the first record of the first."""
+    first = 0
+    for group in range(metadata.num_row_groups):
+        num_rows = metadata.row_group(group).num_rows
+        if first + num_rows > record:
+            return list(range(group, metadata.num_row_groups)), first
+        first += num_rows
+    return [], first
+
+
+def _arrow_rows(batch: Any, name: str, first: int) -> Iterator[Row | BadRow]:
+    """The rows of a batch, as plain values; a row that is too large is none, and is never made."""
+    if batch.num_rows == 0:
+        return
+    is_large = not fits_a_row(batch)
+    try:
+        if not is_large:
+            yield from _numbered(_plain_rows(batch), name, first)
+            return
+    except UnicodeDecodeError:
+        pass
+    if batch.num_rows > 1:  # which one it is shows in smaller pieces
+        half = batch.num_rows // 2
+        yield from _arrow_rows(batch.slice(0, half), name, first)
+        yield from _arrow_rows(batch.slice(half), name, first + half)
+    elif is_large:
+        yield BadRow(name, first + 1, LINE_TOO_LONG, too_large_words(), offset=first)
+    else:
+        yield BadRow(name, first + 1, INVALID_UTF8, offset=first)
+
+
+def _plain_rows(batch: Any) -> list[dict[str, Any]]:
+    """What `to_pylist` gives; texts in a dictionary are written out first, which is quicker."""
+    arrow = require("pyarrow", "reading tables")
+    columns = [
+        column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    plain: list[dict[str, Any]] = arrow.RecordBatch.from_arrays(
+        columns, names=batch.schema.names
+    ).to_pylist()
+    return plain
+
+
+def _numbered(records: list[dict[str, Any]], name: str, first: int) -> Iterator[Row]:
+    for index, values in enumerate(records, first):
+        yield Row(values, name, index + 1, index)
+
+
+def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+    """The rows of an HDF5 file: one one-dimensional dataset a column, all of the same length.
+
+    Raises:
+        ValueError: the file is damaged or not laid out like that.
+    """
+    h5py = require("h5py", "reading HDF5")
+    try:
+        with h5py.File(path, "r") as file:
+            columns = _hdf5_columns(file, name, h5py)
+            length = len(next(iter(columns.values())))
+            num_rows = _hdf5_rows_at_once(columns, path.stat().st_size, name, h5py)
+            for first in range(start.offset, length, num_rows):
+                slices = {key: column[first : first + num_rows] for key, column in columns.items()}
+                for index in range(len(next(iter(slices.values())))):
+                    yield _hdf5_row({k: s[index] for k, s in slices.items()}, name, first + index)
+    except (OSError, KeyError, RuntimeError, TypeError, MemoryError) as error:
+        raise ValueError(f"{name}: the HDF5 file is damaged or cut off ({error})") from error
+
+
+def _hdf5_rows_at_once(columns: dict[str, Any], file_bytes: int, name: str, h5py: Any) -> int:
+    """How many rows may be read at a time: what is not written reads as zeros of any length, and
+    texts of any length may be one text in the file.
+
+    Raises:
+        ValueError: a single field, or the piece that it is compressed in, is too large.
+    """
+    row_bytes = 0
+    for key, column in columns.items():
+        field_bytes = column.dtype.itemsize
+        piece_bytes = field_bytes * (column.chunks or (1,))[0]
+        if field_bytes > MAX_ROW_BYTES or piece_bytes > MAX_PIECE_BYTES:
+            raise ValueError(
+                f"{name}: a field of column {key!r} takes {field_bytes:,} bytes, and what it is"
+                f" compressed in {piece_bytes:,}: write it as text of variable length"
+            )
+        has_any_length = h5py.check_vlen_dtype(column.dtype) or column.dtype.kind == "O"
+        row_bytes += min(file_bytes, MAX_PIECE_BYTES) if has_any_length else field_bytes
+    return max(LEAST_READ_ROWS, min(READ_ROWS, MAX_PIECE_BYTES // max(1, row_bytes)))
+
+
+def _hdf5_columns(file: Any, name: str, h5py: Any) -> dict[str, Any]:
+    columns: dict[str, Any] = {
+        key: item for key, item in file.items() if isinstance(item, h5py.Dataset)
+    }
+    if not columns:
+        raise ValueError(f"{name}: no column at the top of the HDF5 file (it has {list(file)})")
+    for key, column in columns.items():
+        if column.ndim != 1:
+            raise ValueError(f"{name}: column {key!r} has {column.ndim} dimensions, not one")
+        if column.external or column.is_virtual:
+            raise ValueError(f"{name}: column {key!r} lies in other files: copy it into this one")
+    lengths = {key: len(column) for key, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"{name}: the columns differ in length: {lengths}")
+    return columns
+
+
+def _hdf5_row(fields: dict[str, Any], name: str, index: int) -> Row | BadRow:
+    if sum(len(field) for field in fields.values() if isinstance(field, bytes)) > MAX_ROW_BYTES:
+        return BadRow(name, index + 1, LINE_TOO_LONG, too_large_words(), offset=index)
+    try:
+        values = {key: _plain(field) for key, field in fields.items()}
+    except UnicodeDecodeError:
+        return BadRow(name, index + 1, INVALID_UTF8, offset=index)
+    return Row(values, name, index + 1, index)
+
+
+def _plain(field: Any) -> Any:
+    if isinstance(field, bytes):
+        return field.decode("utf-8")
+    return field.item() if isinstance(field, np.generic) else field
+
+
+def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+    """The rows of a data set of the `datasets` library; see `load_huggingface` for the path."""
+    arrow = require("pyarrow", "reading Hugging Face data sets")
+    dataset = load_huggingface(str(path)).with_format("arrow")
+    try:
+        for first in range(start.offset, len(dataset), READ_ROWS):
+            table = dataset[first : first + READ_ROWS]
+            position = first
+            for batch in table.to_batches():
+                yield from _arrow_rows(batch, name, position)
+                position += batch.num_rows
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(_damaged(Path(split_place(str(path))[0]), error)) from error
+
+
+def load_huggingface(place: str) -> Any:
+    """Open a folder written by `save_to_disk`, or a data set of the Hugging Face Hub.
+
+    Args:
+        place: a folder, or `owner/name`; then, where needed, `:configuration` (hub) and `@split`,
+            such as `openai/gsm8k:main@train[:10%]`. The split is "train" where none is named.
+
+    Raises:
+        ValueError: there is no such data set, configuration or split.
+    """
+    datasets = require("datasets", "reading Hugging Face data sets")
+    where, split = split_place(place)
+    if Path(where).is_dir() and is_saved_dataset(Path(where)):
+        try:
+            saved = datasets.load_from_disk(where)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(_damaged(Path(where), error)) from error
+        return _split_of(saved, split, place)
+    repository, _, configuration = where.partition(":")
+    try:
+        return datasets.load_dataset(repository, configuration or None, split=split or "train")
+    except (OSError, ValueError, ConnectionError, datasets.exceptions.DatasetsError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{place} is no file or folder here, and the Hugging Face Hub gave no data set of that"
+            f" name: {reason}"
+        ) from error
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """`folder@split` → (folder, split); a path that exists as it stands has no split."""
+    if Path(place).exists() or "@" not in place:
+        return place, ""
+    where, _, split = place.rpartition("@")
+    return where, split
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether `datasets.save_to_disk` wrote the folder, and be it damaged by now."""
+    if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        return True
+    return (folder / "dataset_info.json").is_file() and any(folder.glob("*.arrow"))
+
+
+def _damaged(folder: Path, error: BaseException) -> str:
+    reason = " ".join(str(error).split())
+    for name in ("state.json", "dataset_info.json"):
+        if not (folder / "dataset_dict.json").exists() and not (folder / name).exists():
+            reason = f"{name} is missing"
+    parts = (part for part in sorted(folder.rglob("*")) if not _can_be_read(part))
+    where = next((f" in {part.relative_to(folder)}" for part in parts), "")
+    return f"the saved data set {folder} is damaged{where} ({reason}): save or copy it again"
+
+
+def _can_be_read(part: Path) -> bool:
+    """Whether one file of a saved data set is what its ending says."""
+    arrow: Any = require("pyarrow", "reading Hugging Face data sets")
+    try:
+        if part.suffix == ".json":
+            return isinstance(parse_json(part.read_text("utf-8")), dict)
+        if part.suffix == ".arrow":
+            with arrow.memory_map(str(part)) as file:
+                for batch in arrow.ipc.open_stream(file):
+                    batch.validate()
+    except (arrow.ArrowException, OSError, ValueError):
+        return False
+    return True
+
+
+def _split_of(loaded: Any, split: str, place: str) -> Any:
+    splits = list(loaded.keys()) if hasattr(loaded, "keys") else []
+    if not splits and not split:
+        return loaded
+    if (split or "train") not in splits:
+        found = f"it has {', '.join(splits)}: write PATH@SPLIT" if splits else "it has no splits"
+        raise ValueError(f"{place} has no split {split or 'train'!r} ({found})")
+    return loaded[split or "train"]

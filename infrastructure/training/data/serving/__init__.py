@@ -1,0 +1,1 @@
+"""Giving examples to a training: in which order, ahead of need, as batches."""

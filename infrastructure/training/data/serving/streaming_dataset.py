@@ -1,0 +1,142 @@
+"""Rows of files larger than memory, through a buffer with an upper bound in rows and in bytes.
+
+Windows come in the order of the files and are shuffled inside; the order is a pure function of
+(seed, epoch), and reading begins at any position without reading what lies before its window
+(except in .gz files, which must be decompressed up to there).
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from infrastructure.core.errors import DataError
+from infrastructure.training.data.readers.line_reader import Start
+from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.training.data.readers.sources import DataFile, discover
+from infrastructure.training.data.serving.example_order import WINDOW, random_state
+from infrastructure.training.data.store.stream_index import (
+    WindowIndex,
+    WindowIndexBuilder,
+    estimated_bytes,
+)
+
+
+def row_values(row: Row) -> dict[str, Any]:
+    """The default item: the row's columns."""
+    return row.values
+
+
+class StreamingDataset(IterableDataset[Any]):
+    """A data set that is read while it is used.
+
+    One pass over the files (`build_index`, or the first use) finds the usable rows and where the
+    windows begin. Works in a `torch.utils.data.DataLoader` with any number of workers: each takes
+    other windows.
+
+    Args:
+        data_path: a file or a folder, as for `DataConfig.path`; or the files themselves.
+        buffer_size: most rows in the buffer.
+        memory_limit: most bytes in the buffer (estimated from the content); a single row larger
+            than that is buffered alone.
+        data_format: as for `DataConfig.format`.
+        seed: of the order.
+        convert: what becomes of a row; must always give the same for the same row.
+        index: the index, if it was built before with the same limits.
+
+    Raises:
+        ValueError: there is no data, or a limit is not positive.
+    """
+
+    def __init__(
+        self,
+        data_path: Path | str | list[DataFile],
+        buffer_size: int = 1000,
+        memory_limit: int | None = None,
+        *,
+        data_format: str = "auto",
+        seed: int = 0,
+        convert: Callable[[Row], Any] = row_values,
+        index: WindowIndex | None = None,
+    ) -> None:
+        if buffer_size < 1 or (memory_limit is not None and memory_limit < 1):
+            raise ValueError("buffer_size and memory_limit must be at least 1")
+        self.files = (
+            list(data_path)
+            if isinstance(data_path, list)
+            else discover(str(data_path), data_format)
+        )
+        self.buffer_size = buffer_size
+        self.memory_limit = memory_limit
+        self.seed = seed
+        self.epoch = 0
+        self.convert = convert
+        self.buffered_rows = 0
+        self._index = index
+        self._stamps = [file.stamp() for file in self.files]
+
+    @property
+    def index(self) -> WindowIndex:
+        """Where the windows begin; built at the first use."""
+        if self._index is None:
+            self._index = self.build_index()
+        return self._index
+
+    def build_index(self) -> WindowIndex:
+        """Read all files once; bad rows are not used."""
+        builder = WindowIndexBuilder(self.buffer_size, self.memory_limit)
+        for number, file in enumerate(self.files):
+            for row in file.rows():
+                is_used = isinstance(row, Row)
+                size = estimated_bytes(row.values) if isinstance(row, Row) else 0
+                builder.add(number, row.offset, row.line, size, is_used)
+        return builder.finish()
+
+    def __len__(self) -> int:
+        return self.index.num_items
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch whose order `iter` gives."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        for window in range(first, len(self.index), step):
+            yield from self._shuffled(window, self.epoch)
+
+    def iterate(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """The items of an epoch from position `start` on."""
+        window, skipped = self.index.find(start)
+        for number in range(window, len(self.index)):
+            yield from self._shuffled(number, epoch, skipped)
+            skipped = 0
+
+    def _shuffled(self, window: int, epoch: int, skipped: int = 0) -> Iterator[Any]:
+        buffer = self._load(window)
+        self.buffered_rows = len(buffer)
+        order = random_state(WINDOW, self.seed, epoch, window).permutation(len(buffer))
+        for position in order[skipped:]:
+            yield buffer[position]
+        buffer.clear()
+
+    def _load(self, window: int) -> list[Any]:
+        number, offset, line, row_number, num_items, _ = map(int, self.index.windows[window])
+        file = self.files[number]
+        if file.stamp() != self._stamps[number]:
+            raise DataError(f"{file.path} was changed during the training: restore it and resume")
+        buffer: list[Any] = []
+        for row in file.rows(Start(offset, line)):
+            if self.index.is_used[row_number]:
+                buffer.append(self._converted(row))
+            row_number += 1
+            if len(buffer) == num_items:
+                return buffer
+        raise DataError(f"{file.path} is shorter than it was: restore it and resume")
+
+    def _converted(self, row: Row | BadRow) -> Any:
+        item = row if isinstance(row, BadRow) else self.convert(row)
+        if isinstance(item, BadRow):
+            raise DataError(f"{item} was readable before: restore the file and resume")
+        return item

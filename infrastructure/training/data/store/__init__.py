@@ -1,0 +1,1 @@
+"""Prepared examples on disk: written once, found again by a fingerprint."""

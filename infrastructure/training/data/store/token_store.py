@@ -1,0 +1,322 @@
+"""Tokenised examples in files that are read in place: written once, checked, never changed.
+
+An entry is a folder of .npy files and a meta.json, which is written last and holds a checksum of
+every MiB of every file. All files are checked when the entry is opened, so that a damaged entry is
+made again; but of an entry larger than the memory it is allowed, the LARGE_FILES are used where
+they lie, and each MiB is checked when it is first used.
+
+| file | content |
+| --- | --- |
+| input_ids.npy | token ids of all examples, one after the other (uint16 or uint32) |
+| supervised.npy | one bit a token: is it a loss target |
+| offsets.npy | int64 (n + 1): where each example begins |
+| tasks.npy | uint32 (n): index into `tasks` of meta.json |
+| row_files.npy, row_lines.npy | int32, int64 (n): which file of the report, and its line |
+"""
+
+import json
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from infrastructure.core.errors import DataError
+from infrastructure.core.files import write_json
+from infrastructure.core.json_text import parse_json
+from infrastructure.training.data.store.examples import TokenizedExample
+
+# 3: conversations with tool calls and what is not to be learnt. An entry of another version is made
+# anew.
+FORMAT_VERSION = 3
+CHUNK_BYTES = 1 << 20
+META = "meta.json"
+CONVERSATIONS_FILE = "conversations.jsonl"
+LARGE_FILES = ("input_ids.npy", "supervised.npy", CONVERSATIONS_FILE)
+
+Array = npt.NDArray[Any]
+
+
+class DamagedEntryError(Exception):
+    """The entry is not what was written; it can be made again."""
+
+
+class ArrayWriter:
+    """Writes a one-dimensional .npy file piece by piece."""
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
+        self.dtype = np.dtype(dtype)
+        self.length = 0
+        self.file: BinaryIO = path.open("wb")
+        self._write_header()
+
+    def append(self, values: Array) -> None:
+        """Add values at the end."""
+        self.file.write(np.ascontiguousarray(values, self.dtype).data)
+        self.length += len(values)
+
+    def close(self) -> None:
+        """Put the final length into the header (numpy leaves room for it there)."""
+        end, header_end = self.file.tell(), self.data_start
+        self.file.seek(0)
+        self._write_header()
+        assert self.file.tell() == header_end
+        self.file.seek(end)
+        self.file.close()
+
+    def _write_header(self) -> None:
+        description = np.lib.format.dtype_to_descr(self.dtype)
+        header = {"descr": description, "fortran_order": False, "shape": (self.length,)}
+        np.lib.format.write_array_header_1_0(self.file, header)
+        self.data_start = self.file.tell()
+
+
+class StoreWriter:
+    """Writes examples into a folder; `finish` makes it a readable entry. A context manager."""
+
+    def __init__(self, folder: Path, vocabulary_size: int) -> None:
+        self.folder = folder
+        dtype = np.uint16 if vocabulary_size <= 1 << 16 else np.uint32
+        self.input_ids = ArrayWriter(folder / "input_ids.npy", dtype)
+        self.supervised = ArrayWriter(folder / "supervised.npy", np.uint8)
+        self.offsets = ArrayWriter(folder / "offsets.npy", np.int64)
+        self.tasks = ArrayWriter(folder / "tasks.npy", np.uint32)
+        self._writers = (self.input_ids, self.supervised, self.offsets, self.tasks)
+        self.offsets.append(np.zeros(1))
+        self._task_indices: dict[str, int] = {}
+        self._rest: npt.NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self._end = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for writer in self._writers:
+            writer.file.close()
+
+    def append(self, examples: Sequence[TokenizedExample]) -> None:
+        """Add examples at the end."""
+        if not examples:
+            return
+        ends = self._end + np.cumsum([len(example.input_ids) for example in examples])
+        self._end = int(ends[-1])
+        self.offsets.append(ends)
+        self.input_ids.append(np.concatenate([example.input_ids for example in examples]))
+        self._append_bits(np.concatenate([example.supervised for example in examples]))
+        indices = self._task_indices
+        self.tasks.append(
+            np.array([indices.setdefault(example.task, len(indices)) for example in examples])
+        )
+
+    def _append_bits(self, mask: npt.NDArray[np.bool_]) -> None:
+        mask = np.concatenate([self._rest, mask])
+        whole = len(mask) // 8 * 8
+        self.supervised.append(np.packbits(mask[:whole], bitorder="little"))
+        self._rest = mask[whole:]
+
+    def finish(self, meta: dict[str, Any]) -> None:
+        """Close the arrays and write meta.json with the checksums of all files in the folder."""
+        self.supervised.append(np.packbits(self._rest, bitorder="little"))
+        for writer in self._writers:
+            writer.close()
+        write_meta(self.folder, {**meta, "tasks": list(self._task_indices)})
+
+
+def write_meta(folder: Path, meta: dict[str, Any]) -> None:
+    """Seal a folder: its meta.json, with the checksums of all other files."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".jsonl"))
+    sealed = {
+        **meta,
+        "format_version": FORMAT_VERSION,
+        "files": {path.name: _checksums(path) for path in files},
+    }
+    write_json(folder / META, {**sealed, "checksum": _json_checksum(sealed)})
+
+
+def _checksums(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        sums = [zlib.crc32(chunk) for chunk in iter(lambda: file.read(CHUNK_BYTES), b"")]
+    return {"num_bytes": path.stat().st_size, "crc32": sums}
+
+
+def _json_checksum(value: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(value, sort_keys=True, ensure_ascii=False).encode())
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """The meta.json of an entry, checked, and the sizes of all its files.
+
+    Raises:
+        DamagedEntryError: says what is wrong.
+    """
+    try:
+        meta: dict[str, Any] = parse_json((folder / META).read_text("utf-8"))
+        checksum = meta.pop("checksum")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise DamagedEntryError(f"{META} cannot be read") from error
+    if checksum != _json_checksum(meta) or meta["format_version"] != FORMAT_VERSION:
+        raise DamagedEntryError(f"{META} is not what was written")
+    for name, facts in meta["files"].items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != facts["num_bytes"]:
+            raise DamagedEntryError(f"{name} is missing or cut off")
+    return meta
+
+
+class CheckedFile:
+    """One file of an entry whose chunks are checked before they are used."""
+
+    def __init__(self, path: Path, facts: dict[str, Any]) -> None:
+        self.path = path
+        self._sums: list[int] = facts["crc32"]
+        self._is_checked = np.zeros(len(self._sums), dtype=bool)
+
+    def check(self, start: int, end: int) -> None:
+        """Check the bytes from `start` to `end`, each chunk once.
+
+        Raises:
+            DamagedEntryError: they are not what was written.
+        """
+        first, last = start // CHUNK_BYTES, -(-end // CHUNK_BYTES)
+        if self._is_checked[first:last].all():
+            return
+        try:
+            with self.path.open("rb") as file:
+                for chunk in np.flatnonzero(~self._is_checked[first:last]) + first:
+                    file.seek(int(chunk) * CHUNK_BYTES)
+                    if zlib.crc32(file.read(CHUNK_BYTES)) != self._sums[chunk]:
+                        raise DamagedEntryError(f"{self.path.name} is damaged in MiB {chunk}")
+                    self._is_checked[chunk] = True
+        except OSError as error:
+            reason = error.strerror or error
+            raise DamagedEntryError(f"{self.path.name} cannot be read: {reason}") from error
+
+
+class MappedArray:
+    """A .npy file of an entry: in memory and checked, or mapped and checked as it is used."""
+
+    def __init__(self, path: Path, facts: dict[str, Any], in_memory: bool) -> None:
+        self._file = CheckedFile(path, facts)
+        self._file.check(0, facts["num_bytes"] if in_memory else 1)  # numpy trusts the header
+        try:
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise DamagedEntryError(f"{path.name} is no array") from error
+        self.values: Array = np.array(mapped) if in_memory else mapped
+        self._data_start = facts["num_bytes"] - self.values.nbytes
+        self._in_memory = in_memory
+        self._used_at = time.monotonic()
+
+    def release_memory(self, unused_seconds: float) -> int:
+        """Use the file where it lies from now on; the bytes that were held in memory."""
+        if not self._in_memory or time.monotonic() - self._used_at < unused_seconds:
+            return 0
+        held = self.values.nbytes
+        self.values = np.load(self._file.path, mmap_mode="r", allow_pickle=False)
+        self._in_memory = False
+        return held
+
+    def __getitem__(self, where: slice) -> Array:
+        self._used_at = time.monotonic()
+        if not self._in_memory:
+            size = self.values.itemsize
+            start, end = where.start * size, where.stop * size
+            self._file.check(self._data_start + start, self._data_start + end)
+        part: Array = self.values[where]
+        return part
+
+
+@contextmanager
+def damage_told(folder: Path) -> Iterator[None]:
+    """Say what to do about damage that is found in an entry that is in use.
+
+    Raises:
+        DataError: in the place of a `DamagedEntryError`.
+    """
+    try:
+        yield
+    except DamagedEntryError as error:
+        raise DataError(
+            f"the prepared data in {folder} was damaged on the disk ({error}): delete this folder"
+            " and resume; it is made again"
+        ) from error
+
+
+class TokenStore:
+    """The examples of one entry, by number.
+
+    Args:
+        folder: an entry that `StoreWriter` finished.
+        memory_bytes: entries up to this size are held in memory, larger ones memory-mapped.
+
+    Raises:
+        DamagedEntryError: what is checked at opening is not what was written. Damage that is found
+            later, in whatever method, is a `DataError`.
+    """
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        self.folder = folder
+        self.meta = read_meta(folder)
+        self.num_bytes = sum(facts["num_bytes"] for facts in self.meta["files"].values())
+        self.is_in_memory = self.num_bytes <= memory_bytes
+        self._input_ids = self._open("input_ids.npy", self.is_in_memory)
+        self._supervised = self._open("supervised.npy", self.is_in_memory)
+        self._offsets = self._open("offsets.npy", in_memory=True).values
+        self._tasks = self._open("tasks.npy", in_memory=True).values
+        for name in self.meta["files"].keys() - {"offsets.npy", "tasks.npy"}:
+            if name not in LARGE_FILES or (self.is_in_memory and name == CONVERSATIONS_FILE):
+                self._check(name)
+        self._task_names: list[str] = self.meta["tasks"]
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def array(self, name: str) -> Array:
+        """A small array of the entry, whole and checked."""
+        with damage_told(self.folder):
+            return self._open(name, in_memory=True).values
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each example, by its number."""
+        return np.diff(self._offsets).astype(np.int64)
+
+    def lines(self, name: str) -> list[str]:
+        """A text file of the entry, checked."""
+        with damage_told(self.folder):
+            self._check(name)
+        return (self.folder / name).read_text("utf-8").split("\n")[:-1]
+
+    def release_memory(self, unused_seconds: float = 0.0) -> int:
+        """Read examples from the files from now on, where they were not used for so long.
+
+        Returns:
+            Bytes that were held in memory. They were checked when they were read.
+        """
+        return sum(
+            array.release_memory(unused_seconds) for array in (self._input_ids, self._supervised)
+        )
+
+    def task(self, index: int) -> str:
+        return self._task_names[self._tasks[index]]
+
+    def example(self, index: int) -> TokenizedExample:
+        """Example number `index`."""
+        start, end = int(self._offsets[index]), int(self._offsets[index + 1])
+        first_byte = start // 8
+        with damage_told(self.folder):
+            ids = self._input_ids[start:end]
+            packed = self._supervised[first_byte : -(-end // 8)]
+        bits = np.unpackbits(packed, bitorder="little")
+        mask = bits[start - 8 * first_byte : end - 8 * first_byte].view(np.bool_)
+        return TokenizedExample(ids.astype(np.int32), mask, self.task(index))
+
+    def _check(self, name: str) -> None:
+        facts = self.meta["files"][name]
+        CheckedFile(self.folder / name, facts).check(0, facts["num_bytes"])
+
+    def _open(self, name: str, in_memory: bool) -> MappedArray:
+        return MappedArray(self.folder / name, self.meta["files"][name], in_memory)

@@ -1,0 +1,107 @@
+"""The loss on held-out examples, measured without leaving a trace."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from infrastructure.backup.state.random_state import capture_random, restore_random
+from infrastructure.training.core.error_handlers import (
+    can_be_halved,
+    free_memory,
+    is_device_fault,
+    let_go,
+)
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+
+
+@dataclass
+class HeldOutLoss:
+    """Sums over held-out examples.
+
+    Attributes:
+        may_halve: whether running out of memory is answered with smaller pieces.
+        on_smaller: told the size of the pieces, and why, when they get smaller.
+        most: examples that are measured together; None: as they come.
+        further: sums, over examples, of what the adapter's `compute_metrics` gives.
+    """
+
+    model: torch.nn.Module
+    adapter: ModelAdapter
+    precision: Precision
+    may_halve: bool = True
+    on_smaller: Callable[[int, str], None] = lambda size, why: None
+    most: int | None = None
+    loss_sum: float = 0.0
+    num_items: int = 0
+    num_examples: int = 0
+    further: dict[str, float] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def measure(self, batches: Iterable[Sequence[Any]]) -> dict[str, float]:
+        """`eval_loss` per supervised item and the adapter's means; nothing of nothing."""
+        with leaving_no_trace(self.model, self.adapter.device):
+            for examples in batches:
+                self._add(examples)
+        if self.num_items == 0:
+            return {}
+        means = {name: total / self.num_examples for name, total in self.further.items()}
+        return {"eval_loss": self.loss_sum / self.num_items, **means}
+
+    def _add(self, examples: Sequence[Any]) -> None:
+        """Take in examples, in smaller pieces from when memory has run out."""
+        start = 0
+        while start < len(examples):
+            piece = examples[start : start + (self.most or len(examples))]
+            if self._add_piece(piece):
+                start += len(piece)
+            else:
+                free_memory(self.adapter.device)
+
+    def _add_piece(self, examples: Sequence[Any]) -> bool:
+        """Whether it fitted; if not, pieces are half as large from now on."""
+        try:
+            loss_sum, num_items, metrics = self._measure_one(examples)
+        except Exception as error:
+            if not self.may_halve or not can_be_halved(error, len(examples), len(examples)):
+                raise
+            let_go(error)
+            self.most = len(examples) // 2
+            self.on_smaller(self.most, str(error))
+            return False
+        self.loss_sum += loss_sum
+        self.num_items += num_items
+        self.num_examples += len(examples)
+        for name, mean in metrics.items():
+            self.further[name] = self.further.get(name, 0.0) + mean * len(examples)
+        return True
+
+    def _measure_one(self, examples: Sequence[Any]) -> tuple[float, int, dict[str, float]]:
+        batch = self.adapter.prepare_batch(examples)
+        with self.precision.autocast():
+            output = self.adapter.compute_loss(self.model, batch)
+        metrics = self.adapter.compute_metrics(self.model, batch)
+        return float(output.loss_sum), output.num_items, metrics
+
+
+@contextmanager
+def leaving_no_trace(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Inside, the model is in evaluation mode; afterwards each module's mode and the random state
+    are what they were. Not after the device failed: it is not touched any more."""
+    random_state = capture_random(device)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    device_failed = False
+    try:
+        yield
+    except Exception as error:
+        device_failed = is_device_fault(error)
+        raise
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+        if not device_failed:
+            restore_random(random_state, device)

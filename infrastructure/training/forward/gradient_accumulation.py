@@ -1,0 +1,45 @@
+"""Forward and backward of a few examples, piece by piece: what one process computes of a batch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from infrastructure.training.core.metric_accumulator import LogWindow
+from infrastructure.training.core.state import StepOutput
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+
+def split(examples: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Consecutive pieces of at most `size` examples."""
+    for start in range(0, len(examples), size):
+        yield examples[start : start + size]
+
+
+def accumulate(
+    model: torch.nn.Module,
+    adapter: ModelAdapter,
+    strategy: TrainingStrategy,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    examples: Sequence[Any],
+    *,
+    micro_batch_size: int,
+    total_items: int,
+    told: Callable[[StepOutput], None] = lambda output: None,
+) -> LogWindow:
+    """Add the gradients of `examples` to those that are there; returns their loss and items.
+
+    Args:
+        total_items: supervised items of the whole optimizer batch, which the loss is divided by.
+        told: is given what each micro-batch came to.
+    """
+    window = LogWindow()
+    for micro in split(examples, micro_batch_size):
+        batch = {**adapter.prepare_batch(micro), "total_items": total_items}
+        output = strategy.train_step(model, batch, optimizer, scaler, None, False)
+        window.loss_sum = window.loss_sum + output.loss_sum
+        window.num_items += output.num_items
+        told(output)
+    return window

@@ -1,0 +1,1 @@
+"""The training loop, its optimizer step, and how it gets over errors."""

@@ -1,0 +1,249 @@
+"""What the monitor and the log are told of a training: speed, waiting, latency, age of its saves.
+
+Numbers are handed over when the loop has read them from the device (`log_frequency`); between two
+records a step costs a few additions. Whatever fails here is told once and switched off.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
+from infrastructure.training.core.flops import (
+    Arithmetic,
+    arithmetic_of,
+    measure_operations_per_second,
+    synchronize,
+)
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.forward.evaluation_loss import leaving_no_trace
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+
+logger = logging.getLogger(__name__)
+
+LATENCY_INTERVAL_SECONDS = 60.0
+
+
+@dataclass
+class _Window:
+    """Sums over the steps since the last record."""
+
+    num_steps: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    num_examples: int = 0
+    num_tokens: int = 0
+
+
+class MonitorObserver(Observer):
+    """Tells `monitor` of each logged step; starts it with the training and stops it at the end.
+
+    Args:
+        monitor: gets the probes `checkpoint_age_seconds` and `inference_latency_seconds` (of one
+            forward pass over one example) besides its own.
+        adapter: of the training, to measure one forward pass; None: that is not measured.
+        precision: of the training, to measure the device.
+        start, stop: further things that begin and end with the monitor, in this order.
+    """
+
+    def __init__(
+        self,
+        monitor: TrainingMonitor,
+        adapter: ModelAdapter | None,
+        precision: Precision,
+        start: Callable[[], None] = lambda: None,
+        stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.monitor, self.adapter, self.precision = monitor, adapter, precision
+        self.start, self.stop = start, stop
+        self._window = _Window()
+        self._step_started = 0.0
+        self._waited = 0.0
+        self._counted = (0, 0)  # examples and tokens
+        self._saved_at: float | None = None
+        self._latency: float | None = None
+        self._next_latency = float("-inf")
+        self._arithmetic: Arithmetic | None = None
+        self._most_per_second: float | None = None
+        self._is_off = False
+        monitor.probes["checkpoint_age_seconds"] = self._checkpoint_age
+        monitor.probes["inference_latency_seconds"] = lambda: self._latency
+
+    @property
+    def _device(self) -> torch.device:
+        if self.adapter is not None:
+            return self.adapter.device
+        return torch.device(self.precision.device_type)
+
+    def train_start(self, state: TrainingState) -> None:
+        self.monitor.step = state.step
+        self._saved_at = time.time()  # what is older is on the disk already
+        self._counted = (state.num_examples, state.num_tokens)
+        self._waited = state.data_wait_seconds
+        self._attempt(self.start)
+        self._attempt(self.monitor.start_monitoring)
+        self._attempt(lambda: self._measure_devices(state))
+
+    def phase_start(self, state: TrainingState) -> None:
+        """What trains may differ from phase to phase."""
+
+        def count() -> None:
+            self._arithmetic = arithmetic_of(state.model)
+
+        self._attempt(count)
+
+    def step_start(self, state: TrainingState) -> None:
+        self._step_started = time.perf_counter()
+
+    def step_end(self, state: TrainingState) -> None:
+        self.monitor.step = state.step
+        waited = state.data_wait_seconds - self._waited
+        self._waited = state.data_wait_seconds
+        window = self._window
+        window.num_steps += 1
+        window.waited += waited
+        window.seconds += waited + time.perf_counter() - self._step_started
+        if state.metrics:
+            self._attempt(lambda: self._log(state))
+
+    def eval_end(self, state: TrainingState) -> None:
+        now = time.monotonic()
+        if self.adapter is None or not state.batch or now < self._next_latency:
+            return
+        if self.adapter.training_config.compile_mode:  # would compile for this shape too
+            return
+        self._next_latency = now + LATENCY_INTERVAL_SECONDS
+        adapter = self.adapter
+        self._attempt(lambda: self._measure_latency(adapter, state))
+
+    def checkpoint_saved(self, state: TrainingState) -> None:
+        self._saved_at = time.time()
+
+    def error(self, state: TrainingState) -> None:
+        """The numbers of the step that ended the training were not told yet."""
+        if state.metrics and state.step != self.monitor.step:
+            self._attempt(lambda: self._log(state))
+
+    def train_end(self, state: TrainingState) -> None:
+        self._always(self.monitor.stop_monitoring)
+        self._always(self.stop)
+
+    def _log(self, state: TrainingState) -> None:
+        window, self._window = self._window, _Window()
+        examples, tokens = self._counted
+        self._counted = (state.num_examples, state.num_tokens)
+        window.num_examples = max(0, state.num_examples - examples)
+        window.num_tokens = max(0, state.num_tokens - tokens)
+        seconds = window.seconds if window.num_steps and window.seconds > 0 else None
+        self.monitor.log_training_metrics(
+            TrainingMetrics(
+                timestamp=time.time(),
+                epoch=state.position.epoch,
+                step=state.step,
+                loss=state.loss,
+                learning_rate=state.metrics["learning_rate"],
+                batch_size=len(state.batch or ()),
+                gradient_norm=self._gradient_norm(state),
+                seconds_per_step=seconds and seconds / window.num_steps,
+                samples_per_second=seconds and window.num_examples / seconds,
+                tokens_per_second=seconds and (window.num_tokens / seconds or None),
+                model_flops_utilization=seconds and self._utilization(window),
+                data_wait_percent=seconds and 100 * window.waited / seconds,
+                memory_bytes=state.metrics.get("memory_bytes"),
+            )
+        )
+
+    def _gradient_norm(self, state: TrainingState) -> float | None:
+        """An overflow is what a loss scaler looks for, and nothing to tell of."""
+        norm = state.metrics.get("grad_norm")
+        is_overflow = norm is not None and not math.isfinite(norm)
+        return None if is_overflow and self.precision.name == "fp16" else norm
+
+    def _utilization(self, window: _Window) -> float | None:
+        if self._arithmetic is None or not self._most_per_second:
+            return None
+        if not window.num_examples or not window.num_tokens:  # nobody has counted them
+            return None
+        speed, length = (
+            window.num_tokens / window.seconds,
+            window.num_tokens / window.num_examples,
+        )
+        reached = self._arithmetic.per_second(speed, length)
+        # Measured while the machine was busy, the most is too low: what is reached can be reached.
+        self._most_per_second = max(self._most_per_second, reached)
+        return reached / self._most_per_second
+
+    def _measure_devices(self, state: TrainingState) -> None:
+        """All processes compute on devices like this one."""
+        of_one = measure_operations_per_second(self._device, self.precision.dtype)
+        self._most_per_second = state.num_processes * of_one
+
+    @torch.no_grad()
+    def _measure_latency(self, adapter: ModelAdapter, state: TrainingState) -> None:
+        """One forward pass over the first example of the last batch, after one of warm-up."""
+        device = adapter.device
+        with leaving_no_trace(state.model, device):
+            batch = adapter.prepare_batch(state.batch[:1])
+            for _ in range(2):
+                synchronize(device)
+                started = time.perf_counter()
+                with self.precision.autocast():
+                    adapter.compute_loss(state.model, batch)
+                synchronize(device)
+                self._latency = time.perf_counter() - started
+
+    def _checkpoint_age(self) -> float | None:
+        return None if self._saved_at is None else time.time() - self._saved_at
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        if not self._is_off:
+            self._always(action)
+
+    def _always(self, action: Callable[[], None]) -> None:
+        """Also where the monitor is off: what was begun is ended."""
+        try:
+            action()
+        except Exception as error:  # watching is never worth a training
+            if not self._is_off:
+                logger.warning("the monitor is off, the training goes on: %r", error)
+            self._is_off = True
+
+
+class RunLogObserver(Observer):
+    """Writes what happens in a training to its log: a record for each beginning, evaluation,
+    checkpoint and end.
+
+    Args:
+        write: takes a record of plain values; secrets in it are masked there.
+    """
+
+    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+        self.write = write
+
+    def train_start(self, state: TrainingState) -> None:
+        self._tell("the training begins", state, total_steps=state.total_steps)
+
+    def phase_start(self, state: TrainingState) -> None:
+        self._tell("a phase begins", state, phase=state.phase.name)
+
+    def eval_end(self, state: TrainingState) -> None:
+        self._tell("evaluated", state, **state.evaluation)
+
+    def checkpoint_saved(self, state: TrainingState) -> None:
+        self._tell("a checkpoint is safe", state, checkpoint=str(state.checkpoint))
+
+    def error(self, state: TrainingState) -> None:
+        self._tell("an error ends the training", state, error=repr(state.error))
+
+    def train_end(self, state: TrainingState) -> None:
+        self._tell("the training has ended", state, loss=state.loss, reason=state.stop_reason)
+
+    def _tell(self, what: str, state: TrainingState, **more: Any) -> None:
+        self.write({"message": what, "step": state.step, "epoch": state.position.epoch, **more})

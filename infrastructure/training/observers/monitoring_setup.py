@@ -1,0 +1,140 @@
+"""What watches a run: the monitor with its sinks, the run's log, Prometheus, the profiler."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.optional import is_installed
+from infrastructure.monitoring.drawing.metrics_file import Record
+from infrastructure.monitoring.logging_config import RunLog
+from infrastructure.monitoring.prometheus import PrometheusEndpoint
+from infrastructure.monitoring.training_monitor import Probe, TrainingMonitor
+from infrastructure.monitoring.watching.alert_sinks import (
+    AlertSink,
+    check_alert_sinks,
+    make_alert_sinks,
+)
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.data.store.token_cache import TokenCache
+from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.metrics.sinks import TensorBoardSink
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.observers.monitor_observer import MonitorObserver, RunLogObserver
+from infrastructure.training.observers.profiler import ProfileObserver
+
+logger = logging.getLogger(__name__)
+
+CACHE_SECONDS = 60.0  # the cache's size is that of many files, and changes seldom
+
+
+def check_watching(config: DeploymentConfig) -> None:
+    """Raise ValueError, before anything that takes time, where alerts have nowhere to go."""
+    if config.enable_monitoring:
+        check_alert_sinks(config.monitor.alert_sinks)
+
+
+def watching_hooks(
+    config: DeploymentConfig,
+    run_directory: Path,
+    adapter: ModelAdapter | None,
+    precision: Precision,
+    say: Callable[[str], None],
+    probes: dict[str, Probe],
+) -> list[Hook]:
+    """The observers that watch a run; none where monitoring is off.
+
+    Args:
+        adapter: of the training's model; None: the model is somebody else's to run.
+        say: shows a line to a person.
+        probes: further numbers for each sample of the machine, by their key.
+    """
+    if not config.enable_monitoring:
+        return []
+    sinks = make_alert_sinks(config.monitor.alert_sinks, say, run_directory.name)
+    watching = Watching(config, run_directory, sinks, probes)
+    hooks: list[Hook] = [
+        RunLogObserver(watching.log.write),  # before the one that closes the log at the end
+        MonitorObserver(watching.monitor, adapter, precision, watching.start, watching.stop),
+    ]
+    if config.monitor.profile_steps:
+        hooks.append(ProfileObserver(run_directory, config.monitor.profile_steps))
+    return hooks
+
+
+class Watching:
+    """The monitor of one run and what begins and ends with it."""
+
+    def __init__(
+        self,
+        config: DeploymentConfig,
+        run_directory: Path,
+        sinks: list[AlertSink],
+        probes: dict[str, Probe],
+    ) -> None:
+        self.config, self.run_directory = config, run_directory
+        self.log = RunLog(run_directory)
+        self._endpoint: PrometheusEndpoint | None = None
+        self._tensorboard = self._make_tensorboard()
+        monitor = config.monitor
+        self.monitor = TrainingMonitor(
+            run_directory,
+            thresholds=monitor.thresholds,
+            sinks=sinks,
+            interval_seconds=monitor.interval,
+            cooldown_seconds=monitor.alert_cooldown,
+            probes={**probes, "cache_bytes": seldom(self._cache_bytes, CACHE_SECONDS)},
+            on_sample=None if self._tensorboard is None else self._draw,
+        )
+
+    def start(self) -> None:
+        """Begin the run's log and answer Prometheus; an address that is taken is only told."""
+        self.log.start()
+        address = self.config.monitor.prometheus
+        if address is not None:
+            try:
+                name = self.run_directory.name
+                self._endpoint = PrometheusEndpoint(self.monitor, name, address)
+            except OSError as error:
+                logger.warning("no numbers for Prometheus at %s: %s", address, error)
+
+    def stop(self) -> None:
+        """End what `start` began."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        self.log.stop()
+
+    def _cache_bytes(self) -> float:
+        return TokenCache(self.config.cache).size_bytes()
+
+    def _make_tensorboard(self) -> TensorBoardSink | None:
+        if "tensorboard" not in self.config.training.metrics_sinks:
+            return None
+        if not is_installed("tensorboard"):  # told by the sink of the metrics
+            return None
+        return TensorBoardSink(self.run_directory / "tensorboard" / "machine")
+
+    def _draw(self, sample: Record) -> None:
+        """Into a TensorBoard run of its own, `machine`."""
+        assert self._tensorboard is not None
+        gpus = {f"gpu{g['index']}_{k}": v for g in sample["gpus"] for k, v in g.items()}
+        numbers: dict[str, Any] = {**sample, **gpus, "kind": "machine"}
+        numbers.pop("time")
+        self._tensorboard.write(numbers)
+
+
+def seldom(probe: Probe, seconds: float, clock: Callable[[], float] = time.monotonic) -> Probe:
+    """`probe`, asked at most once in `seconds`; between, what it said last."""
+    newest: list[tuple[float, float | None]] = []
+
+    def ask() -> float | None:
+        now = clock()
+        if not newest or now - newest[0][0] >= seconds:
+            newest[:] = [(now, probe())]
+        return newest[0][1]
+
+    return ask

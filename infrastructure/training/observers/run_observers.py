@@ -1,0 +1,300 @@
+"""Observers of a training: its numbers, progress, errors, copies, report, and when it stops
+improving.
+
+They turn events into calls of parts that know no training. None of them changes the state; a
+display that fails (a closed terminal, a full disk) is switched off and said so, never fatal.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.core.line_file import LineFile
+from infrastructure.monitoring.drawing.metrics_file import encode_record
+from infrastructure.monitoring.report.report import write_report
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.metrics.metrics_logger import MetricsLogger
+from infrastructure.training.metrics.progress import Progress, ProgressDisplay
+from infrastructure.training.metrics.sinks import EVALUATION
+from infrastructure.training.recovery.recovery_log import error_record
+
+logger = logging.getLogger(__name__)
+
+ERRORS_FILE = Path("logs") / "errors" / "errors.jsonl"
+MAX_ERROR_LINES = 1000
+REPORT_INTERVAL_SECONDS = 60.0
+REPORT_TIME_SHARE = 0.01
+LOOK_AT_COPIER_SECONDS = 1.0
+
+
+class MetricsObserver(Observer):
+    """Hands every logged step and every evaluation to the logger.
+
+    A step is logged when the loop left numbers in `state.metrics`. Records of steps after the one
+    that the training starts from, as a killed process left them, are dropped first; so are those
+    of steps that are done again, because the training went back.
+    """
+
+    def __init__(self, metrics_logger: MetricsLogger) -> None:
+        self.metrics_logger = metrics_logger
+        self._logged: dict[str, float] | None = None
+        self._epoch = 0
+        self._step = 0
+
+    def train_start(self, state: TrainingState) -> None:
+        self._logged, self._epoch = state.metrics, state.position.epoch
+        self._step = state.step - state.step_is_ending
+        self.metrics_logger.truncate_after(self._step)
+
+    def step_end(self, state: TrainingState) -> None:
+        self._epoch = state.position.epoch
+        self._forget_after(state.step - 1)
+        self._step = state.step
+        if state.metrics:
+            self._log_step(state)
+
+    def eval_end(self, state: TrainingState) -> None:
+        """Of the epoch of the last step; at its end the position is in the next one already."""
+        position = {"step": state.step, "epoch": self._epoch}
+        self.metrics_logger.log({**position, "kind": EVALUATION, **state.evaluation})
+
+    def error(self, state: TrainingState) -> None:
+        """The step that diverged has numbers, and no STEP_END: they are what people look for."""
+        if state.metrics and state.metrics is not self._logged:
+            self._log_step(state)
+
+    def train_end(self, state: TrainingState) -> None:
+        self._forget_after(state.step)
+        self.metrics_logger.close()
+
+    def _forget_after(self, step: int) -> None:
+        if step < self._step:
+            self._step = step
+            self.metrics_logger.truncate_after(step)
+
+    def _log_step(self, state: TrainingState) -> None:
+        self._logged = state.metrics
+        position = {"step": state.step, "epoch": state.position.epoch}
+        self.metrics_logger.log({**position, **state.metrics})
+
+
+class ProgressObserver(Observer):
+    """Keeps a display at the training's step; `make_progress(total_steps, step)` makes it."""
+
+    def __init__(self, make_progress: Callable[[int, int], ProgressDisplay] = Progress) -> None:
+        self.make_progress = make_progress
+        self._progress: ProgressDisplay | None = None
+
+    def train_start(self, state: TrainingState) -> None:
+        def make() -> None:
+            self._progress = self.make_progress(state.total_steps, state.step)
+
+        self._attempt(make)
+
+    def step_end(self, state: TrainingState) -> None:
+        progress = self._progress
+        loss, rate = state.metrics.get("loss"), state.metrics.get("tokens_per_second")
+        if progress is not None:
+            self._attempt(lambda: progress.update(state.step, loss, rate))
+
+    def train_end(self, state: TrainingState) -> None:
+        if self._progress is not None:
+            self._attempt(self._progress.close)
+        self._progress = None
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            self._progress = None
+            logger.warning("the progress display is off, the training goes on: %r", error)
+
+
+class EarlyStopping(Observer):
+    """Asks to stop when `patience` evaluations in a row brought no better held-out number.
+
+    Args:
+        patience: evaluations without improvement that are borne.
+        min_delta: an improvement is a fall by more than this.
+        metric: the key in the evaluation's numbers; lower is better.
+
+    Raises:
+        ValueError: `patience` is below 1 or `min_delta` below 0.
+    """
+
+    def __init__(self, patience: int, min_delta: float = 0.0, metric: str = "eval_loss") -> None:
+        if patience < 1:
+            raise ValueError(
+                f"early_stopping_patience must be at least 1 evaluation, not {patience}"
+            )
+        if not min_delta >= 0:
+            raise ValueError(f"early_stopping_min_delta must be 0 or more, not {min_delta}")
+        self.patience = patience
+        self.min_delta = min_delta
+        self.metric = metric
+        self.best: float | None = None
+        self.num_without_improvement = 0
+
+    def train_start(self, state: TrainingState) -> None:
+        """A run that was killed between the decision to stop and its end stops again."""
+        if self.num_without_improvement >= self.patience:
+            state.stop(f"{self.metric} had stopped improving (best {self.best})")
+
+    def eval_end(self, state: TrainingState) -> None:
+        value = state.evaluation.get(self.metric)
+        if value is None:
+            known = ", ".join(state.evaluation) or "nothing"
+            raise ValueError(f"early stopping needs {self.metric!r}; the evaluation gave {known}")
+        if self._is_better(value):
+            self.best = value
+            self.num_without_improvement = 0
+            return
+        self.num_without_improvement += 1
+        if self.num_without_improvement >= self.patience:
+            state.stop(
+                f"{self.metric} has not improved for {self.num_without_improvement} evaluations"
+                f" (best {self.best}, now {value})"
+            )
+
+    def _is_better(self, value: float) -> bool:
+        return math.isfinite(value) and (self.best is None or value < self.best - self.min_delta)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "num_without_improvement": self.num_without_improvement}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.best = saved["best"]
+        self.num_without_improvement = saved["num_without_improvement"]
+
+
+class ErrorsObserver(Observer):
+    """Writes `logs/errors/errors.jsonl`: a line for each error that the training got over, and for
+    the one that ended it.
+
+    A line has time, step, kind, action (what was done), message and rows; secrets are masked. After
+    MAX_ERROR_LINES nothing is added any more.
+    """
+
+    def __init__(self, run_directory: Path) -> None:
+        self.file = LineFile(run_directory / ERRORS_FILE)
+        self._newest: dict[str, Any] | None = None
+        self._num_lines = 0
+        self._is_told = False
+
+    def train_start(self, state: TrainingState) -> None:
+        """A killed run may have noted more than it had written, or written more than it saved."""
+        self._attempt(lambda: self._write_missing(state))
+
+    def step_start(self, state: TrainingState) -> None:
+        self._write_new(state)
+
+    def step_end(self, state: TrainingState) -> None:
+        self._write_new(state)
+
+    def error(self, state: TrainingState) -> None:
+        self._write_new(state)
+        if isinstance(state.error, Exception):  # an interrupt is none
+            kind, message = type(state.error).__name__, str(state.error)
+            record = error_record(state.step, kind, "the run stopped", message)
+            self._attempt(lambda: self._write(record))
+
+    def train_end(self, state: TrainingState) -> None:
+        self._write_new(state)
+
+    def _write_new(self, state: TrainingState) -> None:
+        newest = state.recoveries[-1] if state.recoveries else None
+        if newest is not self._newest:
+            self._attempt(lambda: self._write_missing(state))
+
+    def _write_missing(self, state: TrainingState) -> None:
+        if not state.recoveries and not self.file.path.exists():
+            return
+        lines = self.file.read_lines()
+        self._num_lines = len(lines)
+        known = set(lines)
+        for record in state.recoveries:
+            if encode_record(record) not in known:
+                self._write(record)
+        self._newest = state.recoveries[-1] if state.recoveries else None
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._num_lines < MAX_ERROR_LINES:
+            self.file.append(encode_record(record))
+            self._num_lines += 1
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            try:
+                action()
+            finally:
+                self.file.close()  # errors are rare
+        except OSError as error:
+            if not self._is_told:
+                logger.warning("%s is not complete: %r", self.file.path, error)
+            self._is_told = True
+
+
+class ReportObserver(Observer):
+    """Writes `report.html` after evaluations, as often as costs next to nothing, and at the end.
+
+    `metrics.jsonl` is read, so this observer comes after the one that writes it.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        interval_seconds: float = REPORT_INTERVAL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.run_directory = run_directory
+        self.interval_seconds = interval_seconds
+        self.clock = clock
+        self._next_time = float("-inf")
+
+    def eval_end(self, state: TrainingState) -> None:
+        started = self.clock()
+        if started < self._next_time:
+            return
+        self._write()
+        now = self.clock()
+        self._next_time = now + max(self.interval_seconds, (now - started) / REPORT_TIME_SHARE)
+
+    def train_end(self, state: TrainingState) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            write_report(self.run_directory)
+        except Exception as error:  # a page to look at is never worth a training
+            logger.warning("report.html was not written: %r", error)
+
+
+class CopiesObserver(Observer):
+    """Tells the copier of a run that there is something new, and sees to it that one runs."""
+
+    def __init__(self, backup: RunBackup) -> None:
+        self.backup = backup
+        self._next_look = float("-inf")
+
+    def train_start(self, state: TrainingState) -> None:
+        self._attempt(self.backup.start)
+
+    def step_end(self, state: TrainingState) -> None:
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_AT_COPIER_SECONDS
+            self._attempt(self.backup.look_after)
+
+    def checkpoint_saved(self, state: TrainingState) -> None:
+        self._attempt(self.backup.nudge)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:  # no process can be started: the training goes on
+            logger.warning("nothing is copied now: %s", error)

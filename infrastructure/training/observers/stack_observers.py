@@ -1,0 +1,164 @@
+"""Writes down a stack-wise training: which phase began when, and the stacks that are finished."""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.checksums import write_record
+from infrastructure.monitoring.report.stack_section import STACKWISE_FILE
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.models.model_inputs import inner_model
+from infrastructure.training.stackwise.phase_costs import PlanCosts
+from infrastructure.training.stackwise.stack_files import (
+    ABOVE,
+    BELOW,
+    LAYERS,
+    StackRecord,
+    remove_others,
+    shapes_hash,
+    stack_tensors,
+    write_stack,
+)
+from infrastructure.training.stackwise.stack_phases import StackPhase, StackPlan, Unit
+from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
+
+logger = logging.getLogger(__name__)
+
+
+class PhaseRecords(Observer):
+    """Writes `stackwise.json` into a run directory: the plan, and at which step each phase began.
+
+    Args:
+        plan: gives the plan of the training; None: it cannot be said.
+    """
+
+    def __init__(self, run_directory: Path, plan: Callable[[], PlanCosts | None]) -> None:
+        self.path, self.plan = run_directory / STACKWISE_FILE, plan
+        self._began: dict[int, int] = {}  # phase → step
+
+    def train_start(self, state: TrainingState) -> None:
+        self._write()
+
+    def phase_start(self, state: TrainingState) -> None:
+        """Also of a phase that is gone on with, and after the training has gone back."""
+        index = state.position.phase
+        began = {phase: step for phase, step in self._began.items() if phase <= index}
+        began[index] = min(state.step, began.get(index, state.step))
+        if began != self._began:
+            self._began = began
+            self._write()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"began": {str(phase): step for phase, step in self._began.items()}}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._began = {int(phase): step for phase, step in saved["began"].items()}
+
+    def _write(self) -> None:
+        plan = self.plan()
+        if plan is None:
+            return
+        began = [{"phase": phase, "step": step} for phase, step in sorted(self._began.items())]
+        try:
+            write_record(self.path, {"plan": asdict(plan), "began": began})
+        except OSError as error:  # to look at only: the training has it in its checkpoints
+            logger.warning("%s is not complete: %s", self.path, error)
+
+
+class StackFiles(Observer):
+    """Writes each finished stack into a folder, and all of them as they are at the end.
+
+    A disk that refuses costs the files, never the training.
+
+    Args:
+        strategy: of the training; it has its plan when the first phase ends.
+        training: gives the settings that decide the result, and the data's fingerprint.
+    """
+
+    def __init__(
+        self, folder: Path, strategy: StackwiseStrategy, training: Callable[[], dict[str, Any]]
+    ) -> None:
+        self.folder, self.strategy, self.training = folder, strategy, training
+        self._ended: dict[int, dict[str, Any]] = {}  # unit → step and loss
+        self._shapes: str | None = None
+
+    def phase_end(self, state: TrainingState) -> None:
+        plan, index = self._plan(), state.position.phase
+        unit = plan.phases[index].unit
+        ended = {"step": state.step, "loss": _finite(state.loss)}
+        if unit is None:
+            self._ended = {one.index: ended for one in plan.units}
+            return
+        later = plan.phases[index + 1 :]
+        if any(phase.unit == unit for phase in later):  # of its next time step
+            return
+        self._ended[unit.index] = ended
+        try:
+            self._write(unit, self._holds(unit, plan.phases[: index + 1]), None)
+        except OSError as error:
+            logger.warning("stack %d was not written: %s", unit.index, error)
+
+    def finish(self, state: TrainingState) -> None:
+        """Write all stacks as they are now, at the training's end; what is there already stays.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        plan, index = self._plan(), state.position.phase
+        if index < len(plan.phases):  # it has ended early: somebody has asked for fewer steps
+            unit = plan.phases[index].unit
+            for one in plan.units if unit is None else [unit]:
+                self._ended.setdefault(one.index, {"step": None, "loss": _finite(state.loss)})
+        if self.folder.is_dir():
+            remove_others(self.folder, len(plan.units))
+        for unit in plan.units:
+            self._write(unit, self._holds(unit, plan.phases), state.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ended": {str(unit): facts for unit, facts in self._ended.items()}}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._ended = {int(unit): facts for unit, facts in saved["ended"].items()}
+
+    def _plan(self) -> StackPlan:
+        assert self.strategy.plan is not None
+        return self.strategy.plan
+
+    def _holds(self, unit: Unit, phases: list[StackPhase]) -> list[str]:
+        """What the file of a unit holds after some phases: the top where it is the last unit, or
+        where nothing has trained the top since."""
+        assert self.strategy.rack is not None
+        above = set(self.strategy.rack.above)
+        trained_top = [p.unit for p in phases if p.unit and above & (p.parameters or above)]
+        has_top = unit == self._plan().units[-1] or trained_top[-1:] == [unit]
+        return [LAYERS, *([BELOW] if unit.index == 0 else []), *([ABOVE] if has_top else [])]
+
+    def _write(self, unit: Unit, holds: list[str], final_step: int | None) -> None:
+        plan, rack = self._plan(), self.strategy.rack
+        assert rack is not None
+        if self._shapes is None:
+            self._shapes = shapes_hash(rack)
+        steps = [p.time_step for p in plan.phases if p.unit == unit and p.time_step is not None]
+        record = StackRecord(
+            stack=unit.index,
+            num_stacks=len(plan.units),
+            first_layer=unit.first,
+            end_layer=unit.last,
+            num_layers=len(rack),
+            holds=holds,
+            sha256="",
+            model={"class": type(inner_model(rack.model)).__name__, "shapes": self._shapes},
+            training=self.training(),
+            time_steps=sorted(set(steps)),
+            final_step=final_step,
+            **self._ended.get(unit.index, {}),
+        )
+        write_stack(self.folder, stack_tensors(rack, unit, holds), record)
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

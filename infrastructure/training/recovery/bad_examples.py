@@ -1,0 +1,54 @@
+"""Which rows of a bad batch are bad by themselves."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from infrastructure.training.core.error_handlers import is_out_of_memory
+from infrastructure.training.forward.evaluation_loss import leaving_no_trace
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.recovery.loss_spikes import LossWatch
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+
+def find_bad_rows(
+    model: torch.nn.Module,
+    adapter: ModelAdapter,
+    strategy: TrainingStrategy,
+    optimizer: torch.optim.Optimizer,
+    examples: Sequence[Any],
+    watch: LossWatch,
+) -> list[int]:
+    """Try the examples one by one on good weights; nothing is changed by it.
+
+    Returns:
+        The indices of those whose loss or gradient alone is bad; empty where none is, or where
+        not even one of them fits into memory.
+    """
+    losses: list[float] = []
+    try:
+        with leaving_no_trace(model, adapter.device):
+            for example in examples:
+                batch = {**adapter.prepare_batch([example])}
+                batch["total_items"] = max(1, adapter.count_items([example]))
+                optimizer.zero_grad()
+                output = strategy.train_step(model, batch, optimizer, None, None, False)
+                loss = float(output.loss_sum) / max(1, output.num_items)
+                losses.append(loss if _gradients_are_finite(model) else math.nan)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return []
+    finally:
+        optimizer.zero_grad()
+    usual = [loss for loss in losses if math.isfinite(loss)]
+    limit = max(watch.limit, watch.factor * statistics.median(usual)) if usual else math.inf
+    return [i for i, loss in enumerate(losses) if not math.isfinite(loss) or loss > limit]
+
+
+def _gradients_are_finite(model: torch.nn.Module) -> bool:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))

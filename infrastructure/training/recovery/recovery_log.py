@@ -1,0 +1,104 @@
+"""One note for each error that a training got over, and the names of rows.
+
+The notes are part of the training's state: they travel in checkpoints, outlive a way back, and are
+what `logs/errors/errors.jsonl`, `summary.json` and the report show.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from infrastructure.core.errors import TemperError
+from infrastructure.core.redact import redact
+from infrastructure.training.core.state import TrainingState
+
+MAX_NOTES = 200
+MAX_ROWS = 50
+MAX_CHARACTERS = 1000
+WENT_BACK = "went back"
+
+log = logging.getLogger(__name__)
+
+
+def note(
+    state: TrainingState,
+    kind: str,
+    action: str,
+    message: str,
+    rows: Sequence[str] = (),
+    *,
+    step: int | None = None,
+) -> None:
+    """Take a note of a recovery, and say it in the log.
+
+    Args:
+        kind: what went wrong, in one word: out_of_memory, not_finite, loss_spike, save_refused.
+        action: what was done about it.
+        message: how the error reads; secrets in it are masked.
+        rows: the rows that it came with.
+    """
+    step = state.step if step is None else step
+    entry = error_record(step, kind, action, message, rows)
+    state.recoveries.append(entry)
+    if len(state.recoveries) > MAX_NOTES:
+        state.recoveries.remove(_least(state.recoveries))
+    said = f"; rows {', '.join(some_of(rows, 5))}" if rows else ""
+    log.warning("%s at step %d (%s): %s%s", kind, step, entry["message"], action, redact(said))
+
+
+def error_record(
+    step: int, kind: str, action: str, message: str, rows: Sequence[str] = ()
+) -> dict[str, Any]:
+    """An error and what was done about it, as JSON values; now, short, and without secrets."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "step": step,
+        "kind": kind,
+        "action": action,
+        "message": clipped(message),
+        "rows": [redact(row) for row in some_of(rows)],
+    }
+
+
+def clipped(message: str) -> str:
+    """An error's text as it may be written down: without secrets, and not without end."""
+    text = redact(message)
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
+
+
+def num_rollbacks(state: TrainingState) -> int:
+    """How often a bad loss has sent this run back."""
+    return sum(map(_is_rollback, state.recoveries))
+
+
+def some_of(rows: Sequence[str], most: int = MAX_ROWS) -> list[str]:
+    """The first `most` rows, and how many more there are."""
+    more = len(rows) - most
+    return [*rows[:most], *([f"and {more} more"] if more > 0 else [])]
+
+
+def rows_of(data: Any, epoch: int, example: int, count: int) -> list[str]:
+    """The names of `count` examples of an epoch: file and line, where the data source knows them.
+
+    Args:
+        data: a `DataSource`.
+        example: position of the first of them in the epoch.
+    """
+    places = getattr(data, "places", None)
+    if places is not None:
+        try:
+            return list(places(epoch, example, count))
+        except (TemperError, OSError, ValueError) as error:
+            log.warning("the rows cannot be named: %s", error)
+    return [f"example {number} of epoch {epoch}" for number in range(example, example + count)]
+
+
+def _is_rollback(entry: dict[str, Any]) -> bool:
+    bad_loss = entry["kind"] in ("not_finite", "loss_spike")
+    return bad_loss and str(entry["action"]).startswith(WENT_BACK)
+
+
+def _least(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The oldest one that nothing is counted by."""
+    return next((entry for entry in entries if not _is_rollback(entry)), entries[0])

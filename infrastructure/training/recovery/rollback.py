@@ -1,0 +1,129 @@
+"""What the loop decides and says about a bad loss, and the batches that it passes over."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR
+
+from infrastructure.config.sections.recovery_config import RecoveryConfig
+from infrastructure.core.errors import DeviceFailedError
+from infrastructure.training.core.metric_accumulator import LogWindow
+from infrastructure.training.core.state import Position, SkippedBatch, TrainingState
+from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.recovery.bad_examples import find_bad_rows
+from infrastructure.training.recovery.loss_spikes import BadStep, LossWatch
+from infrastructure.training.recovery.recovery_log import WENT_BACK, note, num_rollbacks, rows_of
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+OUT_OF_MEMORY, NOT_FINITE, LOSS_SPIKE = "out_of_memory", "not_finite", "loss_spike"
+REMEDY = (
+    "Go on from the last checkpoint with a lower learning_rate or a lower max_grad_norm, or mend"
+    " the rows"
+)
+
+
+def bad_step(
+    kind: str, state: TrainingState, log: LogWindow, batch_at: Position | None, data: DataSource
+) -> BadStep:
+    """What is known of the steps in `log`, whose loss is bad.
+
+    Args:
+        batch_at: where the batch of the last step began; None: not in this process.
+    """
+    bad = BadStep(kind, state.step, log.loss, float(log.grad_norm), log.num_steps)
+    if log.num_steps != 1 or batch_at is None or _skipped_at(state, batch_at) is not None:
+        return bad
+    epoch, example, count = batch_at.epoch, batch_at.example, len(state.batch)
+    rows = tuple(rows_of(data, epoch, example, count))
+    return replace(bad, epoch=epoch, example=example, num_examples=count, rows=rows)
+
+
+def why_not_back(state: TrainingState, bad: BadStep, policy: RecoveryConfig) -> str | None:
+    """Why a bad loss ends the training; None: it is to be gone back from."""
+    chosen = policy.loss_spike if bad.kind == LOSS_SPIKE else policy.not_finite
+    if chosen != "roll_back":
+        return f"training.recovery.{bad.kind} is {chosen}"
+    if num_rollbacks(state) >= policy.max_rollbacks:
+        return f"training.recovery.max_rollbacks is {policy.max_rollbacks}"
+    return None
+
+
+def take_out(state: TrainingState, bad: BadStep, began: int, was_searched: bool) -> None:
+    """After going back to step `began`: pass over the bad batch from now on, if it is known.
+
+    Args:
+        was_searched: it was gone back for this loss before, to find its batch.
+    """
+    action = f"{WENT_BACK} to step {began}, to look at each step up to {bad.step}"
+    if bad.is_exact:
+        batch = (bad.step, bad.epoch, bad.example, bad.num_examples, bad.kind, bad.rows)
+        state.skipped.append(SkippedBatch(*batch))
+        action = f"{WENT_BACK} to step {began}, to pass over the batch of step {bad.step}"
+        if was_searched:  # and counted
+            action = f"found it and {action}"
+    note(state, bad.kind, action, str(bad), bad.rows, step=bad.step)
+
+
+def tried(state: TrainingState) -> str:
+    """What was done before it did not help."""
+    done = [
+        f"step {entry['step']}: {entry['action']}"
+        for entry in state.recoveries
+        if entry["kind"] in (NOT_FINITE, LOSS_SPIKE)
+    ]
+    return f", and this was tried: {'; '.join(done)}" if done else ""
+
+
+def skipped_here(state: TrainingState) -> SkippedBatch | None:
+    """The entry that says to pass over the batch that begins at the state's position."""
+    return _skipped_at(state, state.position)
+
+
+def _skipped_at(state: TrainingState, position: Position) -> SkippedBatch | None:
+    here = (position.epoch, position.example)
+    return next((batch for batch in state.skipped if (batch.epoch, batch.example) == here), None)
+
+
+def name_bad_rows(
+    state: TrainingState,
+    data: DataSource,
+    adapter: ModelAdapter,
+    strategy: TrainingStrategy,
+    watch: LossWatch,
+) -> None:
+    """At the first passing over a batch, when the weights are good: which of its rows are bad."""
+    skipped = skipped_here(state)
+    if skipped is None or skipped.is_searched:
+        return
+    examples: Sequence[Any] = state.batch
+    assert state.optimizer is not None
+    bad = find_bad_rows(state.model, adapter, strategy, state.optimizer, examples, watch)
+    names = rows_of(data, skipped.epoch, skipped.example, len(examples))
+    rows = tuple(names[index] for index in bad) or skipped.rows
+    index = state.skipped.index(skipped)
+    state.skipped[index] = replace(skipped, rows=rows, is_searched=True)
+    found = "bad by themselves" if bad else "none of them is bad by itself"
+    note(state, skipped.kind, "its batch is passed over", found, rows, step=skipped.step)
+
+
+def advance(scheduler: LambdaLR) -> None:
+    """One step of the schedule without one of the optimizer, which torch warns about."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step")
+        scheduler.step()
+
+
+def device_failed(error: BaseException, state: TrainingState) -> DeviceFailedError:
+    """What to tell of a GPU that failed, and how to go on."""
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+    if state.checkpoint is None:
+        saved = "nothing was saved yet: start the run again"
+    else:
+        run = state.checkpoint.parent.parent.parent
+        saved = f"saved last: {state.checkpoint}; go on with: temper train-resume {run}"
+    return DeviceFailedError(
+        f"the GPU failed in step {state.step + 1} ({first_line}), and this process can use it no"
+        f" more; {saved}"
+    )

@@ -1,0 +1,67 @@
+"""Saves that a disk refuses: borne a few times in a row, tried again soon, then told."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from infrastructure.core.errors import StorageError
+from infrastructure.training.core.error_handlers import is_out_of_memory
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.recovery.recovery_log import note
+
+RETRY_SECONDS = 10.0
+
+
+@dataclass
+class SaveFailures:
+    """Counts the saves in a row that failed.
+
+    Attributes:
+        max_failed: so many are borne.
+        retry_seconds: time until the first new attempt besides those that are due anyway; it
+            doubles with each failure.
+        count: failures since the last save that was committed.
+    """
+
+    max_failed: int
+    retry_seconds: float = RETRY_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    count: int = 0
+    _next_attempt: float = float("inf")
+
+    @property
+    def is_retry_due(self) -> bool:
+        """Whether a save that failed should be tried again now."""
+        return self.clock() >= self._next_attempt
+
+    def reset(self) -> None:
+        """A save was committed."""
+        self.count = 0
+        self._next_attempt = float("inf")
+
+    @contextmanager
+    def borne(self, state: TrainingState) -> Iterator[None]:
+        """Inside, a store may refuse.
+
+        Raises:
+            StorageError: it has refused once too often; the text has the last cause.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not (isinstance(error, StorageError | OSError) or is_out_of_memory(error)):
+                raise
+            self._take(state, error)
+
+    def _take(self, state: TrainingState, error: Exception) -> None:
+        self.count += 1
+        if self.count > self.max_failed:
+            raise StorageError(
+                f"{self.count} saves in a row failed, and training.recovery.max_failed_saves is"
+                f" {self.max_failed}; the last: {error}"
+            ) from error
+        wait_seconds = self.retry_seconds * 2 ** (self.count - 1)
+        self._next_attempt = self.clock() + wait_seconds
+        action = f"the training goes on; tried again at the next step after {wait_seconds:g} s"
+        note(state, "save_refused", action, str(error))

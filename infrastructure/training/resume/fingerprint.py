@@ -1,0 +1,83 @@
+"""What a training is made of, as JSON values: kept in checkpoints, compared when it goes on."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol
+
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.fingerprint import purpose_of
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.config.sections.resource_config import QuantumResources, ResourcesConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.hardware import processor
+from infrastructure.training.models.registry import MODELS
+
+RECORDED_PACKAGES = (
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "unsloth",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+)
+
+
+def installed_versions() -> dict[str, str]:
+    """Version of Python and of every recorded package that is installed."""
+    # torch's own words name the build, which its package may not: 2.13.0+cu130
+    versions = {"python": sys.version.split()[0], "torch": torch.__version__}
+    for package in RECORDED_PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+class HasSettings(Protocol):
+    """Sections of a configuration, as a trainer has them."""
+
+    model_config: ModelConfig
+    training_config: TrainingConfig
+    data_config: DataConfig
+    quantum_config: QuantumConfig
+    quantum_resources: QuantumResources
+
+
+def settings_of(trainer: HasSettings) -> dict[str, Any]:
+    """The settings of a trainer that decide the result, by key."""
+    config = DeploymentConfig(
+        model=trainer.model_config,
+        training=trainer.training_config,
+        data=trainer.data_config,
+        quantum=trainer.quantum_config,
+        resources=ResourcesConfig(quantum=trainer.quantum_resources),
+    )
+    config.know_models(MODELS)
+    return purpose_of(config)
+
+
+def machine_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
+    """What computes: the GPU's or the CPU's kind, libraries, and how many processes."""
+    on_gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "deterministic": torch.are_deterministic_algorithms_enabled() if on_gpu else True,
+        "world_size": num_processes,
+        "machine": processor().model,
+        "versions": installed_versions(),
+    }
+
+
+def base_facts(described: dict[str, Any]) -> dict[str, Any]:
+    """Which weights the training started from, and whether they stay as they were."""
+    return {
+        "base_model": described.get("base_sha256") or described.get("revision"),
+        "base_is_frozen": bool(described.get("lora")),
+    }

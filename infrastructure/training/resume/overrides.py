@@ -1,0 +1,108 @@
+"""How a checkpoint goes on in a training that has been changed with the user's consent.
+
+What an accepted change must mean is decided here: a new setting takes effect from the next step on,
+whatever the checkpoint remembers of the old one.
+
+- Other data: the current epoch begins again, with the new data, so each row of it is seen as often
+  as epochs are left.
+- Another seed: the epoch goes on at the same place of another order.
+- Other data, batch size, epochs or max_steps: the training ends when the epochs that are left are
+  done, and the learning rate falls over the steps that are left.
+- Another optimizer: it begins without a memory.
+"""
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from infrastructure.backup.state.optimizer_state import split_optimizer
+from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.core.state import Phase
+from infrastructure.training.loop.loop import TrainingLoop, phase_ends
+
+MICRO_BATCH = frozenset({"batch_size", "gradient_accumulation"})
+
+
+def explain(accepted: Collection[str]) -> list[str]:
+    """What the accepted changes mean for the steps that are left, a line each."""
+    told = {
+        "data": "the current epoch begins again, with the new data",
+        "seed": "the current epoch goes on in another order: some of its rows come twice in it",
+        "optimizer": "the new optimizer begins without a memory of the steps before",
+    }
+    return [f"{name}: {text}" for name, text in told.items() if name in accepted]
+
+
+def move_position(
+    values: dict[str, Any], accepted: Collection[str], phases: Sequence[Phase]
+) -> None:
+    """Let a checkpoint's values stand where the changed training can go on from."""
+    position = values["position"]
+    if "data" in accepted:
+        num_examples = values["identity"]["num_examples"]
+        position["epoch"] += position["example"] >= num_examples  # its end was not done yet
+        position["example"] = 0
+        values["skipped"] = []  # batches of the other data
+    position["phase"] = sum(end <= position["epoch"] for end in phase_ends(phases))
+
+
+def steps_left(
+    values: dict[str, Any], num_examples: int, batch_size: int, phases: Sequence[Phase]
+) -> int:
+    """Optimizer steps from a checkpoint's position to the end of the last epoch."""
+    position = values["position"]
+    epochs_after = sum(phase.num_epochs for phase in phases) - position["epoch"] - 1
+    if epochs_after < 0:
+        return 0
+    in_this_epoch = -(-(num_examples - position["example"]) // batch_size)
+    return int(in_this_epoch + epochs_after * -(-num_examples // batch_size))
+
+
+def length_to_go(
+    was: Mapping[str, Any], values: dict[str, Any], loop: TrainingLoop, planned_steps: int
+) -> int:
+    """Optimizer steps of the whole training that goes on: as many as they were, or where its parts
+    have changed, until the epochs that are left are done.
+
+    Args:
+        was: the identity in the checkpoint, whose other values are `values`.
+        planned_steps: of the training as it is now, from its start.
+    """
+    if was["planned_steps"] == planned_steps:
+        return int(was["total_steps"])
+    left = steps_left(values, loop.data.num_examples, loop.batch_size, loop.phases)
+    return min(values["step"] + left, loop.config.max_steps or sys.maxsize)
+
+
+def forget_optimizer(snapshot: Snapshot, optimizer: torch.optim.Optimizer) -> None:
+    """Put a new optimizer's empty state in the place of what the checkpoint holds."""
+    tensors, values = split_optimizer(optimizer.state_dict())
+    snapshot.tensors["optimizer"] = tensors
+    snapshot.values["optimizer"] = values
+
+
+def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Learning rates, betas, decay of each group, as the configuration says."""
+    return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+
+
+def apply_hyperparameters(
+    optimizer: torch.optim.Optimizer, scheduler: LambdaLR | None, groups: list[dict[str, Any]]
+) -> None:
+    """Set what `hyperparameters` gave, and the learning rate that the schedule has by now."""
+    for group, wanted in zip(optimizer.param_groups, groups, strict=True):
+        group.update(wanted)
+    if scheduler is None:
+        return
+    scheduler.base_lrs = [group["initial_lr"] for group in groups]
+    step = scheduler.last_epoch
+    rates = [
+        base * factor(step)
+        for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    ]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = rates

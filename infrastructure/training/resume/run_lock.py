@@ -1,0 +1,83 @@
+"""One process trains a run at a time."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from infrastructure.core.files import paths_below, recover_directory, remove_parts
+from infrastructure.core.lock import Lock
+from infrastructure.monitoring.records.run_owner import (
+    leave_trainer,
+    read_trainer,
+    write_trainer,
+)
+
+LOCK_FILE = "lock"
+LOOK_SECONDS = 0.1
+DIRECTORIES = ("final", "tokenizer", "resume")  # which are there whole or not at all
+
+
+@contextmanager
+def waited_for(run_path: Path, seconds: float) -> Iterator[None]:
+    """Inside, no process trains the run in `run_path`; one that is about to end it, and waits for
+    its copies, is waited for.
+
+    Raises:
+        ValueError: it still does after `seconds`; says which.
+    """
+    deadline = time.monotonic() + seconds
+    while _is_trained_elsewhere(run_path) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    with _locked(run_path):
+        yield
+
+
+def _remove_leftovers(run_path: Path) -> None:
+    """What killed processes of this run have left half-written in its directory."""
+    for name in DIRECTORIES:
+        recover_directory(run_path / name)
+    for folder in (run_path, *(path for path in paths_below(run_path) if path.is_dir())):
+        if "objects" not in folder.parts:  # the store sweeps its own
+            remove_parts(folder)
+
+
+def _is_trained_elsewhere(run_path: Path) -> bool:
+    trainer = read_trainer(run_path)
+    return trainer is not None and trainer.is_alive is True and trainer.pid != os.getpid()
+
+
+@contextmanager
+def only_trainer_of(run_path: Path) -> Iterator[None]:
+    """Inside, this process is the only one that trains the run in `run_path`.
+
+    Raises:
+        ValueError: another living process does; says which.
+    """
+    with _locked(run_path):
+        write_trainer(run_path)
+        try:
+            yield
+        finally:
+            leave_trainer(run_path)
+
+
+@contextmanager
+def _locked(run_path: Path) -> Iterator[None]:
+    lock = Lock(run_path / LOCK_FILE)
+    try:
+        if not lock.take(wait=False, where_there_are_none=True):
+            raise ValueError(
+                f"run {run_path.name} is being trained by {_holder(run_path)}; wait for its end,"
+                " stop it, or train another beside it with --new-run"
+            )
+        _remove_leftovers(run_path)
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(run_path: Path) -> str:
+    trainer = read_trainer(run_path)
+    return "another process" if trainer is None or trainer.is_alive is False else str(trainer)

@@ -1,0 +1,135 @@
+"""Fits a training to its machine: what a whole configuration says of memory, caches and the GPU."""
+
+import logging
+from typing import Any
+
+import torch
+
+from infrastructure.backup.state.random_state import capture_random, restore_random
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
+from infrastructure.config.types import amount_bytes
+from infrastructure.optimization.gpu_capability import (
+    limit_gpu_memory,
+    require_capability,
+    use_tf32,
+)
+from infrastructure.optimization.leak_watch import LeakWatch
+from infrastructure.optimization.recommendations import Recommendation, measure_use, recommend
+from infrastructure.training.core.error_handlers import is_out_of_memory
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.data.preparation.plan import total_bytes_of
+from infrastructure.training.data.store.token_cache import MEGABYTE
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.sizing.compile_benchmark import CompileTrial
+from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
+
+log = logging.getLogger(__name__)
+
+
+def fit_to_machine(trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
+    """Set limits on device, caches and workers, and add the hooks that hold them.
+
+    Raises:
+        ValueError: the GPU is not what `resources.gpu` asks for.
+    """
+    require_capability(trainer.device, config.resources.gpu.compute_capability)
+    _limit_gpu(trainer, config)
+    if config.enable_gpu_optimization:
+        use_tf32(trainer.device)
+    trainer.cache_config = caches_within(trainer.cache_config, config.memory)
+    trainer.adapter.memory_config = config.memory
+    hooks: list[Hook] = []
+    if config.training.compile_mode == "auto":
+        hooks.append(CompileTrial(trainer.prepare))
+    if config.enable_memory_optimization:
+        hooks.append(_memory_extension(trainer, config))
+    trainer.add_hooks(hooks)
+
+
+def caches_within(cache: CacheConfig, memory: MemoryConfig) -> CacheConfig:
+    """The cache's sizes where memory and disk together may be `memory.cache_size`: at most half of
+    that is memory, and the rest disk."""
+    most = total_bytes_of(memory.cache_size)
+    if most is None:
+        return cache
+    in_memory = min(cache.memory_size, most // 2 // MEGABYTE)
+    on_disk = min(cache.disk_size, most // MEGABYTE - in_memory)
+    return cache.copy_with(memory_size=in_memory, disk_size=on_disk)
+
+
+def memory_facts(trainer: EnhancedTrainer) -> dict[str, Any] | None:
+    """What the memory optimizer did in this process; None where it is off."""
+    found = [hook for hook in trainer.hooks.hooks if isinstance(hook, MemoryExtension)]
+    return found[0].facts() if found else None
+
+
+def _limit_gpu(trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
+    limit, device = config.resources.gpu.memory_limit, trainer.device
+    if device.type != "cuda":
+        given = {
+            "memory.gpu_memory_fraction": config.memory.gpu_memory_fraction,
+            "memory.gpu_cache_size": config.memory.gpu_cache_size,
+            "resources.gpu.memory_limit": limit,
+        }
+        for key in [key for key, value in given.items() if value is not None]:
+            log.warning("%s has no effect: this training runs on %s", key, device)
+        return
+    limit_bytes = None if limit is None else amount_bytes(limit, _gpu_total_bytes(trainer))
+    limit_gpu_memory(device, limit_bytes, config.memory.gpu_memory_fraction)
+
+
+def _memory_extension(trainer: EnhancedTrainer, config: DeploymentConfig) -> MemoryExtension:
+    kept, device = config.memory.gpu_cache_size, trainer.device
+    total = _gpu_total_bytes(trainer) if device.type == "cuda" else None
+    settings = MemorySettings(
+        max_percent=config.max_memory_percent,
+        limit_bytes=total_bytes_of(config.memory.cpu_memory_limit),
+        gpu_cache_bytes=amount_bytes(kept, total) if kept and total else None,
+        cache_seconds=config.memory.cache_ttl,
+    )
+
+    def release_data(unused_seconds: float) -> int:
+        release = getattr(trainer.data, "release_memory", None)
+        return 0 if release is None else int(release(unused_seconds))
+
+    def measured(state: TrainingState) -> list[Recommendation]:
+        return recommendations_for(trainer, state)
+
+    return MemoryExtension(
+        settings,
+        device,
+        release_data=release_data,
+        recommend=measured,
+        leak_watch=LeakWatch(counts_tensors=config.training.compile_mode is None),
+    )
+
+
+def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[Recommendation]:
+    """What would save memory in this training, measured on its model with one example of the last
+    batch: when memory is short there is no room for more."""
+    batch = trainer.adapter.prepare_batch(state.batch[:1])
+
+    def forward() -> Any:
+        with trainer.precision.autocast():
+            return trainer.adapter.compute_loss(state.model, batch)
+
+    random = capture_random(trainer.device)
+    try:
+        use = measure_use(state.model, forward, state.optimizer)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        use = measure_use(state.model, optimizer=state.optimizer)
+    finally:
+        restore_random(random, trainer.device)
+    return recommend(
+        use.of_examples(state.micro_batch_size),
+        micro_batch_size=state.micro_batch_size,
+        optimizer_name=trainer.training_config.optimizer,
+    )
+
+
+def _gpu_total_bytes(trainer: EnhancedTrainer) -> int:
+    return int(torch.cuda.get_device_properties(trainer.device).total_memory)

@@ -1,0 +1,1 @@
+"""Fitting a training to the memory and time there are: batches, measured costs, compiling."""

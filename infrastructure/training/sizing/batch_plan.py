@@ -1,0 +1,153 @@
+"""How many examples go through the model at once, and how many make an optimizer step.
+
+Both are the configuration's numbers, or with `batch_size: auto` what was measured: the fastest
+micro-batch that fits, and as many of them as make an optimizer step of the usual size. Decided once
+in the life of a run; whoever goes on with it repeats the decision.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.remembered import Key, Remembered
+from infrastructure.optimization.batch_size import LARGEST, BatchChoice
+
+# An optimizer step of the default batch_size: what the default learning rates are made for.
+USUAL_STEP = int(TrainingConfig().batch_size)
+USUAL_EPOCHS = 3
+# A training of fewer optimizer steps learns little, however fast each of them is.
+FEWEST_STEPS = 50
+
+TUNING_FILE = "tuning.json"
+
+BATCH_SIZE = "training.batch_size"
+ACCUMULATION = "training.gradient_accumulation"
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Examples in one forward pass, forward passes in an optimizer step, and who said so.
+
+    Attributes:
+        origin: for people; empty where the configuration gives both numbers.
+        trials: a line for each size that was measured.
+    """
+
+    batch_size: int
+    gradient_accumulation: int
+    origin: str = ""
+    trials: tuple[str, ...] = ()
+
+    @property
+    def examples_per_step(self) -> int:
+        return self.batch_size * self.gradient_accumulation
+
+    def of_one_process(self, num_processes: int) -> "BatchPlan":
+        """What one of several processes does of an optimizer step, at most."""
+        share = -(-self.examples_per_step // num_processes)
+        batch_size = min(self.batch_size, share)
+        return BatchPlan(batch_size, -(-share // batch_size))
+
+    def resolved(self) -> dict[str, int]:
+        """Both numbers by key, as checkpoints hold them."""
+        return {BATCH_SIZE: self.batch_size, ACCUMULATION: self.gradient_accumulation}
+
+    def decided(self) -> dict[str, dict[str, Any]]:
+        """Value and origin of what the configuration left open, for run.json."""
+        if not self.origin:
+            return {}
+        return {key: {"value": n, "origin": self.origin} for key, n in self.resolved().items()}
+
+    def lines(self) -> list[str]:
+        """What was decided, for people; nothing where nothing was."""
+        if not self.origin:
+            return []
+        decided = (
+            f"training.batch_size auto: {self.batch_size} examples at once,"
+            f" {self.examples_per_step} in an optimizer step ({self.origin})"
+        )
+        return [decided, *(f"  {line}" for line in self.trials)]
+
+
+def configured(config: TrainingConfig) -> BatchPlan | None:
+    """The plan of a configuration that leaves nothing open; None with `batch_size: auto`."""
+    if config.batch_size == "auto":
+        return None
+    return BatchPlan(config.batch_size, config.gradient_accumulation)
+
+
+def repeated(config: TrainingConfig, resolved: Mapping[str, Any]) -> BatchPlan | None:
+    """The plan that a checkpoint was trained with, where this configuration leaves it open."""
+    if config.batch_size != "auto" or BATCH_SIZE not in resolved:
+        return None
+    return BatchPlan(resolved[BATCH_SIZE], resolved[ACCUMULATION], "as this run began")
+
+
+def largest_size(config: TrainingConfig, num_examples: int) -> int:
+    """The largest micro-batch that leaves the training enough optimizer steps."""
+    epochs = USUAL_EPOCHS if config.num_epochs == "auto" else config.num_epochs
+    by_steps = num_examples * epochs // FEWEST_STEPS // given_accumulation(config)
+    return max(1, min(LARGEST, num_examples, by_steps))
+
+
+def given_accumulation(config: TrainingConfig) -> int:
+    """The accumulation that somebody asked for; 1 where it is left open."""
+    return config.gradient_accumulation if _is_given(config) else 1
+
+
+def accumulation_for(config: TrainingConfig, size: int, largest: int) -> int:
+    """Micro-batches of `size` that make an optimizer step: as given, or a usual step of them."""
+    if _is_given(config):
+        return config.gradient_accumulation
+    return max(1, min(USUAL_STEP, largest) // size)
+
+
+def measured(
+    config: TrainingConfig,
+    num_examples: int,
+    search: Callable[[int], BatchChoice],
+    cache: Remembered,
+    key: Key,
+    budget_bytes: int,
+) -> BatchPlan:
+    """The plan by measurement, or by what was measured of such a training before.
+
+    Args:
+        search: finds the fastest size of at most the given one.
+        budget_bytes: what may be taken now; what was measured before must fit into it.
+
+    Raises:
+        DoesNotFitError: not even one example fits.
+    """
+    largest = largest_size(config, num_examples)
+    known = cache.get({**key, "largest": largest})
+    if known is not None and known["peak_bytes"] <= budget_bytes:
+        size = known["size"]
+        accumulation = accumulation_for(config, size, largest)
+        return BatchPlan(size, accumulation, "measured on this machine before")
+    choice = search(largest)
+    result = {"size": choice.size, "peak_bytes": choice.peak_bytes}
+    cache.put({**key, "largest": largest}, result)
+    return BatchPlan(
+        choice.size,
+        accumulation_for(config, choice.size, largest),
+        f"measured on this machine; {choice.reason}",
+        tuple(choice.lines()),
+    )
+
+
+def measured_before(cache_directory: Path) -> Remembered:
+    """The sizes that were measured, by hardware, versions, model, length and largest size."""
+    return Remembered(cache_directory / TUNING_FILE, "what was measured", _is_result)
+
+
+def _is_result(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        type(value.get(name)) is int and value[name] >= 1 for name in ("size", "peak_bytes")
+    )
+
+
+def _is_given(config: TrainingConfig) -> bool:
+    return "gradient_accumulation" in config.model_fields_set

@@ -1,0 +1,122 @@
+"""Decides how a batch goes through the model, once, and remembers what fitted on this device."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.resume.fingerprint import installed_versions
+from infrastructure.training.sizing.batch_plan import (
+    BatchPlan,
+    accumulation_for,
+    configured,
+    given_accumulation,
+    measured,
+    measured_before,
+    repeated,
+)
+from infrastructure.training.sizing.cost_measurement import MachineFit
+from infrastructure.training.sizing.micro_batch_memory import (
+    RememberedLimit,
+    describe_device,
+    memory_limits,
+)
+
+Sections = tuple[ModelConfig, TrainingConfig, DataConfig]
+VERSIONS_THAT_COUNT = ("torch", "transformers", "peft", "bitsandbytes", "unsloth")
+
+
+class BatchPlanner:
+    """Decides for one training.
+
+    Args:
+        sections: model, training and data of the configuration.
+        cache: gives its section on the cache, as it is when it is needed.
+        fit: gives what measures the training, once model and data are there.
+    """
+
+    def __init__(
+        self,
+        sections: Sections,
+        cache: Callable[[], CacheConfig],
+        adapter: ModelAdapter,
+        precision: Precision,
+        fit: Callable[[], MachineFit],
+    ) -> None:
+        self.model_config, self.config, self.data_config = sections
+        self.cache = cache
+        self.adapter = adapter
+        self.precision = precision
+        self.fit = fit
+        self._plan = configured(self.config)
+
+    def decide(self) -> BatchPlan:
+        """The plan; where the configuration leaves it open, it is measured the first time.
+
+        Raises:
+            DoesNotFitError: not even one example fits.
+        """
+        if self._plan is None:
+            fit = self.fit()
+            self._plan = measured(
+                self.config,
+                fit.data.num_examples,
+                lambda largest: fit.search(
+                    largest, partial(accumulation_for, self.config, largest=largest)
+                ),
+                measured_before(self.cache_directory),
+                self._tuning_key(fit),
+                fit.budget.size_bytes(self.adapter.device),
+            )
+        return self._plan
+
+    def repeat(self, resolved: Mapping[str, Any]) -> None:
+        """Decide as it was decided when a checkpoint's run began."""
+        self._plan = repeated(self.config, resolved) or self._plan
+
+    @property
+    def cache_directory(self) -> Path:
+        """Where what was found out on this machine is kept."""
+        return Path(self.cache().directory or DEFAULT_DIRECTORY).expanduser()
+
+    def memory_limit(self) -> RememberedLimit:
+        """The micro-batch that was found to fit on this device while training."""
+        return RememberedLimit(memory_limits(self.cache_directory), self._machine_key())
+
+    def _machine_key(self) -> dict[str, Any]:
+        return {
+            **describe_device(self.adapter.device),
+            "model": self.model_config.name,
+            "max_length": self.data_config.max_length,
+            "precision": self.precision.name,
+            "lora": bool(self.adapter.describe().get("lora")),
+            "gradient_checkpointing": self.config.gradient_checkpointing
+            and self.config.gradient_checkpointing_mode,
+        }
+
+    def _tuning_key(self, fit: MachineFit) -> dict[str, Any]:
+        """All that decides which batch is fastest: hardware, versions, model and lengths."""
+        versions = installed_versions()
+        parameters = list(fit.model.parameters())
+        return {
+            **self._machine_key(),
+            "what": "batch_size",
+            "threads": torch.get_num_threads(),
+            "versions": {name: versions.get(name) for name in VERSIONS_THAT_COUNT},
+            "parameters": sum(p.numel() for p in parameters),
+            "trained": sum(p.numel() for p in parameters if p.requires_grad),
+            "optimizer": self.config.optimizer,
+            "compile_mode": self.config.compile_mode,
+            "packs": bool(getattr(self.adapter, "packs", False)),
+            "longest": self.adapter.count_tokens(fit.longest(1)),
+            "accumulation": given_accumulation(self.config),
+        }

@@ -1,0 +1,99 @@
+"""`training.compile_mode: auto`: compile where it pays back inside this run, by measurement.
+
+The decision is part of the checkpoint: a run that goes on computes as it did before, so that it
+comes to the same numbers.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+import torch
+
+from infrastructure.backup.state.random_state import capture_random, restore_random
+from infrastructure.optimization.compiling import (
+    TIMED_STEPS,
+    CompileDecision,
+    decide_compiling,
+)
+from infrastructure.optimization.gpu_capability import can_compile
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.forward.gradient_accumulation import accumulate
+from infrastructure.training.loop.loop import TrainingLoop
+
+log = logging.getLogger(__name__)
+
+
+class CompileTrial(Extension):
+    """Times steps of the run's own first batches, without and with torch.compile.
+
+    Weights, random state and gradients are afterwards what they were.
+
+    Args:
+        get_loop: gives the training loop, once the training starts.
+
+    Attributes:
+        decision: what was measured; None where it was decided before, or could not be.
+    """
+
+    def __init__(self, get_loop: Callable[[], TrainingLoop]) -> None:
+        self.get_loop = get_loop
+        self.decision: CompileDecision | None = None
+        self._is_compiled: bool | None = None
+
+    def train_start(self, state: TrainingState) -> None:
+        """Decide, or do what was decided when this run began."""
+        loop = self.get_loop()
+        adapter = loop.adapter
+        if self._is_compiled is not None:
+            adapter.set_compiled(self._is_compiled)
+        elif reason := can_compile(adapter.device):
+            log.warning("torch.compile is not used: %s", reason)
+            self._is_compiled = False
+        else:
+            self._is_compiled = self._decide(loop, state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._is_compiled is None else {"is_compiled": self._is_compiled}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._is_compiled = saved.get("is_compiled")
+
+    def _decide(self, loop: TrainingLoop, state: TrainingState) -> bool:
+        position = state.position
+        batches = loop.data.train_batches(position.epoch, position.example, loop.batch_size)
+        with closing(batches):
+            trial = list(islice(batches, TIMED_STEPS))
+        device = loop.adapter.device
+        random = capture_random(device)
+        try:
+            self.decision = decide_compiling(
+                lambda number: _gradients(loop, state, trial[number % len(trial)]),
+                loop.adapter.set_compiled,
+                steps_left=loop.total_steps - state.step,
+                device=device,
+            )
+        finally:
+            restore_random(random, device)
+        log.info("%s", self.decision)
+        return self.decision.pays
+
+
+def _gradients(loop: TrainingLoop, state: TrainingState, examples: Any) -> None:
+    """Forward and backward of one batch; nothing is kept."""
+    scaler = None if loop.scaler is None else torch.amp.GradScaler(loop.adapter.device.type)
+    total_items = max(1, loop.adapter.count_items(examples))
+    accumulate(
+        state.model,
+        loop.adapter,
+        loop.strategy,
+        loop.optimizer,
+        scaler,
+        examples,
+        micro_batch_size=state.micro_batch_size,
+        total_items=total_items,
+    )
+    loop.optimizer.zero_grad()

@@ -1,0 +1,341 @@
+"""What one training costs on this machine, measured with its own model and rows beforehand."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from infrastructure.core.hardware import gib
+from infrastructure.optimization.batch_size import (
+    BatchChoice,
+    BatchSizeSearch,
+    DoesNotFitError,
+)
+from infrastructure.optimization.memory_prediction import (
+    MemoryBudget,
+    MemoryLine,
+    MemoryPoint,
+    fit_line,
+)
+from infrastructure.optimization.optimizer_memory import optimizer_state_bytes
+from infrastructure.optimization.peak_memory import PeakMemory
+from infrastructure.training.checkpoints.checkpoint_manager import BACKGROUND_BYTES
+from infrastructure.training.core.error_handlers import free_memory, is_out_of_memory
+from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.sizing.batch_plan import BatchPlan
+from infrastructure.training.sizing.dry_run import StepProbe, without_a_trace
+from infrastructure.training.sizing.step_sample import MOST_DRAWN, StepSample, num_sizes
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+SAMPLE_ROWS = 256
+# Usual rows that a speed is measured with, at least.
+SPEED_ROWS = 8
+# Parts of a micro-batch that its memory is predicted from; the last two that fit give the line.
+# With gradient checkpointing the smallest peak elsewhere in a step than a whole one does.
+SHARES = (8, 4, 2)
+# A training of fewer steps is over sooner than a measurement of a whole one is worth.
+STEPS_WORTH_A_WHOLE_ONE = 20
+# What the loop does between two steps: positions, random states, hooks, records. Measured.
+LOOP_SECONDS = 0.002
+# What saving beside the training takes besides the copy: measured by benchmarks/memory_prediction.
+SAVING_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a training's steps cost here.
+
+    Attributes:
+        memory: peak of a step by the units of its micro-batch: tokens where rows are packed, else
+            rows times the longest; padding included.
+        heaviest_units, longest_units: of the heaviest micro-batch of the first epoch; of one
+            example of the longest.
+        copy_bytes: copy of the state that saving keeps in main memory; counted in the peak there.
+        kept_bytes: what libraries will keep of all sizes of micro-batches; counted in the peak.
+        step_seconds: of an optimizer step of usual rows.
+        evaluation_seconds: of one held-out example, on average.
+        limit_bytes: what is there for this process at most.
+    """
+
+    memory: MemoryLine
+    heaviest_units: int
+    longest_units: int
+    copy_bytes: int
+    step_seconds: float
+    evaluation_seconds: float
+    limit_bytes: int
+    kept_bytes: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The predicted peak of the training."""
+        return self.memory.peak_bytes(self.heaviest_units) + self.copy_bytes + self.kept_bytes
+
+    def largest_that_fits(self, asked: int) -> int:
+        """The largest micro-batch, of at most `asked` examples, that fits whatever its rows; 0: not
+        even one example does."""
+        size = asked
+        while size and self.peak_of(size) > self.limit_bytes:
+            size //= 2
+        return size
+
+    def peak_of(self, size: int) -> int:
+        """The predicted peak with micro-batches of `size`, whatever their rows."""
+        units = min(size * self.longest_units, self.heaviest_units)
+        return self.memory.peak_bytes(units) + self.copy_bytes + self.kept_bytes
+
+
+@dataclass
+class MachineFit:
+    """Measures a training that is put together and has not begun.
+
+    Attributes:
+        create_optimizer: makes one for the model as it stands; it is thrown away.
+        budget: what may be taken.
+    """
+
+    model: torch.nn.Module
+    adapter: ModelAdapter
+    strategy: TrainingStrategy
+    data: DataSource
+    create_optimizer: Callable[[], torch.optim.Optimizer]
+    budget: MemoryBudget
+
+    @cached_property
+    def usual(self) -> list[Any]:
+        """The first examples of the first epoch."""
+        size = min(SAMPLE_ROWS, self.data.num_examples)
+        with closing(self.data.train_batches(0, 0, size)) as batches:
+            return list(next(batches, ()))
+
+    def longest(self, count: int) -> list[Any]:
+        """Examples as long as the longest that there is, held-out ones included."""
+        example = max(self.usual, key=lambda one: self.adapter.count_tokens([one]))
+        report = getattr(self.data, "report", None)
+        return [lengthened(example, getattr(report, "longest", 0))] * count
+
+    def search(self, largest: int, accumulation_for: Callable[[int], int]) -> BatchChoice:
+        """The fastest micro-batch that fits, of at most `largest` examples.
+
+        Raises:
+            DoesNotFitError: not even one example fits.
+        """
+        with self.strategy.measuring(self.model):
+            return self._search(largest, accumulation_for)
+
+    def _search(self, largest: int, accumulation_for: Callable[[int], int]) -> BatchChoice:
+        device = self.adapter.device
+        before = self._fixed_bytes()
+        with self.probing(accumulates=True) as probe:
+            speeds = SpeedTrials(probe, self.usual, accumulation_for)
+            search = BatchSizeSearch(
+                peak_of=lambda size: self._worst_peak(probe, size),
+                speed_of=speeds.tokens_per_second,
+                budget_bytes=self.budget.size_bytes(device),
+                idle_bytes=before,
+                is_out_of_memory=is_out_of_memory,
+                free_memory=lambda: free_memory(device),
+            )
+            return search.run(largest)
+
+    def costs(self, plan: BatchPlan, total_steps: int, has_optimizer: bool = False) -> StepCosts:
+        """What the steps of a planned training cost, from a few micro-batches of it.
+
+        Args:
+            has_optimizer: the training's own optimizer has its state already, and there may be no
+                memory for another one.
+
+        Raises:
+            DoesNotFitError: not even weights, gradients and optimizer fit.
+        """
+        with self.strategy.measuring(self.model):
+            return self._costs(plan, total_steps, has_optimizer)
+
+    def _costs(self, plan: BatchPlan, total_steps: int, has_optimizer: bool) -> StepCosts:
+        limit = self.budget.limit_bytes(self.adapter.device)
+        self._refuse_if_fixed_exceeds(limit, has_optimizer)
+        size, accumulation = min(plan.batch_size, len(self.usual)), plan.gradient_accumulation
+        units = self._heaviest_units(plan.batch_size)
+        with self.probing(accumulates=accumulation > 1) as probe:
+            update_seconds = self._warm_up(probe, has_optimizer)
+            idle = PeakMemory(self.adapter.device).now()
+            copy_bytes = self._copy_bytes(probe)
+            line, seconds = self._small_steps(probe, size, idle, limit - copy_bytes)
+            evaluated, kept_bytes = max(1, size // SHARES[0]), 0
+            fits = line.peak_bytes(units) + copy_bytes <= limit
+            if fits and total_steps >= STEPS_WORTH_A_WHOLE_ONE and size > 1:
+                sample = StepSample(probe, line, accumulation, has_update=not has_optimizer)
+                with closing(self._epoch_again(size)) as batches:
+                    sample.take(batches, total_steps)
+                drawn = self._drawn(size, total_steps * accumulation)
+                seconds = sample.seconds_per_unit * float(drawn[0].mean())
+                update_seconds = sample.seconds_per_update + LOOP_SECONDS
+                if self.adapter.device.type == "cpu":
+                    kept_bytes = sample.bytes_kept(num_sizes(*drawn, self.adapter))
+                evaluated = size
+            evaluation = probe.evaluation(self.usual[:evaluated])
+        step_seconds = accumulation * seconds * plan.batch_size / size
+        return StepCosts(
+            memory=line,
+            heaviest_units=units,
+            longest_units=self._units(self.longest(1)),
+            copy_bytes=copy_bytes,
+            step_seconds=step_seconds + update_seconds,
+            evaluation_seconds=evaluation.seconds / evaluated,
+            limit_bytes=limit,
+            kept_bytes=kept_bytes,
+        )
+
+    def _warm_up(self, probe: StepProbe, has_optimizer: bool) -> float:
+        """Let libraries and optimizer take what they keep; seconds of an update."""
+        probe.micro_batch(self.usual[:1])
+        if has_optimizer:
+            return 0.0
+        probe.update()
+        return probe.update()
+
+    def _refuse_if_fixed_exceeds(self, limit_bytes: int, has_optimizer: bool) -> None:
+        needed = PeakMemory(self.adapter.device).now() if has_optimizer else self._fixed_bytes()
+        if needed > limit_bytes:
+            raise DoesNotFitError(
+                f"weights, gradients and optimizer of this training take {gib(needed)}, and"
+                f" {gib(limit_bytes)} are there: train a LoRA (model.lora_config), or take a"
+                " machine with more memory"
+            )
+
+    @contextmanager
+    def probing(self, accumulates: bool) -> Iterator[StepProbe]:
+        """A probe with an optimizer of its own; the training is afterwards what it was."""
+        with without_a_trace(self.model, self.adapter.device):
+            optimizer = self.create_optimizer()
+            yield StepProbe(self.model, self.adapter, self.strategy, optimizer, accumulates)
+            optimizer.state.clear()
+
+    def _small_steps(
+        self, probe: StepProbe, size: int, idle_bytes: int, limit_bytes: int
+    ) -> tuple[MemoryLine, float]:
+        """The memory line by parts of a micro-batch, each tried only if it is to fit; and the
+        seconds of a whole one, by the largest of them."""
+        points: list[MemoryPoint] = []
+        seconds = 0.0
+        for count in dict.fromkeys(max(1, size // share) for share in SHARES):
+            examples = self.usual[:count]
+            units = self._units(examples)
+            if points and fit_line(points[-2:], idle_bytes).peak_bytes(units) > limit_bytes:
+                break
+            if self.strategy.config.compile_mode is not None:
+                probe.micro_batch(examples)  # compiles
+            cost = probe.micro_batch(examples)
+            points.append(MemoryPoint(units, cost.peak_bytes))
+            seconds = cost.seconds * size / count
+        return fit_line(points[-2:], idle_bytes), seconds
+
+    def _worst_peak(self, probe: StepProbe, size: int) -> int:
+        """With the longest rows, a full optimizer, gradients of before, and evaluation."""
+        if not probe.optimizer.state:
+            probe.micro_batch(self.longest(1))
+            probe.update()
+        examples = self.longest(size)
+        trained, evaluated = probe.micro_batch(examples), probe.evaluation(examples)
+        return max(trained.peak_bytes, evaluated.peak_bytes) + self._copy_bytes(probe)
+
+    def _fixed_bytes(self) -> int:
+        """Memory now, with the gradients and the optimizer's state that will come."""
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        states = optimizer_state_bytes(
+            lambda samples: self.strategy.create_optimizer(samples, 0.0),
+            self.model,
+            self.adapter.device.type,
+        )
+        return PeakMemory(self.adapter.device).now() + sum(map(_size_bytes, trained)) + states
+
+    def _copy_bytes(self, probe: StepProbe) -> int:
+        """The copy of weights and optimizer that is kept in main memory while a process writes it;
+        a small state is written at once."""
+        if self.adapter.device.type != "cpu":
+            return 0
+        states = [value for state in probe.optimizer.state.values() for value in state.values()]
+        tensors = [value for value in states if isinstance(value, torch.Tensor)]
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        size_bytes = sum(map(_size_bytes, [*tensors, *trained]))
+        return size_bytes + SAVING_BYTES if size_bytes >= BACKGROUND_BYTES else 0
+
+    def _units(self, examples: Sequence[Any]) -> int:
+        return self.adapter.count_computed(examples)
+
+    def _heaviest_units(self, size: int) -> int:
+        """Of the micro-batches of the first epoch; where lengths are not known, of the sample."""
+        lengths = self._lengths
+        size = min(size, len(lengths))
+        lengths = np.resize(lengths, -(-len(lengths) // size) * size).reshape(-1, size)
+        return int(self._units_of(lengths).max())
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        """Tokens of the examples of the first epoch; where they are not known, of the sample."""
+        known = getattr(self.data, "lengths", None)
+        lengths = known() if known is not None else None
+        if lengths is None:
+            lengths = np.array([self.adapter.count_tokens([one]) for one in self.usual])
+        return lengths
+
+    def _units_of(self, lengths: np.ndarray) -> np.ndarray:
+        """Units of micro-batches, (N,), by the lengths of their examples, (N, B)."""
+        up = np.vectorize(self.adapter.size_grid.up, otypes=[np.int64])
+        if getattr(self.adapter, "packs", False):
+            return np.asarray(up(lengths.sum(axis=1)))
+        return np.asarray(lengths.shape[1] * up(lengths.max(axis=1)))
+
+    def _drawn(self, size: int, num_micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
+        """Units and supervised items of micro-batches as the training will have, (N,) each: a
+        training of several epochs meets other sums of lengths than its first one does."""
+        generator = np.random.default_rng(0)  # its own: the training's numbers stay as they are
+        shape = (min(num_micro_batches, MOST_DRAWN), size)
+        items = np.array([self.adapter.count_items([one]) for one in self.usual])
+        units = self._units_of(generator.choice(self._lengths, shape))
+        return units, generator.choice(items, shape).sum(axis=1)
+
+    def _epoch_again(self, size: int) -> Generator[Sequence[Any], None, None]:
+        """The micro-batches of the first epoch, without an end."""
+        while True:
+            with closing(self.data.train_batches(0, 0, size)) as batches:
+                yield from batches
+
+
+@dataclass
+class SpeedTrials:
+    """Tokens per second of optimizer steps, by the size of their micro-batches."""
+
+    probe: StepProbe
+    usual: Sequence[Any]
+    accumulation_for: Callable[[int], int]
+
+    def tokens_per_second(self, size: int) -> float:
+        """Of usual rows; the optimizer's own time is shared by the micro-batches of a step."""
+        count = -(-max(size, SPEED_ROWS) // size)
+        rows = list(islice(cycle(self.usual), count * size))
+        costs = [self.probe.micro_batch(rows[i * size : (i + 1) * size]) for i in range(count)]
+        num_tokens = sum(cost.num_tokens for cost in costs)
+        updates = self.probe.update() * count / self.accumulation_for(size)
+        return num_tokens / (sum(cost.seconds for cost in costs) + updates)
+
+
+def lengthened(example: Any, length: int) -> Any:
+    """An example of text, repeated up to `length` tokens; any other is as it is."""
+    if not isinstance(example, TokenizedExample) or length <= len(example.input_ids):
+        return example
+    return replace(
+        example,
+        input_ids=np.resize(example.input_ids, length).astype(np.int32),
+        supervised=np.resize(example.supervised, length).astype(np.bool_),
+    )
+
+
+def _size_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,130 @@
+"""Real steps on real rows that leave a training as it was: what a step costs, before the first.
+
+Weights, buffers and random numbers are the same afterwards: gradients are thrown away, and the
+optimizer that steps is one of its own, at a learning rate of nothing. So a training that was
+measured before is, number for number, the training that was not.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from infrastructure.backup.state.random_state import capture_random, restore_random
+from infrastructure.optimization.peak_memory import peak_memory
+from infrastructure.training.core.error_handlers import free_memory
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+
+@dataclass(frozen=True)
+class MicroCost:
+    """What forward and backward of one micro-batch took.
+
+    Attributes:
+        num_tokens: as the adapter counts them, without padding.
+        peak_bytes: highest memory meanwhile.
+    """
+
+    num_tokens: int
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass
+class StepProbe:
+    """Measures parts of optimizer steps. Use it inside `without_a_trace`.
+
+    Attributes:
+        optimizer: not the training's own: it is stepped.
+        accumulates: whether gradients of the micro-batches before are there meanwhile.
+    """
+
+    model: torch.nn.Module
+    adapter: ModelAdapter
+    strategy: TrainingStrategy
+    optimizer: torch.optim.Optimizer
+    accumulates: bool = False
+
+    @property
+    def is_half_precision(self) -> bool:
+        """Whether products are computed in bf16 or fp16."""
+        return self.strategy.precision.name != "fp32"
+
+    def micro_batch(self, examples: Sequence[Any]) -> MicroCost:
+        """Forward and backward, as in training."""
+        device = self.adapter.device
+        if not self.accumulates:
+            self.optimizer.zero_grad()
+        with peak_memory(device) as peak:
+            started = _now(device)
+            self._forward_backward(examples)
+            seconds = _now(device) - started
+            return MicroCost(self.adapter.count_tokens(examples), seconds, peak.read())
+
+    def update(self) -> float:
+        """Seconds of clipping and the optimizer's step; its state is allocated by the first one.
+
+        The weights stay: gradients and learning rates are zero.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.zero_()
+        started = _now(self.adapter.device)
+        self.strategy.update_parameters(self.model, self.optimizer, None, None)
+        return _now(self.adapter.device) - started
+
+    @torch.no_grad()
+    def evaluation(self, examples: Sequence[Any]) -> MicroCost:
+        """The held-out loss of one batch, as between two steps."""
+        device = self.adapter.device
+        self.optimizer.zero_grad()
+        self.model.eval()
+        with peak_memory(device) as peak:
+            started = _now(device)
+            batch = self.adapter.prepare_batch(examples)
+            with self.strategy.precision.autocast():
+                self.adapter.compute_loss(self.model, batch)
+            seconds = _now(device) - started
+            cost = MicroCost(self.adapter.count_tokens(examples), seconds, peak.read())
+        self.model.train()
+        return cost
+
+    def _forward_backward(self, examples: Sequence[Any]) -> None:
+        total_items = max(1, self.adapter.count_items(examples))
+        batch = {**self.adapter.prepare_batch(examples), "total_items": total_items}
+        self.strategy.train_step(self.model, batch, self.optimizer, None, None, False)
+
+
+@contextmanager
+def without_a_trace(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Inside, the model trains; afterwards gradients are gone, and modes, buffers and random
+    state are what they were."""
+    random_state = capture_random(device)
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    model.train()
+    try:
+        yield
+    finally:
+        model.zero_grad()
+        with torch.no_grad():
+            for buffer, was in buffers:
+                buffer.copy_(was)
+        for module, was_training in modes:
+            module.training = was_training
+        restore_random(random_state, device)
+        free_memory(device)
+
+
+def _now(device: torch.device) -> float:
+    """The time when the device is done with what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

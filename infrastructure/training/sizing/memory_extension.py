@@ -1,0 +1,190 @@
+"""Keeps a training inside its memory, step by step, and says so where it cannot.
+
+Between steps: garbage is collected when it is time, memory is released above `max_memory_percent`,
+caches unused for `cache_ttl` are dropped, the GPU allocator's free blocks beyond `gpu_cache_size`
+given back. `cpu_memory_limit` is held by the kernel on a CPU under Linux: an allocation beyond it
+fails, and the loop does the same batch in smaller pieces. Memory that grows steadily is told, with
+the line that holds it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from infrastructure.core.errors import MemoryLimitError
+from infrastructure.core.hardware import MIB
+from infrastructure.core.process_memory import HardLimit, can_limit_hard
+from infrastructure.optimization.garbage import ScheduledCollection
+from infrastructure.optimization.gpu_capability import drop_gpu_cache_above
+from infrastructure.optimization.leak_watch import LeakWatch
+from infrastructure.optimization.memory_guard import Action, MemoryGuard
+from infrastructure.optimization.recommendations import Recommendation
+from infrastructure.training.core.error_handlers import is_out_of_memory
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.recovery.recovery_log import note
+
+LEAK, SHORT_OF_MEMORY = "memory_leak", "short_of_memory"
+LEAK_SECONDS = 10.0  # between two readings
+CACHE_SECONDS = 60.0
+NUM_RECOMMENDED = 3
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """What to hold.
+
+    Attributes:
+        max_percent: of main memory in use, above which memory is released.
+        limit_bytes: resident memory of the training and its processes; None: no limit.
+        gpu_cache_bytes: free blocks that the GPU's allocator may keep; None: no limit.
+        cache_seconds: after which unused data in memory is dropped; None: never.
+    """
+
+    max_percent: float = 85.0
+    limit_bytes: int | None = None
+    gpu_cache_bytes: int | None = None
+    cache_seconds: int | None = None
+
+
+class MemoryExtension(Extension):
+    """See above.
+
+    Args:
+        settings: the limits.
+        device: where the training computes.
+        release_data: gives back the memory of data unused for so many seconds; the bytes it was.
+        recommend: what would save memory on this model, measured; asked once, when it is short.
+        leak_seconds: between two readings that are looked at for a leak.
+    """
+
+    def __init__(
+        self,
+        settings: MemorySettings,
+        device: torch.device,
+        *,
+        release_data: Callable[[float], int] = lambda unused_seconds: 0,
+        recommend: Callable[[TrainingState], list[Recommendation]] = lambda state: [],
+        leak_seconds: float = LEAK_SECONDS,
+        leak_watch: LeakWatch | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.device = device
+        self.release_data = release_data
+        self.recommend = recommend
+        self.leak_seconds = leak_seconds
+        self.clock = clock
+        self.guard = MemoryGuard(
+            settings.max_percent, settings.limit_bytes, [lambda: release_data(0.0)]
+        )
+        self.garbage = ScheduledCollection()
+        self.leaks = leak_watch or LeakWatch()
+        self.recommended: list[Recommendation] = []
+        self._hard: HardLimit | None = None
+        self._next_leak = self._next_cache = 0.0
+        self._is_told = False
+
+    def train_start(self, state: TrainingState) -> None:
+        """Begin to hold the limits.
+
+        Raises:
+            MemoryLimitError: the training takes more than its limit before its first step.
+        """
+        self.garbage.start()
+        limit = self.settings.limit_bytes
+        if limit is None:
+            return
+        if self.guard.check() is Action.SMALLER:
+            used = self.guard.used_bytes()
+            raise MemoryLimitError(
+                f"memory.cpu_memory_limit is {_mib(limit)}, and model and data take {_mib(used)}"
+                " before the first step: raise it, or take a smaller model or data.streaming"
+            )
+        if self.device.type == "cpu" and can_limit_hard():
+            self.guard.release_all()
+            self._hard = HardLimit(limit)
+            self._hard.tighten(self.guard.used_bytes())
+
+    def step_end(self, state: TrainingState) -> None:
+        self.garbage.collect_if_due()
+        action = self.guard.check()
+        if action is not Action.NONE:
+            self._answer(action, state)
+        if self._hard is not None:
+            self._hard.tighten(self.guard.used_bytes())
+        self._drop_caches()
+        self._look_for_leaks(state)
+
+    def error(self, state: TrainingState) -> None:
+        """Name the limit where it was what failed."""
+        if self._hard is not None and state.error is not None and is_out_of_memory(state.error):
+            told = _mib(self._hard.limit_bytes)
+            state.error.add_note(f"memory.cpu_memory_limit allows no more than {told}: raise it")
+
+    def train_end(self, state: TrainingState) -> None:
+        if self._hard is not None:
+            self._hard.lift()
+            self._hard = None
+        self.leaks.stop()
+        self.garbage.stop()
+
+    def facts(self) -> dict[str, Any]:
+        """What was done, as JSON values: for summary.json."""
+        return {
+            "highest_bytes": self.guard.highest_bytes,
+            "limit_bytes": self.settings.limit_bytes,
+            "num_releases": self.guard.num_releases,
+            "released_bytes": self.guard.released_bytes,
+            "garbage_collections": self.garbage.num_collections,
+            "garbage_seconds": self.garbage.seconds,
+            "recommendations": [str(one) for one in self.recommended],
+        }
+
+    def _answer(self, action: Action, state: TrainingState) -> None:
+        if action is Action.SMALLER and state.micro_batch_size > 1:
+            state.micro_batch_size //= 2
+            done = f"micro-batches of {state.micro_batch_size} from now on"
+        elif self._is_told:
+            return
+        else:
+            done = "released what nothing uses"
+        advice = self._advice(state)
+        used = _mib(self.guard.used_bytes())
+        note(state, SHORT_OF_MEMORY, done, f"the training takes {used} of main memory{advice}")
+        self._is_told = True
+
+    def _advice(self, state: TrainingState) -> str:
+        if not self._is_told:
+            self.recommended = self.recommend(state)[:NUM_RECOMMENDED]
+        return "".join(f"; {one}" for one in self.recommended)
+
+    def _drop_caches(self) -> None:
+        now, seconds = self.clock(), self.settings.cache_seconds
+        if seconds is not None and now >= self._next_cache:
+            self.release_data(float(seconds))
+            self._next_cache = now + min(CACHE_SECONDS, seconds)
+        if self.settings.gpu_cache_bytes is not None:
+            drop_gpu_cache_above(self.device, self.settings.gpu_cache_bytes)
+
+    def _look_for_leaks(self, state: TrainingState) -> None:
+        now = self.clock()
+        if now < self._next_leak:
+            return
+        self._next_leak = now + self.leak_seconds
+        used = self.guard.used_bytes()
+        if self.device.type == "cuda":
+            used = torch.cuda.memory_allocated(self.device)
+        leak = self.leaks.add(state.step, used)
+        if leak is not None:
+            note(state, LEAK, "the training goes on", str(leak))
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:.0f} MiB"

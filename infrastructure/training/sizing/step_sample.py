@@ -1,0 +1,133 @@
+"""The first steps of a training, done beforehand: how long one takes, and what its shapes leave.
+
+A micro-batch of a new size takes longer than all later ones of that size, and leaves something: on
+a CPU in half precision oneDNN compiles a kernel for each layer, about half a megabyte each, keeps a
+thousand of them, and the heap between them is torn. So a time is that of sizes that were there
+before, and memory grows with the sizes that are still to come.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from infrastructure.optimization.memory_prediction import MemoryLine
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.sizing.dry_run import StepProbe
+
+# What a measurement may take of the training that it is for, and at most.
+SHARE_OF_TRAINING = 0.03
+MOST_SECONDS = 4.0
+# Of the times, from either end: no hiccup of the machine is taken for a thousand steps.
+LEFT_OUT = 0.1
+# Micro-batches whose sizes are drawn; more of them have hardly any further sizes.
+MOST_DRAWN = 2048
+# What the kernels of a size leave at most, with what they tear (measured: 3 MB); and all of them,
+# of which oneDNN keeps 1,024.
+MOST_BYTES_OF_A_SIZE = 6 << 20
+MOST_BYTES_OF_ALL = 768 << 20
+
+Size = tuple[str, int]
+
+
+@dataclass
+class StepSample:
+    """What some micro-batches took.
+
+    Attributes:
+        line: the memory that a micro-batch is to take, by its units.
+        accumulation: micro-batches in a step.
+        has_update: whether the probe's optimizer may be stepped.
+        seen: sizes that there were.
+        excess_bytes: what each micro-batch took beyond the line, and by how many sizes.
+    """
+
+    probe: StepProbe
+    line: MemoryLine
+    accumulation: int = 1
+    has_update: bool = True
+    seen: set[Size] = field(default_factory=set)
+    excess_bytes: list[tuple[int, int]] = field(default_factory=list)
+    unit_seconds: list[float] = field(default_factory=list)
+    first_unit_seconds: list[float] = field(default_factory=list)
+    update_seconds: list[float] = field(default_factory=list)
+
+    def take(self, batches: Iterable[Sequence[Any]], num_steps: int) -> None:
+        """Do micro-batches, in the order of the training, for a small share of its time.
+
+        Args:
+            batches: at least two are done; it ends when the time is over.
+            num_steps: of the training.
+        """
+        began, estimated_seconds = time.perf_counter(), 0.0
+        for number, examples in enumerate(batches, start=1):
+            seconds = self._micro_batch(examples)
+            if self.has_update and number % self.accumulation == 0:
+                self.update_seconds.append(self.probe.update())
+            if number > 1:
+                of_training = num_steps * self.accumulation * seconds
+                estimated_seconds = min(estimated_seconds or of_training, of_training)
+                allowed = min(SHARE_OF_TRAINING * estimated_seconds, MOST_SECONDS)
+                if time.perf_counter() - began > allowed:
+                    break
+
+    @property
+    def seconds_per_unit(self) -> float:
+        """Of a micro-batch of a size that was there before; where none came twice, of new ones."""
+        return _middle_mean(self.unit_seconds or self.first_unit_seconds)
+
+    @property
+    def seconds_per_update(self) -> float:
+        return _middle_mean(self.update_seconds) if self.update_seconds else 0.0
+
+    def bytes_kept(self, num_sizes: int) -> int:
+        """What a training of so many sizes takes beyond the line, at its highest."""
+        first, first_sizes = self.excess_bytes[0]
+        highest = max(excess for excess, _ in self.excess_bytes)
+        if not self.compiles_kernels:
+            return max(0, highest)
+        further = max(1, len(self.seen) - first_sizes)
+        by_size = min((highest - first) / further, MOST_BYTES_OF_A_SIZE)
+        to_come = max(0, num_sizes - len(self.seen))
+        return round(max(0, highest) + min(by_size * to_come, MOST_BYTES_OF_ALL))
+
+    @property
+    def compiles_kernels(self) -> bool:
+        """Whether each size has kernels of its own, which stay."""
+        return self.probe.adapter.device.type == "cpu" and self.probe.is_half_precision
+
+    def _micro_batch(self, examples: Sequence[Any]) -> float:
+        adapter = self.probe.adapter
+        sizes = sizes_of(adapter, examples)
+        units = adapter.count_computed(examples)
+        cost = self.probe.micro_batch(examples)
+        times = self.unit_seconds if sizes <= self.seen else self.first_unit_seconds
+        times.append(cost.seconds / units)
+        self.seen |= sizes
+        excess = cost.peak_bytes - self.line.peak_bytes(units)
+        self.excess_bytes.append((excess, len(self.seen)))
+        return cost.seconds
+
+
+def sizes_of(adapter: ModelAdapter, examples: Sequence[Any]) -> set[Size]:
+    """What the shapes of a micro-batch depend on: the layers', and those of the output head."""
+    rows = adapter.size_grid.up(adapter.count_items(examples))
+    return {("units", adapter.count_computed(examples)), ("items", rows)}
+
+
+def num_sizes(units: np.ndarray, items: np.ndarray, adapter: ModelAdapter) -> int:
+    """How many sizes micro-batches have.
+
+    Args:
+        units, items: of each micro-batch, (N,): computed tokens, and supervised ones.
+    """
+    return len(np.unique(units)) + len({adapter.size_grid.up(int(n)) for n in np.unique(items)})
+
+
+def _middle_mean(times: list[float]) -> float:
+    """The mean without the slowest and the fastest."""
+    left_out = int(len(times) * LEFT_OUT)
+    kept = sorted(times)[left_out : len(times) - left_out]
+    return sum(kept) / len(kept)

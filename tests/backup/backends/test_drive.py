@@ -1,0 +1,282 @@
+"""Google Drive as Colab mounts it: a real folder whose extended attributes the tests set."""
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from infrastructure.backup.backends import open_place
+from infrastructure.backup.backends.base import Content
+from infrastructure.backup.backends.drive import (
+    ADVICE,
+    ID_ATTRIBUTE,
+    DrivePlace,
+    is_on_drive,
+    read_drive_id,
+)
+from infrastructure.backup.backends.folder import FolderPlace
+from infrastructure.backup.format.file_operations import Buffer, FileOperations
+from infrastructure.backup.format.store import Store
+from infrastructure.core.errors import StorageError
+from tests.faults.store_history import tensors_at
+
+FILE = Path("run-1/objects/ab/abcd")
+CONTENT = Content.of([b"hello there"])
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Path:
+    """Where Drive is mounted."""
+    top = tmp_path / "drive" / "MyDrive"
+    top.mkdir(parents=True)
+    try:
+        os.setxattr(top, ID_ATTRIBUTE, b"0ABCroot")
+    except OSError:
+        pytest.skip("this file system has no extended attributes")
+    return tmp_path / "drive"
+
+
+@pytest.fixture
+def place(mount: Path) -> DrivePlace:
+    return DrivePlace(mount / "MyDrive" / "temper" / "backups")
+
+
+def upload(path: Path, drive_id: bytes = b"1xYz") -> None:
+    os.setxattr(path, ID_ATTRIBUTE, drive_id)
+
+
+def test_a_file_counts_only_when_drive_has_it(place: DrivePlace) -> None:
+    place.write(FILE, [b"hello ", b"there"])
+    assert not place.confirm(FILE, CONTENT)  # no id yet
+    upload(place.at(FILE), b"local-7")
+    assert not place.confirm(FILE, CONTENT)
+    upload(place.at(FILE))
+    assert place.confirm(FILE, CONTENT)
+    assert b"".join(place.read(FILE)) == b"hello there"
+
+
+def test_where_drive_tells_nothing_nothing_is_ever_safe(tmp_path: Path) -> None:
+    (tmp_path / "MyDrive").mkdir()
+    place = DrivePlace(tmp_path / "MyDrive" / "backups")
+    place.write(FILE, [b"hello there"])
+    assert not place.confirm(FILE, CONTENT)
+    assert "never count as safe" in (place.caution(tmp_path) or "")
+
+
+def test_where_drive_tells_there_is_nothing_to_caution_of(place: DrivePlace, mount: Path) -> None:
+    assert place.caution(mount) is None
+
+
+@pytest.mark.parametrize("damage", [b"hello ther", b"hello therf"])
+def test_an_uploaded_file_of_other_bytes_is_wrong(place: DrivePlace, damage: bytes) -> None:
+    place.write(FILE, [damage])
+    upload(place.at(FILE))
+    with pytest.raises(StorageError):
+        place.confirm(FILE, CONTENT)
+
+
+def test_what_replaces_a_file_is_not_taken_for_uploaded(place: DrivePlace) -> None:
+    place.write(FILE, [b"hello therf"])
+    upload(place.at(FILE))
+    place.write(FILE, [b"hello there"])
+    assert not place.confirm(FILE, CONTENT)
+    upload(place.at(FILE))
+    assert place.confirm(FILE, CONTENT)
+
+
+def test_a_file_is_read_back_once_and_again_after_it_was_replaced(mount: Path) -> None:
+    operations = Recorded()
+    place = DrivePlace(mount / "MyDrive" / "backups", operations)
+    for reads in (1, 2):
+        place.write(FILE, [b"hello there"])
+        upload(place.at(FILE))
+        assert place.confirm(FILE, CONTENT)
+        assert place.confirm(FILE, CONTENT)
+        assert operations.done.count("read") == reads
+
+
+def test_a_file_that_drive_does_not_show_may_come_back(place: DrivePlace) -> None:
+    place.write(FILE, [b"hello there"])
+    place.at(FILE).unlink()
+    assert not place.confirm(FILE, CONTENT)
+
+
+class Recorded(FileOperations):
+    """What is done, in order, and at what size files are removed."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("read", "write", "sync_file", "rename", "sync_directory"):
+            self.done.append(name)
+        return super().__getattribute__(name)
+
+    def remove(self, path: Path) -> None:
+        self.done.append(f"remove {path.stat().st_size} bytes")
+        super().remove(path)
+
+
+def test_files_get_their_names_at_once_and_go_empty_to_the_trash(mount: Path) -> None:
+    operations = Recorded()
+    place = DrivePlace(mount / "MyDrive" / "backups", operations)
+    place.write(FILE, [b"hello there"])
+    place.remove(FILE)
+    assert operations.done == ["write", "sync_file", "remove 0 bytes"]
+    with pytest.raises(FileNotFoundError):
+        place.remove(FILE)
+
+
+class Full(FileOperations):
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        super().write(path, [b"half"])
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+def test_half_a_file_does_not_keep_the_name(mount: Path) -> None:
+    place = DrivePlace(mount / "MyDrive" / "backups", Full())
+    with pytest.raises(OSError, match="quota") as caught:
+        place.write(FILE, [b"hello there"])
+    assert place.names(FILE.parent) == []
+    assert "empty its trash" in place.advice(caught.value)
+
+
+def lost_connections(place: DrivePlace) -> list[OSError]:
+    errors = []
+    for operation in (
+        lambda: place.names(FILE.parent),
+        lambda: place.write(FILE, [b"x"]),
+        lambda: place.size(FILE),
+        lambda: list(place.read(FILE)),
+        lambda: place.confirm(FILE, CONTENT),
+        lambda: place.remove(FILE),
+    ):
+        with pytest.raises(OSError, match=r"mounted|connection") as caught:
+            operation()
+        errors.append(caught.value)
+    return errors
+
+
+def test_a_drive_that_is_gone_is_no_empty_drive(place: DrivePlace, mount: Path) -> None:
+    place.write(FILE, [b"hello there"])
+    shutil.rmtree(mount)
+    assert {error.errno for error in lost_connections(place)} == {errno.ENOTCONN}
+    assert not mount.exists()
+
+
+def test_a_drive_that_was_never_mounted_gets_no_folder(tmp_path: Path) -> None:
+    place = DrivePlace(tmp_path / "drive" / "MyDrive" / "backups")
+    for error in lost_connections(place):
+        assert error.errno == errno.ENOTCONN
+        assert place.advice(error) == (
+            f"mount Drive again: drive.mount('{tmp_path / 'drive'}', force_remount=True)"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_there_does_not_go_missing(place: DrivePlace) -> None:
+    place.write(FILE, [b"hello there"])
+    shutil.rmtree(place.root / "run-1")
+    for operation in (
+        lambda: place.names(FILE.parent),
+        lambda: place.names(Path("run-1")),
+        lambda: place.write(FILE, [b"x"]),
+    ):
+        with pytest.raises(OSError, match="lost its connection"):
+            operation()
+    assert not (place.root / "run-1").exists()
+    with pytest.raises(FileNotFoundError):
+        place.names(Path("run-2/versions"))
+
+
+class Disconnected(FileOperations):
+    def size(self, path: Path) -> int:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))
+
+
+def test_a_transport_endpoint_that_is_not_connected_is_said_so(mount: Path) -> None:
+    place = DrivePlace(mount / "MyDrive" / "backups", Disconnected())
+    with pytest.raises(OSError, match="not connected") as caught:
+        place.confirm(FILE, CONTENT)
+    assert "force_remount" in place.advice(caught.value)
+
+
+@pytest.mark.parametrize("number", [*ADVICE, errno.ELOOP])
+def test_every_error_has_a_remedy(place: DrivePlace, number: int) -> None:
+    advice = place.advice(OSError(number, "x"))
+    assert len(advice) > 20
+    assert "{" not in advice
+
+
+def test_a_store_on_a_drive_is_a_store(place: DrivePlace) -> None:
+    store = Store(Path("run-1"), place)
+    for step in (1, 2):
+        store.commit(tensors_at(step), {}, step=step)
+    name, rejected = Store(Path("run-1"), DrivePlace(place.root)).newest()
+    assert (name, rejected) == (store.versions()[0], [])
+    store.remove_all_but(store.versions()[:1])
+    assert Store(Path("run-1"), DrivePlace(place.root)).newest()[0] == name
+
+
+def test_an_error_of_the_mount_is_not_no_id(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert read_drive_id(tmp_path / "file") is None
+    with pytest.raises(FileNotFoundError):
+        read_drive_id(tmp_path / "none")
+
+
+def test_a_folder_on_a_drive_is_known_by_its_id_or_its_mount(mount: Path, tmp_path: Path) -> None:
+    assert isinstance(open_place(str(mount / "MyDrive" / "x")), DrivePlace)
+    assert isinstance(open_place(f"drive:{tmp_path}/x"), DrivePlace)
+    other = tmp_path / "elsewhere" / "MyDrive"
+    other.mkdir(parents=True)
+    assert type(open_place(str(other / "x"))) is FolderPlace
+    assert type(open_place(f"file://{mount}/MyDrive/x")) is FolderPlace
+    assert isinstance(open_place(str(tmp_path / "not-mounted" / "MyDrive" / "x")), DrivePlace)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_drive"),
+    [
+        ("drive {} fuse.drive rw,nosuid,nodev,relatime 0 0", True),
+        ("drive {} fuse rw 0 0", True),
+        ("/dev/sda1 {} ext4 rw 0 0", False),
+        ("server:/x {} nfs rw 0 0", False),
+        ("sshfs {} fuse.sshfs rw 0 0", False),
+    ],
+)
+def test_a_mount_of_drive_is_known_by_its_line(tmp_path: Path, line: str, is_drive: bool) -> None:
+    folder = tmp_path / "my drive"
+    (folder / "Shareddrives" / "team").mkdir(parents=True)
+    mounts = tmp_path / "mounts"
+    where = str(folder).replace(" ", "\\040")
+    mounts.write_text("overlay / overlay rw 0 0\n" + line.format(where) + "\n")
+    assert is_on_drive(folder / "Shareddrives" / "team" / "x", mounts) == is_drive
+    assert not is_on_drive(folder / "x", mounts)
+
+
+def test_where_the_system_tells_nothing_a_folder_named_so_counts_as_a_drive(tmp_path: Path) -> None:
+    (tmp_path / "My Drive").mkdir()  # as on macOS, where a program uploads it later too
+    assert is_on_drive(tmp_path / "My Drive" / "x", tmp_path / "no-mounts")
+    assert not is_on_drive(tmp_path / "x", tmp_path / "no-mounts")
+
+
+def test_the_folder_of_a_shared_drive_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "Shareddrives").mkdir()
+    place = DrivePlace(tmp_path / "Shareddrives" / "team" / "x")
+    with pytest.raises(OSError, match="the disk mounted"):
+        place.write(FILE, [b"x"])
+
+
+def test_a_file_that_the_mount_denies_is_not_removed(
+    place: DrivePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that there is none, then that there is one."""
+    place.write(FILE, [b"hello there"])
+    monkeypatch.setattr(place, "_is_there", lambda path: path.is_dir())
+    with pytest.raises(FileExistsError):
+        place.write(FILE, [b"something else"])
+    assert place.at(FILE).read_bytes() == b"hello there"

@@ -1,0 +1,225 @@
+"""A folder on another disk."""
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infrastructure.backup.backends import open_place
+from infrastructure.backup.backends.base import Content
+from infrastructure.backup.backends.folder import ADVICE, FolderPlace
+from infrastructure.backup.format.file_operations import FileOperations
+from infrastructure.backup.format.store import Store
+from infrastructure.core.errors import StorageError
+from tests.faults.store_history import next_save_works, tensors_at
+
+FILE = Path("run-1/objects/ab/abcd")
+CONTENT = Content.of([b"hello ", b"there"])
+
+
+def test_a_store_in_a_place_is_a_store(tmp_path: Path) -> None:
+    place = FolderPlace(tmp_path / "backups")
+    store = Store(Path("run-1"), place)
+    for step in (1, 2):
+        store.commit(tensors_at(step), {}, step=step)
+    again = Store(Path("run-1"), open_place(str(tmp_path / "backups")))
+    name, rejected = again.newest()
+    assert (name, rejected) == (store.versions()[0], [])
+    assert Store(tmp_path / "backups" / "run-1").newest()[0] == name
+    assert next_save_works(place, Path("run-1"))
+
+
+def test_what_is_written_can_be_read_and_is_confirmed_by_a_reading_back(tmp_path: Path) -> None:
+    place = FolderPlace(tmp_path / "backups")
+    place.write(FILE, [b"hello ", b"there"])
+    assert b"".join(place.read(FILE)) == b"hello there"
+    assert place.size(FILE) == CONTENT.size_bytes == 11
+    assert place.confirm(FILE, CONTENT)
+    assert place.names(FILE.parent) == ["abcd"]
+    place.remove(FILE)
+    assert place.names(FILE.parent) == []
+
+
+@pytest.mark.parametrize("damage", [b"hello ther", b"hello therf", b""])
+def test_other_bytes_are_not_confirmed_and_can_be_replaced(tmp_path: Path, damage: bytes) -> None:
+    place = FolderPlace(tmp_path)
+    place.write(FILE, [damage])
+    with pytest.raises(StorageError, match=r"abcd (has \d+ bytes instead|does not hold)"):
+        place.confirm(FILE, CONTENT)
+    place.write(FILE, [b"hello there"])
+    assert place.confirm(FILE, CONTENT)
+
+
+def test_what_is_gone_is_to_be_written_again(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="is gone"):
+        FolderPlace(tmp_path).confirm(FILE, CONTENT)
+
+
+def test_a_disk_that_is_not_mounted_gets_no_folder(tmp_path: Path) -> None:
+    place = FolderPlace(tmp_path / "media" / "stick")
+    for operation in (
+        lambda: place.write(FILE, [b"x"]),
+        lambda: place.names(FILE.parent),
+        lambda: place.size(FILE),
+        lambda: list(place.read(FILE)),
+        lambda: place.confirm(FILE, CONTENT),
+    ):
+        with pytest.raises(OSError, match="the disk mounted") as caught:
+            operation()
+        assert caught.value.errno == errno.ENOTCONN
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_went_away_is_no_empty_disk(tmp_path: Path) -> None:
+    place = FolderPlace(tmp_path / "stick")
+    place.write(FILE, [b"x"])
+    shutil.rmtree(tmp_path / "stick")
+    for operation in (lambda: place.names(FILE.parent), lambda: place.write(FILE, [b"x"])):
+        with pytest.raises(OSError, match="the disk mounted") as caught:
+            operation()
+        assert caught.value.errno == errno.ENOTCONN
+    assert not (tmp_path / "stick").exists()
+
+
+def test_a_new_folder_holds_nothing_yet(tmp_path: Path) -> None:
+    place = FolderPlace(tmp_path / "new")
+    with pytest.raises(FileNotFoundError):
+        place.names(Path("run-1/versions"))
+    assert Store(Path("run-1"), place).versions() == []
+    assert (place.free_bytes(Path("run-1")) or 0) > 0
+
+
+def test_no_path_leads_out(tmp_path: Path) -> None:
+    for path in (Path("../x"), Path("run/../../x"), Path("/etc/passwd")):
+        with pytest.raises(ValueError, match="leads out"):
+            FolderPlace(tmp_path).size(path)
+
+
+class Recorded(FileOperations):
+    """What is done, in order; `failing` fails once."""
+
+    def __init__(self, failing: str | None = None) -> None:
+        self.done: list[str] = []
+        self.failing = failing
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("write", "sync_file", "rename", "sync_directory"):
+            self.done.append(name)
+            if self.failing == name:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().__getattribute__(name)
+
+
+def test_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path) -> None:
+    recorded = Recorded()
+    FolderPlace(tmp_path, recorded).write(Path("file"), [b"x"])
+    assert recorded.done == ["write", "sync_file", "rename", "sync_directory"]
+
+
+@pytest.mark.parametrize("failing", ["write", "sync_file", "rename"])
+def test_half_a_file_never_has_the_name(tmp_path: Path, failing: str) -> None:
+    FolderPlace(tmp_path).write(Path("file"), [b"old"])
+    with pytest.raises(OSError, match="output error"):
+        FolderPlace(tmp_path, Recorded(failing)).write(Path("file"), [b"new"])
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+
+def test_what_a_killed_copier_left_does_not_stop_the_next(tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(b"ha")
+    place = FolderPlace(tmp_path)
+    place.write(Path("file"), [b"half"])
+    assert place.names(Path()) == ["file"]
+
+
+def test_the_same_disk_is_named_and_another_is_not(tmp_path: Path) -> None:
+    assert "same disk" in (FolderPlace(tmp_path / "backups").caution(tmp_path) or "")
+    assert FolderPlace(Path("/dev/shm/backups")).caution(tmp_path) is None
+
+
+@pytest.mark.parametrize("number", [*ADVICE, errno.ELOOP])
+def test_every_error_has_a_remedy(tmp_path: Path, number: int) -> None:
+    assert len(FolderPlace(tmp_path).advice(OSError(number, "x"))) > 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_told"), [("fuse.rclone", True), ("fuseblk", False), ("nfs4", False)]
+)
+def test_a_mount_that_may_answer_too_early_is_named(
+    tmp_path: Path, kind: str, is_told: bool
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nremote: /dev/shm {kind} rw 0 0\n")
+    caution = FolderPlace(Path("/dev/shm/backups"), mounts=mounts).caution(tmp_path)
+    assert is_told == (caution is not None and kind in caution)
+
+
+class Asked(FileOperations):
+    """What is asked of the file system, in order."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("size", "forget_cached", "read"):
+            self.done.append(name)
+        return super().__getattribute__(name)
+
+
+def test_what_is_read_back_comes_from_the_disk_and_not_from_memory(tmp_path: Path) -> None:
+    asked = Asked()
+    place = FolderPlace(tmp_path, asked)
+    place.write(FILE, [b"hello there"])
+    asked.done.clear()
+    assert place.confirm(FILE, CONTENT)
+    assert asked.done == ["size", "forget_cached", "read"]
+
+
+def test_what_killed_writers_left_goes_and_what_a_living_one_writes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = FolderPlace(tmp_path / "backups")
+    place.identify()
+    place.write(FILE, [b"hello there"])
+    folder = place.at(FILE).parent
+    for name in ("dead.part", "living.part", "old.part"):
+        (folder / name).write_bytes(b"hel")
+    probe = place.root / ".temper-place/probe-0123abcd"
+    probe.write_bytes(b"may be removed")
+    with (folder / "living.part").open("rb") as written:
+        fcntl.flock(written, fcntl.LOCK_EX)
+        place.sweep(Path("run-1"))
+        left = {path.name for path in folder.iterdir()}
+        assert left == {"abcd", "living.part"}
+        assert not probe.exists()
+        place.sweep(Path("another-run"))
+    (folder / "old.part").write_bytes(b"hel")
+    os.utime(folder / "old.part", (0, 0))
+
+    def no_locks(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    place.sweep(Path("run-1"))
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"abcd", "living.part"}, "without locks a day's age has to do"
+    assert place.confirm(FILE, Content.of([b"hello there"]))
+
+
+def test_a_file_is_locked_while_it_is_written(tmp_path: Path) -> None:
+    seen = []
+
+    class Pieces(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"hello "
+            FolderPlace(tmp_path / "backups").sweep(Path("run-1"))
+            seen.append(place.at(FILE).with_name("abcd.part").exists())
+            yield b"there"
+
+    place = FolderPlace(tmp_path / "backups")
+    place.write(FILE, Pieces([b"", b""]))
+    assert seen == [True]
+    assert place.confirm(FILE, CONTENT)

@@ -1,0 +1,225 @@
+"""A repository on the Hugging Face Hub, played by a server on this machine."""
+
+import errno
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from infrastructure.backup.backends import hub as hub_module
+from infrastructure.backup.backends import open_place
+from infrastructure.backup.backends.base import Content
+from infrastructure.backup.backends.hub import ADVICE, HubPlace
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.store import Store
+from infrastructure.core.errors import StorageError
+from tests.backup.backends.hub_server import LARGE_BYTES, TOKEN, Hub, running_hub
+from tests.faults.store_history import tensors_at
+
+# of huggingface_hub's own upload
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+SMALL, LARGE = Path("run-1/versions/1.json"), Path("run-1/objects/ab/abcd")
+DATA = {SMALL: b"{}", LARGE: bytes(range(256)) * 4}
+REPO = "models/me/backups"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    # Xet speaks to a service of its own; without it the same files go by the large-file protocol.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    with running_hub() as running:
+        yield running
+    huggingface_hub.close_session()
+
+
+@pytest.fixture
+def place(hub: Hub) -> HubPlace:
+    return HubPlace("hf://me/backups/temper", hub.url)
+
+
+@pytest.mark.parametrize("path", [SMALL, LARGE], ids=["in git", "in the large-file storage"])
+def test_what_is_written_is_read_and_confirmed(hub: Hub, place: HubPlace, path: Path) -> None:
+    data = DATA[path]
+    place.write(path, [data[:1], data[1:]])
+    assert place.confirm(path, Content.of([data]))
+    assert b"".join(place.read(path)) == data
+    assert place.size(path) == len(data)
+    assert place.names(path.parent) == [path.name]
+    assert place.names(Path()) == ["run-1"]
+    assert (REPO, f"temper/{path}") in hub.large_paths or path == SMALL
+    place.remove(path)
+    with pytest.raises(FileNotFoundError):
+        place.size(path)
+    with pytest.raises(FileNotFoundError):
+        list(place.read(path))
+    with pytest.raises(FileNotFoundError):
+        place.remove(path)
+
+
+@pytest.mark.parametrize("kind", ["", "datasets/", "models/"])
+def test_a_store_in_a_repository_is_a_store(hub: Hub, kind: str) -> None:
+    store = Store(Path("run-1"), HubPlace(f"hf://{kind}me/backups", hub.url))
+    assert store.versions() == []
+    for step in (1, 2):
+        large = TensorBytes("U8", (LARGE_BYTES,), bytes(LARGE_BYTES))
+        store.commit({**tensors_at(step), "model/large": large}, {}, step=step)
+    again = Store(Path("run-1"), HubPlace(f"hf://{kind}me/backups/", hub.url))
+    assert again.newest() == (store.versions()[0], [])
+    again.remove_all_but(store.versions()[:1])
+    again.operations.size(again.manifest_path(store.versions()[0]))
+    assert Store(Path("run-1"), HubPlace(f"hf://{kind}me/backups", hub.url)).newest() == (
+        store.versions()[0],
+        [],
+    )
+
+
+def test_the_repository_is_private(hub: Hub, place: HubPlace, tmp_path: Path) -> None:
+    assert place.caution(tmp_path) is None
+    place.write(SMALL, [b"{}"])
+    assert place.caution(tmp_path) is None
+    hub.public.add(REPO)
+    assert "everybody can read" in (place.caution(tmp_path) or "")
+
+
+def test_many_files_are_one_commit(hub: Hub, place: HubPlace) -> None:
+    contents = {Path(f"objects/{number}"): bytes([number]) * 300 for number in range(9)}
+    for path, data in contents.items():
+        place.write(path, [data])
+    assert hub.commits() == 0
+    for path, data in contents.items():
+        assert place.confirm(path, Content.of([data]))
+    assert hub.commits() == 1
+    for path in contents:
+        place.remove(path)
+    place.close()
+    assert hub.repos[REPO] == {}
+
+
+def test_a_commit_does_not_grow_for_ever(
+    hub: Hub, place: HubPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "MOST_PENDING", 3)
+    for number in range(7):
+        place.write(Path(str(number)), [b"x"])
+    assert hub.commits() == 2
+
+
+def test_what_is_too_large_to_wait_in_memory_goes_from_the_disk(
+    hub: Hub, place: HubPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "SMALL_BYTES", 500)
+    place.write(LARGE, [DATA[LARGE]])
+    assert place.confirm(LARGE, Content.of([DATA[LARGE]]))
+
+
+@pytest.mark.parametrize("path", [SMALL, LARGE])
+def test_other_bytes_are_not_confirmed_and_can_be_replaced(place: HubPlace, path: Path) -> None:
+    place.write(path, [b"x" * len(DATA[path])])
+    with pytest.raises(StorageError, match="does not hold"):
+        place.confirm(path, Content.of([DATA[path]]))
+    place.write(path, [DATA[path]])
+    assert place.confirm(path, Content.of([DATA[path]]))
+
+
+def test_what_is_gone_is_to_be_written_again(place: HubPlace) -> None:
+    place.write(SMALL, [b"{}"])
+    with pytest.raises(StorageError, match="is gone"):
+        place.confirm(LARGE, Content.of([b"x"]))
+
+
+def test_a_commit_that_fails_leaves_nothing_and_is_made_again(hub: Hub, place: HubPlace) -> None:
+    place.write(LARGE, [DATA[LARGE]])
+    hub.failing = {"/commit/": 403}
+    with pytest.raises(PermissionError) as caught:
+        place.confirm(LARGE, Content.of([DATA[LARGE]]))
+    assert "may write" in place.advice(caught.value)
+    hub.failing = {}
+    with pytest.raises(StorageError, match="is gone"):
+        place.confirm(LARGE, Content.of([DATA[LARGE]]))
+    place.write(LARGE, [DATA[LARGE]])
+    assert place.confirm(LARGE, Content.of([DATA[LARGE]]))
+
+
+def test_the_token_goes_to_the_hub_alone_and_into_no_message(
+    hub: Hub, place: HubPlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    place.write(LARGE, [DATA[LARGE]])
+    assert b"".join(place.read(LARGE)) == DATA[LARGE]
+    hub.failing = {"/api/": 403}
+    with pytest.raises(PermissionError) as caught:
+        place.names(Path())
+    assert hub.tokens_at_storage == {None}
+    assert TOKEN not in str(caught.value) + caplog.text
+
+
+def test_without_a_token_a_private_repository_is_no_empty_place(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        HubPlace("hf://me/backups", hub.url).names(Path("run-1/versions"))
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    place = HubPlace("hf://me/backups", hub.url)
+    for operation in (
+        lambda: Store(Path("run-1"), place).versions(),
+        lambda: place.size(SMALL),
+        lambda: place.write(SMALL, [b"{}"]),
+    ):
+        with pytest.raises(PermissionError) as caught:
+            operation()
+        assert "hf auth login" in place.advice(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "number"), [(413, errno.EFBIG), (402, errno.EDQUOT), (400, errno.EIO)]
+)
+def test_what_the_hub_refuses_is_an_error_of_the_system(
+    hub: Hub, place: HubPlace, status: int, number: int
+) -> None:
+    hub.failing = {"/": status}
+    for operation in (
+        lambda: place.write(SMALL, [b"{}"]),
+        lambda: list(place.read(SMALL)),
+        lambda: place.size(SMALL),
+        lambda: place.names(Path("run-1")),
+        lambda: place.confirm(SMALL, Content.of([b"{}"])),
+    ):
+        with pytest.raises(OSError) as caught:
+            operation()
+        assert caught.value.errno == number
+
+
+def test_a_hub_that_does_not_answer_is_not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    place = HubPlace("hf://me/backups", "http://127.0.0.1:9")
+    with pytest.raises(OSError) as caught:
+        place.size(SMALL)
+    assert caught.value.errno == errno.ENOTCONN
+    assert "can be reached" in place.advice(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["hf://", "hf://me", "hf://spaces/me/x/y z", "hf://me/..", "hf://me/x/../y", "hf://a:b@c/d"],
+)
+def test_what_is_no_repository_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="write hf://OWNER/NAME") as caught:
+        open_place(url)
+    assert "a:b" not in str(caught.value)
+
+
+def test_no_path_leads_out(place: HubPlace) -> None:
+    with pytest.raises(ValueError, match="leads out"):
+        place.write(Path("../x"), [b"x"])
+
+
+@pytest.mark.parametrize("number", [*ADVICE, errno.EIO])
+def test_every_error_has_a_remedy(place: HubPlace, number: int) -> None:
+    assert len(place.advice(OSError(number, "x"))) > 20
+    assert place.free_bytes(Path()) is None

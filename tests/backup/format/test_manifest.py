@@ -1,0 +1,149 @@
+"""A manifest is hostile input: it may come from a shared folder."""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from infrastructure.backup.format.manifest import (
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    Pack,
+    StoredTensor,
+    VersionName,
+    parse_manifest,
+)
+from infrastructure.core.errors import CheckpointError
+
+HASH = "0123456789abcdef" * 4
+NAME = VersionName(7, "blake3", HASH)
+MANIFEST = Manifest(
+    hash_name="blake3",
+    sequence=7,
+    parent=None,
+    created="2026-11-20T12:00:00+0000",
+    kind="scheduled",
+    healthy=True,
+    step=120,
+    score=1.25,
+    values={"position": {"epoch": 1}, "name": "Überlauf"},
+    packs=(Pack(HASH, 1000), Pack(HASH[::-1], 2000)),
+    tensors={"model/a": StoredTensor(0, HASH), "small/b": StoredTensor(1, HASH)},
+)
+GOOD = json.loads(MANIFEST.to_bytes())
+
+
+def test_there_and_back() -> None:
+    assert parse_manifest(MANIFEST.to_bytes(), NAME) == MANIFEST
+
+
+def test_the_bytes_are_canonical() -> None:
+    data = MANIFEST.to_bytes()
+    assert data.isascii()
+    assert b" " not in data.replace(b"2026-11-20T12:00:00+0000", b"")
+    reordered = replace(MANIFEST, tensors=dict(reversed(MANIFEST.tensors.items())))
+    assert reordered.to_bytes() == data
+
+
+def test_a_number_that_json_has_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        replace(MANIFEST, values={"loss": float("nan")}).to_bytes()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7-blake3-" + HASH, f"{NAME}x", f"../{NAME}", str(NAME).upper(), f"{NAME}/x"]
+)
+def test_what_is_no_name(text: str) -> None:
+    assert VersionName.parse(text) is None
+
+
+def test_names_sort_by_age() -> None:
+    names = [VersionName(n, "blake3", HASH) for n in (2, 10, 999_999_999_999)]
+    assert sorted(map(str, names)) == list(map(str, names))
+    assert VersionName.parse(str(NAME)) == NAME
+
+
+def without(field: str) -> dict[str, Any]:
+    return {name: value for name, value in GOOD.items() if name != field}
+
+
+def with_value(field: str, value: Any) -> dict[str, Any]:
+    return {**GOOD, field: value}
+
+
+HOSTILE: list[Any] = [
+    *map(without, GOOD),
+    *([], None, 7, "text", {}, [GOOD]),
+    *(with_value("format", value) for value in (0, 2, "1", None, 1.5, [1])),
+    *(with_value("sequence", value) for value in (8, -1, "7", True, 7.0)),
+    *(with_value("step", value) for value in (-1, "1", True, 1e300, None)),
+    *(with_value("score", value) for value in ("1", True, [], math.nan, math.inf)),
+    *(with_value("kind", value) for value in ("unheard-of", 1, None)),
+    *(with_value("healthy", value) for value in (1, "yes", None)),
+    *(with_value("parent", value) for value in (1, [], {})),
+    *(with_value("values", value) for value in ([], "x", None)),
+    with_value("packs", {}),
+    *(with_value("tensors", {"model/a": place}) for place in ([2, HASH], [-1, HASH], [0], 0, {})),
+    *(with_value("tensors", {"a": [index, HASH]}) for index in (True, "0", 0.0, None)),
+    with_value("tensors", {"a": [0, "x"]}),
+    with_value("tensors", []),
+]
+
+
+@pytest.mark.parametrize("contents", HOSTILE)
+def test_what_cannot_be_is_refused(contents: Any) -> None:
+    with pytest.raises(CheckpointError, match="manifest"):
+        parse_manifest(json.dumps(contents).encode(), NAME)
+
+
+PACKS: list[Any] = [
+    [],
+    ["../../etc/passwd", 10],
+    *([HASH, size] for size in (-1, 1 << 40, 1 << 41, "9", 1.5, True, None)),
+    *([name, 10] for name in (HASH.upper(), HASH[1:], HASH + "\n", 3)),
+    [HASH, 10, "more"],
+]
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_pack_that_cannot_be_is_refused(pack: Any) -> None:
+    contents = with_value("packs", [[HASH, 10], pack])
+    with pytest.raises(CheckpointError, match="names a pack that there cannot be"):
+        parse_manifest(json.dumps(contents).encode(), NAME)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(HOSTILE) + len(PACKS) >= 40
+
+
+@pytest.mark.parametrize("size_bytes", [0, (1 << 40) - 1])
+def test_a_pack_of_any_real_size_and_a_version_of_the_first_step(size_bytes: int) -> None:
+    manifest = replace(MANIFEST, step=0, packs=(MANIFEST.packs[0], Pack(HASH[::-1], size_bytes)))
+    assert parse_manifest(manifest.to_bytes(), NAME) == manifest
+
+
+def test_what_a_training_goes_on_from_is_all_but_its_run_files() -> None:
+    packs = tuple(Pack(HASH, number) for number in range(4))
+    places = {"model/a": 3, "files/model": 0, "random/x": 1, "files/b": 1, "filesystem/c": 3}
+    tensors = {name: StoredTensor(number, HASH) for name, number in places.items()}
+    manifest = replace(MANIFEST, packs=packs, tensors=tensors)
+    assert manifest.needed_packs == (packs[1], packs[3])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff\xfe", b"{", b"[" * 200_000, b'{"a":' * 100_000, b"\0" * 100, b"NaN"],
+    ids=["empty", "no text", "cut", "deep list", "deep object", "zeros", "nan"],
+)
+def test_what_is_no_json_is_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointError, match="the manifest is no JSON: "):
+        parse_manifest(data, NAME)
+
+
+def test_what_is_too_large_is_not_even_parsed() -> None:
+    with pytest.raises(CheckpointError, match="is no JSON: "):
+        parse_manifest(b" " * MAX_MANIFEST_BYTES, NAME)
+    with pytest.raises(CheckpointError, match="more than any real one"):
+        parse_manifest(b" " * (MAX_MANIFEST_BYTES + 1), NAME)

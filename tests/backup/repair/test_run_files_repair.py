@@ -1,0 +1,155 @@
+"""The small files of a run come back from the copies in its versions."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.repair.run_files_repair import SEAL, RunFileRepair, seal_of
+from infrastructure.backup.repair.run_repair import Outcome, Repair
+from infrastructure.backup.state.run_files import read_run_files
+from infrastructure.core.checksums import read_record, write_record
+
+WEIGHT = {"model/w": TensorBytes("U8", (1,), b"w")}
+FILES = ("run.json", "tokenizer/tokenizer.json", "quarantine.jsonl", "metrics.jsonl")
+FILES += (
+    "metrics.csv",
+    "logs/system/system.jsonl",
+    "checks.json",
+    "tensorboard/events.out.tfevents.1",
+)
+
+
+def lines(first: int, last: int) -> bytes:
+    return b"".join(b'{"step": %d}\n' % step for step in range(first, last))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with a version of step 3, and some lines after it."""
+    for folder in ("tokenizer", "logs/system", "tensorboard"):
+        (tmp_path / folder).mkdir(parents=True)
+    write_record(tmp_path / "run.json", {"configuration": {"learning_rate": 0.001}})
+    (tmp_path / "tokenizer/tokenizer.json").write_text('{"vocab": 3}')
+    (tmp_path / "quarantine.jsonl").write_text("")
+    (tmp_path / "checks.json").write_text('[{"step": 0}]')
+    (tmp_path / "metrics.csv").write_text("step,loss\n1,2.5\n2,2.0\n")
+    (tmp_path / "tensorboard/events.out.tfevents.1").write_bytes(b"events")
+    for name in ("metrics.jsonl", "logs/system/system.jsonl"):
+        (tmp_path / name).write_bytes(lines(1, 4))
+    store = Store(tmp_path / "checkpoints")
+    store.commit({**WEIGHT, **read_run_files(tmp_path)}, {}, step=3)
+    for name in ("metrics.jsonl", "logs/system/system.jsonl"):
+        with (tmp_path / name).open("ab") as file:
+            file.write(lines(4, 6))
+    return tmp_path
+
+
+def repairs(run: Path) -> list[Repair]:
+    return list(RunFileRepair(run, [Store(run / "checkpoints")]).steps())
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 4] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 4])
+
+
+def seal(run: Path) -> None:
+    write_record(run / "summary.json", {"status": "finished", SEAL: seal_of(run)})
+
+
+def test_a_whole_run_is_left_as_it_is(run: Path) -> None:
+    assert repairs(run) == []
+    seal(run)
+    assert repairs(run) == []
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_comes_back(
+    run: Path, name: str, damage: Callable[[Path], None], is_sealed: bool
+) -> None:
+    if is_sealed:
+        seal(run)
+    path, intact = run / name, (run / name).read_bytes()
+    if not intact and damage is not Path.unlink:
+        return
+    damage(path)
+    [repair] = repairs(run)
+    assert repair.what == name
+    assert "brought back from the checkpoint of step 3" in repair.text
+    has_tail = name in ("metrics.jsonl", "logs/system/system.jsonl") and damage is not flip
+    assert path.read_bytes() == (lines(1, 4) if has_tail else intact)
+    is_part = has_tail and is_sealed
+    assert repair.outcome is (Outcome.IN_PART if is_part else Outcome.REPAIRED)
+    assert ("is lost" in repair.text) is is_part
+
+
+def test_notes_that_were_added_to_a_record_are_no_damage(run: Path) -> None:
+    record = read_record(run / "run.json")
+    write_record(run / "run.json", {**record, "accepted": [{"step": 3}]})
+    assert repairs(run) == []
+
+
+def test_a_record_that_somebody_has_edited_is_told(run: Path) -> None:
+    text = (run / "run.json").read_text().replace("0.001", "0.009")
+    (run / "run.json").write_text(text)
+    [repair] = repairs(run)
+    assert "changed by hand" in repair.text
+    assert read_record(run / "run.json") == {"configuration": {"learning_rate": 0.001}}
+
+
+def test_a_new_column_is_no_damage(run: Path) -> None:
+    (run / "metrics.csv").write_text("step,loss,extra\n1,2.5,\n2,2.0,\n3,1.5,7\n")
+    assert repairs(run) == []
+
+
+def test_a_file_that_was_rotated_is_no_damage(run: Path) -> None:
+    (run / "logs/system/system.jsonl").rename(run / "logs/system/system.1.jsonl")
+    (run / "logs/system/system.jsonl").write_bytes(lines(6, 8))
+    assert repairs(run) == []
+
+
+def test_a_torn_last_line_is_no_damage_and_one_in_the_middle_is(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    with path.open("ab") as file:
+        file.write(b'{"step": 6')
+    assert repairs(run) == []
+    path.write_bytes(lines(1, 5) + b"\0\0\0\0\n" + lines(5, 6))
+    [repair] = repairs(run)
+    assert repair.outcome is Outcome.IN_PART
+    assert "1 later lines could not be read" in repair.text
+    assert path.read_bytes() == lines(1, 6)
+
+
+def test_a_damaged_summary_is_told(run: Path) -> None:
+    seal(run)
+    flip(run / "summary.json")
+    assert [repair.what for repair in repairs(run)] == ["summary.json"]
+
+
+def test_a_copy_that_was_damaged_before_it_was_made_is_not_used(run: Path) -> None:
+    """A file may be damaged while a training goes on, and the next version copies that."""
+    flip(run / "run.json")
+    Store(run / "checkpoints").commit({**WEIGHT, **read_run_files(run)}, {}, step=4)
+    repair = next(r for r in repairs(run) if r.what == "run.json")
+    assert "brought back from the checkpoint of step 3" in repair.text
+
+
+def test_a_sealed_file_that_no_version_holds_is_named(run: Path) -> None:
+    (run / "logs/performance").mkdir()
+    (run / "logs/performance/summary.json").write_text(json.dumps({"a": 1}))
+    seal(run)
+    (run / "logs/performance/summary.json").write_text(json.dumps({"a": 3}))
+    [repair] = repairs(run)
+    assert repair.outcome is Outcome.LOST
+    assert "logs/performance/summary.json" in repair.text

@@ -1,0 +1,504 @@
+"""The copier: one version at a time, the newest wins, and nothing that is safe is ever given up."""
+
+import errno
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.copier import LONGEST_RETRY_SECONDS, Copier, _saved_at
+from infrastructure.backup.replication.remote_session import Link
+from tests.backup.memory_place import RUN, MemoryPlace, disconnected, run_until, save
+from tests.faults.drive_model import Clock
+
+HOUR = 3600.0
+
+
+class Rig:
+    """A local store, a place, and the copier between them, in simulated time."""
+
+    def __init__(self, directory: Path, **options: object) -> None:
+        self.clock = Clock(1000.0)
+        self.local = Store(directory / "checkpoints")
+        self.place = MemoryPlace()
+        self.remote = Store(Path(RUN), self.place)
+        self.copier = self.new_copier(**options)
+
+    def new_copier(self, **options: object) -> Copier:
+        link = Link(self.place, RUN, clock=self.clock)
+        copier = Copier(
+            self.local,
+            link,
+            Retention(keep_last=2, **options),  # type: ignore[arg-type]
+            now=self.clock,
+            draw=lambda: 1.0,
+        )
+        COPIERS.append(copier)
+        return copier
+
+    def run_until(self, is_over: Callable[[], bool]) -> None:
+        run_until(self.copier.tick, is_over, self.clock)
+
+    def copy(self, step: int, **facts: object) -> str:
+        """Save a version and wait until it is confirmed."""
+        name = save(self.local, step, **facts)
+        self.run_until(lambda: name in self.copier.pruning.confirmed)
+        self.settle()
+        return name
+
+    def settle(self) -> None:
+        """Let the copier do what is left to do now."""
+        for _ in range(60):
+            self.clock.now += self.copier.tick()
+
+    def manifests_written(self) -> list[str]:
+        return [path.stem for path in self.place.written if path.parent.name == "versions"]
+
+
+COPIERS: list[Copier] = []
+
+
+@pytest.fixture(autouse=True)
+def close_copiers() -> Iterator[None]:
+    yield
+    while COPIERS:
+        COPIERS.pop().close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def test_a_version_is_confirmed_and_the_status_says_so(rig: Rig) -> None:
+    name = rig.copy(120)
+    status = rig.copier.status()
+    assert (status.state, status.confirmed_name, status.confirmed_step) == ("idle", name, 120)
+    assert status.is_safe
+    assert rig.copier.is_done
+    assert rig.remote.newest() == (name, [])
+
+
+def test_the_newest_wins_and_the_one_on_its_way_is_finished(rig: Rig) -> None:
+    first = save(rig.local, 1)
+    rig.run_until(lambda: len(rig.place.written) == 1)
+    save(rig.local, 2)
+    last = save(rig.local, 3)
+    rig.local.remove_all_but([last])
+    rig.run_until(lambda: rig.copier.is_done)
+    assert rig.manifests_written() == [first, last]
+
+
+def test_frequent_saves_do_not_starve_the_copy(rig: Rig) -> None:
+    for step in range(1, 60):
+        save(rig.local, step)
+        rig.local.remove_all_but(rig.local.versions()[:2])
+        for _ in range(3):
+            rig.clock.now += rig.copier.tick()
+    assert len(rig.manifests_written()) >= 3
+
+
+def test_an_unreachable_place_is_tried_again_and_told_with_advice(rig: Rig) -> None:
+    save(rig.local, 1)
+    rig.place.fault = disconnected
+    waits = []
+    for _ in range(30):
+        waits.append(rig.copier.tick())
+        rig.clock.now += waits[-1]
+    assert sorted(waits) == waits or max(waits) == LONGEST_RETRY_SECONDS
+    assert max(waits) == LONGEST_RETRY_SECONDS
+    status = rig.copier.status()
+    assert status.state == "retrying"
+    assert status.num_failures > 9
+    assert "not connected" in str(status.error)
+    assert status.advice == "mount it again"
+    assert not rig.copier.is_done
+    rig.place.fault = lambda operation, path: None
+    rig.run_until(lambda: rig.copier.is_done)
+    assert rig.copier.status().error is None
+
+
+def test_a_nudge_does_not_shorten_the_time_that_a_place_is_left_alone(rig: Rig) -> None:
+    rig.place.fault = disconnected
+    for _ in range(10):
+        rig.clock.now += rig.copier.tick()
+    rig.copier.tick()
+    rig.copier.nudge()
+    assert rig.copier.tick() > 0.9
+
+
+def test_secrets_in_an_error_are_masked(rig: Rig) -> None:
+    def refuses(operation: str, path: Path) -> None:
+        raise OSError(errno.EIO, "refused with token=hf_ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+    rig.place.fault = refuses
+    rig.copier.tick()
+    assert "ABCDEFGHIJ" not in str(rig.copier.status())
+
+
+def test_a_version_that_is_damaged_here_is_passed_over_and_named(rig: Rig) -> None:
+    name = save(rig.local, 1)
+    manifest = rig.local.read(name)
+    pack = manifest.packs[manifest.tensors["model/w"].pack]
+    rig.local.objects.path_of(pack.hash).write_bytes(bytes(pack.size_bytes))
+    rig.settle()
+    status = rig.copier.status()
+    assert f"version {name[:12]} is not copied" in str(status.error)
+    assert "changed here" in str(status.error)
+    assert rig.copier.is_done
+    assert rig.manifests_written() == []
+    newer = rig.copy(2)
+    assert rig.copier.status().error is None
+    assert rig.remote.newest() == (newer, [])
+
+
+def test_evidence_is_copied_after_what_can_be_resumed(rig: Rig) -> None:
+    good = save(rig.local, 1)
+    evidence = save(rig.local, 2, healthy=False)
+    rig.run_until(lambda: rig.copier.is_done)
+    assert rig.manifests_written() == [good, evidence]
+    assert rig.copier.status().confirmed_name == good
+
+
+def test_nothing_is_removed_before_enough_newer_ones_are_confirmed(rig: Rig) -> None:
+    first = rig.copy(1)
+    rig.copy(2)
+    rig.place.is_safe = lambda path: False
+    save(rig.local, 3)
+    rig.settle()
+    assert first in rig.remote.versions()
+    rig.place.is_safe = lambda path: True
+    rig.run_until(lambda: len(rig.copier.pruning.confirmed) == 3 or rig.copier.is_done)
+    rig.settle()
+    assert first not in rig.remote.versions()
+    assert len(rig.remote.versions()) == 2
+
+
+def test_versions_of_an_earlier_session_count_only_when_newer_ones_are_confirmed(
+    rig: Rig,
+) -> None:
+    old = [rig.copy(1), rig.copy(2)]
+    rig.copier = rig.new_copier()
+    newer = rig.copy(3)
+    assert set(rig.remote.versions()) == {*old, newer}  # two are confirmed now: 2 and 3, or 3
+    rig.copy(4)
+    assert old[0] not in rig.remote.versions()
+
+
+def test_the_best_and_the_newest_emergency_version_stay(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, keep_best=1)
+    best = rig.copy(1, score=0.1)
+    emergency = rig.copy(2, kind="emergency")
+    others = [rig.copy(step, score=1.0) for step in range(3, 8)]
+    assert set(rig.remote.versions()) == {best, emergency, *others[-2:]}
+
+
+def test_manifests_go_before_objects_and_objects_after_the_grace(rig: Rig) -> None:
+    for step in range(1, 5):
+        rig.copy(step)
+    assert rig.place.removed
+    assert all(path.parent.name == "versions" for path in rig.place.removed)
+    rig.clock.now += HOUR + 1
+    rig.settle()
+    assert any("objects" in path.parts for path in rig.place.removed)
+    remaining = rig.remote.versions()
+    assert len(remaining) == 2
+    for name in remaining:
+        rig.remote.verify(rig.remote.read(name))
+
+
+def test_an_object_that_is_named_again_within_the_grace_stays(rig: Rig) -> None:
+    for step in (2, 3, 5):  # the part for an odd step comes back with step 7
+        rig.copy(step)
+    rig.clock.now += HOUR / 2
+    rig.copy(8)
+    rig.copy(10)
+    rig.clock.now += HOUR
+    rig.copy(7)
+    rig.settle()
+    for name in rig.remote.versions():
+        rig.remote.verify(rig.remote.read(name))
+
+
+def test_while_a_manifest_cannot_be_read_no_object_is_removed(rig: Rig) -> None:
+    for step in range(1, 5):
+        rig.copy(step)
+    rig.copier = rig.new_copier()
+    damaged = rig.remote.manifest_path(rig.remote.versions()[0])
+    intact = rig.place.files.files[damaged]
+    rig.place.files.files[damaged] = b"?"
+    rig.place.removed.clear()
+    save(rig.local, 9)
+    rig.run_until(lambda: rig.copier.is_done)
+    for _ in range(3):
+        rig.clock.now += HOUR / 4
+        rig.settle()
+    assert not [path for path in rig.place.removed if "objects" in path.parts]
+    assert intact
+
+
+def test_what_a_killed_copier_left_without_a_name_goes_after_the_grace(rig: Rig) -> None:
+    save(rig.local, 1)
+    rig.run_until(lambda: len(rig.place.written) == 2)
+    left = rig.place.written[1]
+    rig.copier.close()
+    rig.local.remove_all_but([save(rig.local, 2)])
+    rig.copier = rig.new_copier()
+    rig.run_until(lambda: rig.copier.is_done)
+    rig.settle()
+    assert left in rig.place.files.files
+    rig.clock.now += HOUR + 1
+    rig.settle()
+    assert left not in rig.place.files.files
+    assert rig.remote.newest()[0] == rig.local.versions()[0]
+
+
+def test_a_short_listing_removes_nothing(rig: Rig) -> None:
+    names = [rig.copy(step) for step in range(1, 4)]
+    listing = rig.place.names
+    rig.place.names = (  # type: ignore[method-assign]
+        lambda directory: [] if directory.name == "versions" else listing(directory)
+    )
+    rig.place.removed.clear()
+    rig.clock.now += 2 * HOUR
+    rig.settle()
+    kept = names[-2:]
+    for name in kept:
+        assert rig.remote.manifest_path(name) in rig.place.files.files
+        rig.remote.verify(rig.remote.read(name))
+
+
+def test_a_version_of_another_machine_stops_everything(rig: Rig, tmp_path: Path) -> None:
+    rig.copy(1)
+    other = Rig(tmp_path / "other")
+    other.place = rig.place
+    other.local.hash_name = rig.local.hash_name
+    stranger = save(other.local, 5)
+    for step in (6, 7):
+        stranger = save(other.local, step)
+    data = other.local.manifest_path(stranger).read_bytes()
+    rig.place.files.files[rig.remote.manifest_path(stranger)] = data
+    rig.place.removed.clear()
+    before = len(rig.place.written)
+    for step in range(2, 5):
+        save(rig.local, step)
+    rig.clock.now += 2 * HOUR
+    rig.settle()
+    status = rig.copier.status()
+    assert status.state == "fenced"
+    assert "another machine" in str(status.error)
+    assert rig.copier.is_done
+    assert rig.place.removed == []
+    assert [p for p in rig.place.written[before:] if p.parent.name == "versions"] == []
+
+
+def test_a_version_that_a_listing_hid_at_first_is_no_stranger_and_stays(rig: Rig) -> None:
+    hidden = rig.copy(1)
+    rig.local.remove_all_but([save(rig.local, 2)])
+    path = rig.remote.manifest_path(hidden)
+    data = rig.place.files.files.pop(path)
+    rig.copier = rig.new_copier()
+    rig.run_until(lambda: rig.copier.status().state != "starting")
+    rig.place.files.files[path] = data
+    for step in (3, 4, 5):
+        rig.copy(step)
+    assert rig.copier.status().state == "idle"
+    assert hidden in rig.remote.versions()
+
+
+def test_a_place_that_refuses_to_remove_is_copied_to_all_the_same(rig: Rig) -> None:
+    def refuses(operation: str, path: Path) -> None:
+        if operation == "remove":
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+    rig.place.fault = refuses
+    for step in range(1, 6):
+        name = save(rig.local, step)
+        rig.run_until(lambda name=name: name in rig.copier.pruning.confirmed)  # type: ignore[misc]
+    assert len(rig.remote.versions()) == 5
+
+
+def test_a_place_that_confirms_nothing_is_copied_to_and_told_and_nothing_is_removed(
+    rig: Rig,
+) -> None:
+    rig.place.is_safe = lambda path: False
+    for step in (1, 2, 3, 4):
+        name = save(rig.local, step)
+        rig.run_until(lambda name=name: name in rig.remote.versions())  # type: ignore[misc]
+    rig.run_until(lambda: rig.copier.status().state == "doubtful")
+    assert rig.remote.newest() == (name, [])
+    status = rig.copier.status()
+    assert status.confirmed_name is None
+    assert "has confirmed nothing for long" in status.possible_loss(0.0).text
+    assert not rig.copier.is_done
+    assert rig.place.removed == []
+    rig.place.is_safe = lambda path: True
+    rig.run_until(lambda: rig.copier.is_done)
+    assert rig.copier.status().confirmed_name == name
+
+
+def test_the_best_of_an_earlier_session_stays(tmp_path: Path) -> None:
+    """It was confirmed by another copier, and this one has only read its manifest."""
+    rig = Rig(tmp_path, keep_best=1)
+    best = rig.copy(1, score=0.5)
+    rig.copier = rig.new_copier(keep_best=1)
+    others = [rig.copy(step, score=0.9 - step / 100) for step in range(2, 6)]
+    assert rig.remote.versions() == [*others[:-3:-1], best]
+
+
+def test_a_version_of_which_an_object_is_missing_here_is_passed_over_and_named(rig: Rig) -> None:
+    name = save(rig.local, 1)
+    pack = rig.local.read(name).packs[0]
+    rig.local.objects.path_of(pack.hash).unlink()
+    rig.settle()
+    status = rig.copier.status()
+    assert f"version {name[:12]} is not copied" in str(status.error)
+    assert "missing here" in str(status.error)
+    assert rig.copier.is_done
+
+
+def test_with_nothing_to_copy_it_is_idle(rig: Rig) -> None:
+    assert rig.copier.status().state == "starting"
+    rig.settle()
+    assert rig.copier.status().state == "idle"
+
+
+def test_who_comes_too_early_is_told_to_wait_and_nothing_is_done(rig: Rig) -> None:
+    save(rig.local, 1)
+    rig.place.is_safe = lambda path: False
+    asked: list[str] = []
+    rig.place.fault = lambda operation, path: asked.append(operation)
+    while (wait := rig.copier.tick()) < 0.4:
+        rig.clock.now += wait
+    asked.clear()
+    rig.clock.now += wait / 2
+    assert rig.copier.tick() == pytest.approx(wait / 2)
+    assert asked == []
+    rig.clock.now += wait / 2
+    rig.copier.tick()
+    assert asked
+
+
+def test_after_a_version_the_evidence_that_is_left_to_copy_is_begun_without_a_pause(
+    rig: Rig,
+) -> None:
+    good, _ = save(rig.local, 1), save(rig.local, 2, healthy=False)
+    rig.run_until(lambda: bool(rig.place.written))
+    began = rig.clock.now
+    manifest = rig.remote.manifest_path(good)
+    rig.run_until(lambda: manifest in rig.place.written[:-1])
+    assert rig.clock.now == began
+
+
+def test_an_object_that_was_removed_is_written_again_at_once_when_it_is_named_again(
+    rig: Rig,
+) -> None:
+    for step in (1, 2, 4, 6):  # the part for an odd step comes back with step 7
+        rig.copy(step)
+    rig.clock.now += HOUR + 1
+    rig.settle()
+    assert any("objects" in path.parts for path in rig.place.removed)
+    name = save(rig.local, 7)
+    began = rig.clock.now
+    rig.run_until(lambda: name in rig.copier.pruning.confirmed)
+    assert rig.clock.now - began < 60
+    rig.remote.verify(rig.remote.read(name))
+
+
+def test_a_version_whose_time_is_unreadable_was_saved_when_it_was_confirmed(rig: Rig) -> None:
+    manifest = rig.local.read(save(rig.local, 1))
+    assert _saved_at(manifest, 5.0) == datetime.fromisoformat(manifest.created).timestamp()
+    assert _saved_at(replace(manifest, created="yesterday"), 5.0) == 5.0
+
+
+def test_an_idle_place_is_looked_at_once_a_minute(rig: Rig) -> None:
+    """For the versions of another machine; each look costs a question to the place."""
+    rig.copy(1)
+    looked_at: list[float] = []
+
+    def look(operation: str, path: Path) -> None:
+        if (operation, path.name) == ("names", "versions"):
+            looked_at.append(rig.clock.now)
+
+    rig.place.fault = look
+    rig.settle()
+    rig.settle()
+    rig.settle()
+    pauses = [after - before for before, after in itertools.pairwise(looked_at)]
+    assert pauses
+    assert set(pauses) == {60.0}
+
+
+def test_what_is_on_its_way_when_another_machine_goes_on_is_let_go(
+    rig: Rig, tmp_path: Path
+) -> None:
+    other = Store(tmp_path / "other")
+    for step in range(1, 4):
+        stranger = save(other, step)
+    save(rig.local, 1)
+    rig.run_until(lambda: bool(rig.place.written))
+    upload = rig.copier._upload
+    assert upload is not None
+    rig.place.files.files[rig.remote.manifest_path(stranger)] = other.manifest_path(
+        stranger
+    ).read_bytes()
+    rig.run_until(lambda: rig.copier.status().state == "fenced")
+    assert rig.copier.status().in_flight_step is None
+    assert all(file._file.closed for file in upload._files.values())
+
+
+def test_a_local_store_that_cannot_be_read_is_told_until_it_can(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = rig.copy(1)
+
+    def refuses() -> list[str]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.local, "versions", refuses)
+        rig.settle()
+        error = str(rig.copier.status().error)
+    assert error.startswith(f"{rig.local.root} cannot be read: ")
+    assert "Input/output error" in error
+    rig.settle()
+    assert rig.copier.status().error is None
+    assert rig.copier.status().confirmed_name == name
+
+
+def test_an_object_of_a_copied_version_that_seems_wrong_is_not_written_over(rig: Rig) -> None:
+    """The place may show a whole one as damaged for a moment, and the version needs it."""
+    rig.copy(1)
+    frozen = rig.place.written[0]
+    rig.place.files.files[frozen] = bytes(len(rig.place.files.files[frozen]))
+    rig.clock.now += rig.copier.link.fresh_seconds + 1
+    save(rig.local, 2)
+    rig.run_until(lambda: rig.copier.status().num_failures == 2)
+    assert rig.place.written.count(frozen) == 1
+
+
+def test_what_is_removed_at_the_place_is_removed_once(rig: Rig) -> None:
+    asked: list[Path] = []
+    rig.place.fault = lambda what, path: asked.append(path) if what == "remove" else None
+    for step in range(1, 7):
+        rig.copy(step)
+    rig.clock.now += HOUR + 1
+    rig.settle()
+    manifests = [path for path in asked if path.parent.name == "versions"]
+    assert len(manifests) == len({*manifests}) == 4
+
+
+def test_of_several_damaged_versions_the_newest_is_named(rig: Rig) -> None:
+    names = [save(rig.local, step) for step in (1, 2, 3)]
+    for name in names[1:]:
+        rig.local.manifest_path(name).write_bytes(b"?")
+    rig.settle()
+    status = rig.copier.status()
+    assert status.confirmed_name == names[0]
+    assert status.refused_name == names[2]
+    assert f"version {names[2][:12]} is not copied" in str(status.error)

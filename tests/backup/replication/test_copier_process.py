@@ -1,0 +1,298 @@
+"""The copier as a process: killed at any instant, left alone by its training, never in the way."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.retention import Retention, versions_to_keep
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication import copier_client
+from infrastructure.backup.replication.copier_client import MANY_FAILURES, MODULE, CopierClient
+from infrastructure.backup.replication.copier_process import CopierSettings
+from infrastructure.backup.replication.status import BackupStatus, read_status, short_words
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.core.helper_process import PACKAGE_PARENT
+
+NUM_KILLS = 15
+PATIENCE_SECONDS = 60.0
+
+TRAINING = """
+import json, sys, time
+from pathlib import Path
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.config.sections.backup_config import BackupConfig
+
+run, place = Path(sys.argv[1]), sys.argv[2]
+backup = RunBackup(run / "checkpoints", BackupConfig(place=place), run_id="run-1",
+                   status_path=run / "backup.json")
+backup.start()
+print("started", flush=True)
+sys.stdin.readline()
+for step in range(1, 4):
+    data = bytes([step]) * 300_000
+    name = backup.store.commit({"model/w": TensorBytes("U8", (len(data),), data)}, {}, step=step)
+    backup.nudge()
+print(name, flush=True)
+time.sleep(600)
+"""
+
+
+def commit(store: Store, step: int) -> str:
+    data = random.Random(step).randbytes(200_000)
+    name = store.commit({"model/w": TensorBytes("U8", (len(data),), data)}, {}, step=step)
+    store.remove_all_but(versions_to_keep(store, Retention()))
+    return name
+
+
+def wait_for(is_over: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_over():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+
+
+class Rig:
+    """A run with a store, a place, and the settings of its copier."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = Store(directory / "run-1/checkpoints")
+        self.place = directory / "place"
+        self.remote = Store(self.place / "run-1")
+        self.status_path = directory / "run-1/backup.json"
+        self.clients: list[CopierClient] = []
+
+    def settings(self, **others: object) -> CopierSettings:
+        return CopierSettings(
+            store=str(self.store.root),
+            place=str(self.place),
+            run_id="run-1",
+            status=str(self.status_path),
+            **others,  # type: ignore[arg-type]
+        )
+
+    def client(self, **others: object) -> CopierClient:
+        self.clients.append(CopierClient(self.settings(**others)))
+        return self.clients[-1]
+
+    def status(self) -> BackupStatus:
+        return read_status(self.status_path)
+
+    def kill_after(self, seconds: float) -> None:
+        """Start a copier, and kill it this long after it has begun."""
+        begun = self.status().changed_at
+        with subprocess.Popen(
+            [sys.executable, "-m", "infrastructure.backup.replication.copier_process"],
+            stdin=subprocess.PIPE,
+            cwd=PACKAGE_PARENT,
+        ) as process:
+            assert process.stdin is not None
+            settings = self.settings(bytes_per_second=1e6)
+            process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
+            process.stdin.flush()
+            wait_for(lambda: self.status().changed_at != begun)
+            time.sleep(seconds)
+            process.kill()
+
+    def wait_confirmed(self, name: str) -> None:
+        wait_for(lambda: self.status().confirmed_name == name)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    for client in rig.clients:
+        if client.process_id is not None:
+            os.kill(client.process_id, signal.SIGKILL)
+        client.close()
+        client.wait(PATIENCE_SECONDS)
+
+
+def test_versions_are_confirmed_while_the_training_goes_on(rig: Rig) -> None:
+    client = rig.client()
+    client.start()
+    for step in (1, 2):
+        name = commit(rig.store, step)
+        client.nudge()
+        rig.wait_confirmed(name)
+    assert rig.remote.newest() == (name, [])
+    assert client.process_id is not None
+    assert os.getsid(client.process_id) == client.process_id, "Ctrl-C is for the training"
+    assert os.getpriority(os.PRIO_PROCESS, client.process_id) == 19
+
+
+def test_it_finds_what_was_committed_without_being_told(rig: Rig) -> None:
+    rig.client().start()
+    rig.wait_confirmed(commit(rig.store, 1))
+
+
+def test_a_copier_killed_at_any_instant_loses_nothing_that_was_confirmed(rig: Rig) -> None:
+    draw = random.Random(0)
+    confirmed: list[str] = []
+    longest_seconds = 1.0
+    for step in range(1, NUM_KILLS + 1):
+        commit(rig.store, step)
+        rig.kill_after(draw.uniform(0.0, longest_seconds))
+        name = rig.status().confirmed_name
+        if name is not None and name not in confirmed:
+            confirmed.append(name)
+        else:
+            longest_seconds *= 1.3  # this machine is busy: most kills shall not come too early
+        for survivor in sorted(confirmed)[-2:]:
+            rig.remote.verify(rig.remote.read(survivor))
+    assert len(confirmed) > 3, "the kills came too early to say anything"
+    client = rig.client()
+    client.start()
+    newest = rig.store.versions()[0]
+    rig.wait_confirmed(newest)
+    assert rig.remote.newest() == (newest, [])
+
+
+def test_a_killed_training_still_gets_its_last_version_copied(rig: Rig) -> None:
+    run = rig.status_path.parent
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(run), str(rig.place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=PACKAGE_PARENT,
+        text=True,
+    ) as training:
+        assert training.stdout is not None
+        assert training.stdin is not None
+        training.stdout.readline()
+        training.stdin.write("\n")
+        training.stdin.flush()
+        name = training.stdout.readline().strip()
+        training.kill()
+    wait_for(lambda: rig.status().state == "finished")
+    assert rig.status().confirmed_name == name
+    assert rig.remote.newest() == (name, [])
+
+
+def test_it_ends_when_the_training_has_and_all_is_confirmed(rig: Rig) -> None:
+    client = rig.client()
+    client.start()
+    name = commit(rig.store, 1)
+    client.close()
+    assert client.wait(PATIENCE_SECONDS)
+    assert (rig.status().state, rig.status().confirmed_name) == ("finished", name)
+
+
+def test_it_gives_up_at_last_when_the_training_has_ended(rig: Rig) -> None:
+    rig.place = rig.place / "not/mounted"
+    commit(rig.store, 1)
+    client = rig.client(finish_seconds=0.5)
+    client.start()
+    client.close()
+    assert client.wait(PATIENCE_SECONDS)
+    assert rig.status().state == "left"
+
+
+def test_a_copier_that_died_is_started_again_but_not_at_once(rig: Rig) -> None:
+    client = rig.client()
+    client.start()
+    rig.wait_confirmed(commit(rig.store, 1))
+    killed = client.process_id
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: client.process_id is None)
+    started_at = time.monotonic()
+    for step in (2, 3):
+        name = commit(rig.store, step)
+        client.nudge()
+    wait_for(lambda: client.start() or client.process_id is not None)  # type: ignore[func-returns-value]
+    rig.wait_confirmed(name)
+    os.kill(client.process_id, signal.SIGKILL)  # type: ignore[arg-type]
+    wait_for(lambda: client.process_id is None)
+    client.start()
+    if time.monotonic() - started_at < 2.0:
+        assert client.process_id is None
+    assert client.num_restarts >= 1
+
+
+def test_the_copier_of_an_earlier_training_goes_first(rig: Rig) -> None:
+    first, second = rig.client(), rig.client()
+    first.start()
+    rig.wait_confirmed(commit(rig.store, 1))
+    second.start()
+    name = commit(rig.store, 2)
+    rig.wait_confirmed(name)
+    first.close()
+    assert first.wait(PATIENCE_SECONDS) or second.process_id is not None
+    last = commit(rig.store, 3)
+    rig.wait_confirmed(last)
+    assert rig.status().state != "fenced"
+
+
+def test_an_unreachable_place_blocks_nobody_and_is_told_with_advice(rig: Rig) -> None:
+    rig.place = rig.place / "not/mounted"
+    client = rig.client()
+    begin = time.monotonic()
+    client.start()
+    for step in range(1, 6):
+        commit(rig.store, step)
+        client.nudge()
+    assert time.monotonic() - begin < 10.0
+    wait_for(lambda: rig.status().error is not None)
+    status = rig.status()
+    assert status.state == "retrying"
+    assert "connected" in str(status.advice) or "mount" in str(status.advice)
+
+
+def test_it_loads_no_torch() -> None:
+    probe = "import sys, infrastructure.backup.run_backup; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", probe], check=True, cwd=PACKAGE_PARENT)
+
+
+def test_a_copier_that_cannot_run_is_told_with_its_last_words_within_seconds(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where something of its own cannot be imported: nobody waits for what never comes."""
+    monkeypatch.setattr(copier_client, "MODULE", "infrastructure.backup.no_such_process")
+    name = commit(rig.store, 7)
+    options = BackupConfig(place=str(rig.place))
+    with RunBackup(rig.store.root, options, run_id="run-1", status_path=rig.status_path) as backup:
+        backup.start()
+        wait_for(lambda: backup.look_after() or rig.status().state == "down")  # type: ignore[func-returns-value]
+        begin = time.monotonic()
+        status = backup.finish(PATIENCE_SECONDS)
+        assert time.monotonic() - begin < PATIENCE_SECONDS / 2
+        assert status == rig.status(), "what other processes read"
+        assert (status.state, status.newest_name, status.newest_step) == ("down", name, 7)
+        assert status.num_failures == backup.num_copier_failures == MANY_FAILURES
+        assert "No module named infrastructure.backup.no_such_process" in str(status.error)
+        assert str(status.error) in status.possible_loss(time.time()).text
+        assert short_words(status, time.time()) == "backup: nothing is copied"
+        assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "ERROR"]
+        assert "no_such_process" in caplog.records[-1].getMessage()
+        monkeypatch.setattr(copier_client, "MODULE", MODULE)
+        backup.try_again()
+        rig.wait_confirmed(name)
+        assert backup.status().state == "idle"
+
+
+def test_a_copier_for_which_there_is_no_process_costs_the_training_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(copier_client, "HelperProcess", refuse)
+    client = rig.client()
+    for _ in range(3):
+        client.start()
+        client.try_again()
+    assert client.num_failures == 1, "not too often"
+    assert client.failure == "it could not be started: Resource temporarily unavailable"

@@ -1,0 +1,106 @@
+"""What is fetched from a place is whole; and a place that does not answer is not a damaged one."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.download import (
+    FIRST_WAIT_SECONDS,
+    NUM_ATTEMPTS,
+    fetch_newest,
+)
+from infrastructure.backup.replication.remote_session import Link
+from infrastructure.core.errors import CheckpointError, StorageError
+from tests.backup.memory_place import RUN, MemoryPlace, disconnected, save
+from tests.faults.drive_model import Clock
+
+
+class Rig:
+    def __init__(self, directory: Path) -> None:
+        self.clock = Clock()
+        self.place = MemoryPlace()
+        self.link = Link(self.place, RUN, clock=self.clock)
+        self.local = Store(directory / "here")
+        self.names = [save(self.link.store, step) for step in (1, 2)]
+
+    def fetch(self, step: int | None = None) -> str:
+        return fetch_newest(self.link, self.local, step, lambda d, t: None, self.clock.sleep)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def test_the_newest_or_that_of_a_step_is_fetched(rig: Rig) -> None:
+    assert rig.fetch() == rig.names[1]
+    assert rig.fetch(1) == rig.names[0]
+    assert rig.local.versions() == rig.names[::-1]
+    with pytest.raises(CheckpointError, match="no whole version of step 3"):
+        rig.fetch(3)
+
+
+def test_evidence_is_fetched_only_by_its_step(rig: Rig) -> None:
+    evidence = save(rig.link.store, 3, healthy=False)
+    assert rig.fetch() == rig.names[1]
+    assert rig.fetch(3) == evidence
+
+
+def test_a_short_interruption_is_waited_for(rig: Rig) -> None:
+    def away(operation: str, path: Path) -> None:
+        if rig.clock.now < 4.0:
+            disconnected(operation, path)
+
+    rig.place.fault = away
+    assert rig.fetch() == rig.names[1]
+
+
+def test_a_place_that_is_away_is_no_reason_to_take_an_older_version(rig: Rig) -> None:
+    manifest = rig.link.store.read(rig.names[1])
+    pack = manifest.packs[manifest.tensors["model/w"].pack].hash
+
+    def refuses(operation: str, path: Path) -> None:
+        if operation == "read" and path.name.startswith(pack):
+            raise OSError(errno.EIO, "Input/output error")
+
+    rig.place.fault = refuses
+    with pytest.raises(StorageError, match=r"does not answer: .*Input/output error.*; look at it"):
+        rig.fetch()
+    assert rig.local.versions() == []
+
+
+def test_a_version_of_which_a_part_stays_away_is_passed_over(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = rig.link.store.read(rig.names[1])
+    pack = manifest.packs[manifest.tensors["model/w"].pack].hash
+    del rig.place.files.files[rig.link.store.objects.path_of(pack)]
+    assert rig.fetch() == rig.names[0]
+    assert "is missing" in caplog.text
+
+
+def test_the_waits_double_until_it_is_given_up(rig: Rig) -> None:
+    rig.place.fault = disconnected
+    waits: list[float] = []
+    with pytest.raises(StorageError, match="does not answer"):
+        fetch_newest(rig.link, rig.local, None, lambda done, total: None, waits.append)
+    assert waits == [FIRST_WAIT_SECONDS * 2**n for n in range(NUM_ATTEMPTS)]
+    assert 5 < sum(waits) < 600
+
+
+def test_damaged_copies_of_run_files_are_left_out_and_told(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = {
+        "model/w": TensorBytes("U8", (3,), b"123"),
+        "files/log": TensorBytes("U8", (1,), b"x"),
+    }
+    name = rig.link.store.commit(tensors, {}, step=3)
+    manifest = rig.link.store.read(name)
+    log = rig.link.store.objects.path_of(manifest.packs[manifest.tensors["files/log"].pack].hash)
+    rig.place.files.files[log] = bytes(len(rig.place.files.files[log]))
+    assert rig.fetch() == name
+    assert "some of the run's small files are damaged at" in caplog.text

@@ -1,0 +1,279 @@
+"""A pruning by hand removes what is replaced, and objects not before the second one."""
+
+import errno
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.backup.backends.base import Content
+from infrastructure.backup.format.codec import SUFFIX, compress
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.replication.remote_pruning import PlacePruning, prune_once
+from infrastructure.backup.replication.remote_session import Link, Sent
+from tests.backup.memory_place import RUN, MemoryPlace, save
+from tests.faults.drive_model import Clock
+
+RETENTION = Retention(keep_last=2)
+
+
+@pytest.fixture
+def link() -> Link:
+    return Link(MemoryPlace(), RUN, clock=Clock())
+
+
+def test_old_versions_go_and_their_objects_with_a_call_an_hour_later(
+    link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [save(link.store, step) for step in range(1, 5)]
+    record = tmp_path / "unnamed.json"
+    told = prune_once(link, RETENTION, record)
+    assert told[0] == "2 versions removed at memory:here"
+    assert "2 objects there have no name" in told[1]
+    assert prune_once(link, RETENTION, record)[1] == told[1]
+    place = link.place
+    assert isinstance(place, MemoryPlace)
+    assert not [path for path in place.removed if "objects" in path.parts]
+    later = time.time() + 3601
+    monkeypatch.setattr("infrastructure.backup.replication.remote_pruning.time.time", lambda: later)
+    assert prune_once(link, RETENTION, record)[1] == "2 objects without a name removed there"
+    assert link.store.versions() == names[:-3:-1]
+    for name in link.store.versions():
+        link.store.verify(link.store.read(name))
+
+
+def test_nothing_goes_that_is_not_replaced_by_whole_ones(link: Link, tmp_path: Path) -> None:
+    names = [save(link.store, step) for step in range(1, 4)]
+    place = link.place
+    assert isinstance(place, MemoryPlace)
+    for name in names[1:]:
+        manifest = link.store.read(name)
+        pack = manifest.packs[manifest.tensors["model/w"].pack].hash
+        place.files.files[link.store.objects.path_of(pack)] = b"damaged"
+    prune_once(link, RETENTION, tmp_path / "unnamed.json")
+    assert link.store.versions() == names[::-1]
+
+
+def test_a_place_that_confirms_nothing_loses_nothing(link: Link, tmp_path: Path) -> None:
+    names = [save(link.store, step) for step in range(1, 5)]
+    place = link.place
+    assert isinstance(place, MemoryPlace)
+    place.is_safe = lambda path: False
+    prune_once(link, RETENTION, tmp_path / "unnamed.json")
+    assert link.store.versions() == names[::-1]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": "long ago"}', '{"a": 1.0, "b": "long ago"}', "[1.0]", "7", "{", ""]
+)
+def test_a_damaged_record_only_costs_an_hour(link: Link, tmp_path: Path, text: str) -> None:
+    for step in range(1, 5):
+        save(link.store, step)
+    record = tmp_path / "unnamed.json"
+    record.write_text(text)
+    assert "2 objects there have no name" in prune_once(link, RETENTION, record)[1]
+
+
+def test_objects_may_lie_there_compressed_and_older_versions_are_not_read(
+    link: Link, tmp_path: Path
+) -> None:
+    for step in range(1, 5):
+        weights = TensorBytes("U8", (10_000,), bytes([step]) * 10_000)
+        link.store.commit({"model/w": weights}, {}, step=step)
+    first = link.store.versions()[-1]
+    place = link.place
+    assert isinstance(place, MemoryPlace)
+    for path in [path for path in place.files.files if "objects" in path.parts]:
+        packed = compress(place.files.files.pop(path))
+        place.files.files[path.with_name(path.name + SUFFIX)] = packed
+    read: list[str] = []
+    place.fault = lambda what, path: read.append(path.name[:64]) if what == "read" else None
+    (old,) = link.store.read(first).packs
+    assert prune_once(link, RETENTION, tmp_path / "unnamed.json")[0].startswith("2 versions")
+    assert old.hash not in read
+
+
+class Rig:
+    """A place with versions that are confirmed, and the pruning of it in simulated time."""
+
+    def __init__(self, **retention: Any) -> None:
+        self.clock = Clock(10_000.0)
+        self.place = MemoryPlace()
+        self.link = Link(self.place, RUN, clock=self.clock)
+        self.pruning = PlacePruning(self.link, Retention(**retention), 3600.0)
+
+    def save(self, step: int, *, is_confirmed: bool = True, **facts: Any) -> str:
+        name = save(self.link.store, step, **facts)
+        if is_confirmed:
+            self.pruning.confirmed[name] = self.link.store.read(name)
+        return name
+
+    def prune(self, *on_its_way: str, listed: list[str] | None = None) -> list[float]:
+        versions = self.link.store.versions() if listed is None else listed
+        return list(self.pruning.steps(versions, on_its_way))
+
+    def damage(self, name: str) -> bytes:
+        """Damage a manifest; gives what it was."""
+        path = self.link.store.manifest_path(name)
+        data = self.place.files.files[path]
+        self.place.files.files[path] = b"?"
+        return data
+
+    def object_names(self) -> set[str]:
+        return {path.name for path in self.place.files.files if "objects" in path.parts}
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_a_version_that_cannot_be_read_stays_for_the_grace_and_all_objects_with_it(
+    rig: Rig,
+) -> None:
+    """A mount may show a whole file as another for a while."""
+    first = rig.save(1, is_confirmed=False)
+    newer = [rig.save(step) for step in (2, 3, 4)]
+    rig.damage(first)
+    rig.prune()
+    objects = rig.object_names()
+    assert rig.link.store.versions() == [*newer[:-3:-1], first]
+    rig.clock.now += 3599.0
+    rig.prune()
+    assert first in rig.link.store.versions()
+    assert rig.object_names() == objects
+    rig.clock.now += 1.0
+    rig.prune()
+    assert rig.link.store.versions() == newer[:-3:-1]
+    assert rig.object_names() < objects
+
+
+def test_one_that_can_be_read_again_is_as_any_other(rig: Rig) -> None:
+    first = rig.save(1, is_confirmed=False)
+    newer = [rig.save(step) for step in (2, 3)]
+    data = rig.damage(first)
+    rig.prune()
+    rig.place.files.files[rig.link.store.manifest_path(first)] = data
+    rig.clock.now += 60.0
+    rig.prune()
+    assert rig.link.store.versions() == newer[::-1]
+
+
+def test_one_that_could_not_be_read_and_is_gone_stops_nothing(rig: Rig) -> None:
+    first = rig.save(1, is_confirmed=False)
+    for step in (2, 3):
+        rig.save(step)
+    rig.damage(first)
+    rig.prune()
+    assert rig.pruning.is_due()  # nothing is known of objects yet
+    del rig.place.files.files[rig.link.store.manifest_path(first)]
+    rig.prune()
+    assert len(rig.pruning.unnamed_since) == 1
+    assert not rig.pruning.is_due()
+
+
+def test_each_nth_stays_the_newer_of_one_step_and_not_the_first_step() -> None:
+    rig = Rig(keep_every=10)
+    names = [rig.save(step) for step in (0, 5, 10, 10, 20, 21, 22)]
+    rig.prune()
+    assert rig.link.store.versions() == [names[6], names[5], names[4], names[3]]
+
+
+def test_of_the_emergency_versions_the_newest_stays(rig: Rig) -> None:
+    kinds = ("emergency", "emergency", "scheduled", "scheduled", "scheduled")
+    names = [rig.save(step, kind=kind) for step, kind in enumerate(kinds, start=1)]
+    rig.prune()
+    assert rig.link.store.versions() == [names[4], names[3], names[1]]
+
+
+def test_what_has_no_name_is_looked_for_once_an_hour_and_goes_an_hour_later(rig: Rig) -> None:
+    for step in (1, 2):
+        rig.save(step)
+    listed: list[Path] = []
+    rig.place.fault = lambda what, path: listed.append(path) if what == "names" else None
+    rig.prune()
+    assert listed
+    left = {"a" * 64, f"{'b' * 64}{SUFFIX}"}
+    for name in left:
+        rig.place.files.files[rig.link.store.root / "objects" / name[:2] / name] = b"left"
+    listed.clear()
+    rig.clock.now += 3599.0
+    assert not rig.pruning.is_due()
+    rig.prune(listed=[])
+    assert listed == []
+    rig.clock.now += 1.0
+    assert rig.pruning.is_due()
+    rig.prune(listed=[])
+    assert listed
+    rig.clock.now += 3599.0
+    rig.prune()
+    assert left <= rig.object_names()
+    rig.clock.now += 1.0
+    rig.prune("a" * 64)  # one is being copied by now
+    assert left & rig.object_names() == {"a" * 64}
+
+
+def test_an_old_one_goes_although_a_younger_one_is_noted_before_it(rig: Rig) -> None:
+    for step in (1, 2):
+        rig.save(step)
+    rig.prune()
+    young, old = "a" * 64, "b" * 64
+    for name in (young, old):
+        rig.place.files.files[rig.link.store.root / "objects" / name[:2] / name] = b"left"
+    rig.pruning.unnamed_since |= {young: rig.clock.now, old: rig.clock.now - 3600.0}
+    rig.prune()
+    assert {young, old} & rig.object_names() == {young}
+
+
+def test_of_an_object_that_goes_nothing_is_known_any_more(rig: Rig) -> None:
+    """Whoever needs it again writes it anew."""
+    manifest = rig.link.store.read(rig.save(1))
+    for step in (2, 3, 5):
+        rig.save(step)
+    gone = manifest.packs[manifest.tensors["model/w"].pack].hash
+    content = Content.of([b""])
+    rig.link.sent[gone] = Sent(Path("x"), content, 0.0)
+    rig.link.named |= {pack.hash for pack in manifest.packs}
+    rig.prune()
+    assert gone in rig.link.sent
+    rig.clock.now += 3600.0
+    rig.prune()
+    assert gone not in {*rig.link.sent, *rig.link.named, *rig.object_names()}
+    assert len(rig.link.named) == len(manifest.packs) - 1
+
+
+def test_between_two_steps_no_more_than_one_thing_is_removed_and_nobody_waits(rig: Rig) -> None:
+    for step in range(1, 7):
+        rig.save(step)
+    rig.prune()
+    rig.clock.now += 3600.0
+    removed: list[str] = []
+    rig.place.fault = lambda what, path: removed.append(path.name) if what == "remove" else None
+    for wait in rig.pruning.steps(rig.link.store.versions(), ()):
+        assert wait == 0.0
+        assert len({name[:64] for name in removed}) <= 1
+        removed.clear()
+
+
+def test_removals_that_a_place_gathers_are_finished(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished: list[set[str]] = []
+    versions = rig.link.store.versions
+    monkeypatch.setattr(rig.place, "close", lambda: finished.append({*versions()}))
+    names = [rig.save(step) for step in (1, 2, 3)]
+    rig.prune()
+    assert finished == [{*names[1:]}]
+
+
+def test_at_a_place_without_any_object_nothing_is_done(rig: Rig) -> None:
+    def absent(operation: str, path: Path) -> None:
+        if operation == "names":
+            raise FileNotFoundError(errno.ENOENT, "No such directory")
+
+    rig.place.fault = absent
+    rig.prune(listed=[])
+    assert rig.pruning.unnamed_since == {}
+    assert rig.place.removed == []

@@ -1,0 +1,166 @@
+"""Versions are committed by a helper process, and by this one where the helper dies."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infrastructure.backup.format.file_operations import FileOperations
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.writer.background_writer import BackgroundWriter
+from infrastructure.core.errors import StorageError
+from tests.faults.store_history import step_that_loads, tensors_at
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[BackgroundWriter]:
+    made = BackgroundWriter(tmp_path / "store", Retention(2))
+    yield made
+    made.close()
+
+
+def begin(writer: BackgroundWriter, step: int) -> None:
+    writer.begin(tensors_at(step), {"step": step}, step=step)
+
+
+def helper_of(writer: BackgroundWriter) -> int:
+    assert writer._helper is not None
+    return writer._helper.pid
+
+
+def test_what_goes_in_comes_out(writer: BackgroundWriter) -> None:
+    for step in (1, 2, 3):
+        begin(writer, step)
+        assert writer.collect(wait=True) == Store(writer.root).versions()[0]
+        assert step_that_loads(FileOperations(), writer.root) == step
+    assert len(Store(writer.root).versions()) == 2
+    assert writer.collect(wait=True) is None
+
+
+def test_the_helper_compresses_where_it_is_told_to(tmp_path: Path) -> None:
+    writer = BackgroundWriter(tmp_path / "store", Retention(2), compress=True)
+    writer.begin({"model/a": TensorBytes("F32", (9999,), bytes(39996))}, {}, step=1)
+    name = writer.collect(wait=True)
+    writer.close()
+    assert [path.suffix for path in writer.root.glob("objects/*/*")] == [".zst"]
+    assert Store(writer.root).newest() == (name, [])
+
+
+def test_the_training_may_change_its_tensors_at_once(writer: BackgroundWriter) -> None:
+    weights = bytearray(struct.pack("<4f", 1, 2, 3, 4))
+    writer.begin({"model/a": TensorBytes("F32", (4,), weights)}, {}, step=1)
+    weights[:] = bytes(16)
+    name = writer.collect(wait=True)
+    assert name is not None
+    store = Store(writer.root)
+    assert struct.unpack("<4f", dict(store.load(store.read(name)))["model/a"].data) == (1, 2, 3, 4)
+
+
+def test_larger_and_smaller_states(writer: BackgroundWriter) -> None:
+    for num_layers in (1, 5000, 2):
+        tensors = tensors_at(7, num_layers)
+        writer.begin(tensors, {}, step=7)
+        name = writer.collect(wait=True)
+        assert name is not None
+        store = Store(writer.root)
+        assert set(dict(store.load(store.read(name)))) == set(tensors)
+
+
+def test_it_is_told_when_it_is_committed_and_not_before(writer: BackgroundWriter) -> None:
+    begin(writer, 1)
+    os.kill(helper_of(writer), signal.SIGSTOP)
+    assert writer.collect() is None
+    assert Store(writer.root).versions() == []
+    os.kill(helper_of(writer), signal.SIGCONT)
+    assert writer.collect(wait=True) is not None
+
+
+def test_a_busy_helper_does_not_hold_the_training_up(writer: BackgroundWriter) -> None:
+    """What it is told of 5000 layers is longer than a pipe holds; a training would wait."""
+    begin(writer, 1)
+    writer.collect(wait=True)
+    os.kill(helper_of(writer), signal.SIGSTOP)
+    writer.begin(tensors_at(7, 5000), {}, step=7)
+    os.kill(helper_of(writer), signal.SIGCONT)
+    assert writer.collect(wait=True) is not None
+
+
+@pytest.mark.parametrize("moment", ["before", "while"])
+def test_a_dead_helper_costs_nothing(
+    writer: BackgroundWriter, moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(writer, 1)
+    if moment == "while":
+        os.kill(helper_of(writer), signal.SIGSTOP)
+    else:
+        writer.collect(wait=True)
+    pid = helper_of(writer)
+    os.kill(pid, signal.SIGKILL)
+    if moment == "before":
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        begin(writer, 2)
+    assert writer.collect(wait=True) is not None
+    assert step_that_loads(FileOperations(), writer.root) == (1 if moment == "while" else 2)
+    assert ("written here" in caplog.text) == (moment == "while")
+    begin(writer, 3)
+    assert writer.collect(wait=True) is not None
+    assert step_that_loads(FileOperations(), writer.root) == 3
+
+
+def test_what_the_helper_cannot_write_is_raised_here(writer: BackgroundWriter) -> None:
+    begin(writer, 1)
+    writer.collect(wait=True)
+    (writer.root / "versions").rename(writer.root / "elsewhere")
+    (writer.root / "versions").write_text("")
+    begin(writer, 2)
+    with pytest.raises(StorageError, match="Not a directory"):
+        writer.collect(wait=True)
+    (writer.root / "versions").unlink()
+    (writer.root / "elsewhere").rename(writer.root / "versions")
+    begin(writer, 3)
+    assert writer.collect(wait=True) is not None
+
+
+def test_signals_for_the_training_do_not_end_it(writer: BackgroundWriter) -> None:
+    begin(writer, 1)
+    writer.collect(wait=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(helper_of(writer), number)
+    begin(writer, 2)
+    before = helper_of(writer)
+    writer.collect(wait=True)
+    assert helper_of(writer) == before
+    assert os.getpgid(before) != os.getpgid(0)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from infrastructure.backup.writer.background_writer import BackgroundWriter
+from infrastructure.backup.format.retention import Retention
+from tests.faults.store_history import tensors_at
+writer = BackgroundWriter(Path(sys.argv[1]), Retention(2))
+writer.begin(tensors_at(1), {"step": 1}, step=1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_training_handed_over_is_written(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    subprocess.run([sys.executable, "-c", KILLED, str(root)], cwd=ROOT, check=False)
+    deadline = time.monotonic() + 20
+    while not Store(root).versions() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert step_that_loads(FileOperations(), root) == 1

@@ -1,0 +1,236 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig, check_sections
+from infrastructure.config.field_help import show
+from infrastructure.config.merging.cross_checks import UNUSED
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+
+QUANTUM = {"training.enabled_extensions": ["quantum"]}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "sentence"),
+    [
+        (
+            {"model.attention": "eager", "training.memory_efficient_attention": True},
+            "memory_efficient_attention true asks for sdpa attention and model.attention for eager",
+        ),
+        (
+            {"model.attention": "sdpa", "training.memory_efficient_attention": False},
+            "memory_efficient_attention false asks for eager attention and model.attention for sdp",
+        ),
+        (
+            {"training.strategy": "standard", "training.layerwise_lr_decay": 0.9},
+            "layerwise_lr_decay = 0.9 (keyword training.layerwise_lr_decay) has no effect, bec",
+        ),
+        (
+            {"training.strategy": "standard", "training.unfreeze_interval": 1},
+            "unfreeze_interval = 1 (keyword training.unfreeze_interval) has no effect, because",
+        ),
+        (
+            {"training.compile_mode": "auto", "enable_gpu_optimization": False},
+            "compile_mode auto measures whether compiling pays, and enable_gpu_optimization is off",
+        ),
+        (
+            {"training.optimization_frequency": 9, "data.streaming": True},
+            "data_selection looks at examples before the training, and data.streaming reads them",
+        ),
+        (
+            {**QUANTUM, "quantum.target": "validation", "data.validation_split": 0},
+            "quantum.target validation takes the held-out rows, and nothing is held out",
+        ),
+        (
+            {**QUANTUM, "quantum.problem": "rank_allocation"},
+            "rank_allocation chooses among the components of LoRA, and there is no model.lora_con",
+        ),
+        (
+            {"training.optimization_frequency": 9, "quantum.answer": "gredy"},
+            "quantum.answer: unknown answer 'gredy'; did you mean 'greedy'?",
+        ),
+        (
+            {**QUANTUM, "quantum.background": True, "training.num_epochs": 1},
+            "quantum.background answers while the training goes on",
+        ),
+        (
+            {
+                **{**QUANTUM, "quantum.problem": "rank_allocation", "quantum.rank_budget": 1.0},
+                "model.lora_config": True,
+            },
+            "quantum.rank_budget 1 keeps every component",
+        ),
+        (
+            {"training.optimization_frequency": 9, "quantum.data_budget": 1.0},
+            "quantum.data_budget 1 keeps every example",
+        ),
+        ({**QUANTUM, "resources.quantum.solver": "tabbu"}, "solver: unknown sampler 'tabbu'"),
+        (
+            {**QUANTUM, "resources.quantum.fallback": ["tabu", "leap_hybrid"]},
+            "resources.quantum.fallback: the sampler leap_hybrid ",
+        ),
+        (
+            {**QUANTUM, "resources.quantum.solver": "azure-quantum"},
+            "resources.quantum.solver: the sampler azure-quantum needs",
+        ),
+        ({"data.max_length": 1024}, "raise model.embedded.max_positions (512)"),
+        ({"data.path": "https://example.org/rows.jsonl"}, "is a web address: download it"),
+        ({"data.eval_path": Path("https://me:letmein@x.org/r")}, '"https:/***@x.org/r" is a web'),
+        ({"model.name": "https://huggingface.co/a/b"}, "give its OWNER/NAME"),
+    ],
+)
+def test_contradictions_are_refused_when_a_run_starts(
+    keywords: dict[str, Any], sentence: str
+) -> None:
+    config = DeploymentConfig(**keywords)
+    with pytest.raises(ValueError, match=r"\w") as raised:
+        config.check_supported()
+    assert sentence in str(raised.value)
+
+
+# What makes a setting unused: (the setting and a value that is not its default, the rest)
+UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
+    ("model.embedded.num_layers", 2, {"model.name": "some/model"}),
+    ("model.embedded.vocab_size", 300, {"model.name": "tactical_mappo"}),
+    ("model.trust_remote_code", True, {}),
+    ("data.validation_split", 0.2, {"data.eval_path": "held_out.jsonl"}),
+    ("data.buffer_size", 10, {}),
+    ("backup.keep", 3, {}),
+    ("backup.compression", "zstd", {}),
+    ("backup.megabytes_per_second", 5.0, {}),
+    ("backup.finish_seconds", 5.0, {}),
+    ("backup.emergency_seconds", 5.0, {}),
+    ("training.gradient_checkpointing_mode", "selective", {}),
+    (
+        "training.gradient_checkpointing_mode",
+        "offload",
+        {
+            "training.gradient_checkpointing": True,
+            "model.backend": "unsloth",
+            "model.name": "some/model",
+        },
+    ),
+    ("memory.gpu_cache_size", "1GB", {"enable_memory_optimization": False}),
+    ("memory.cpu_memory_limit", "8GB", {"enable_memory_optimization": False}),
+    ("memory.cache_ttl", 60, {"enable_memory_optimization": False}),
+    ("max_memory_percent", 70.0, {"enable_memory_optimization": False}),
+    ("training.adam_beta1", 0.8, {"training.optimizer": "sgd"}),
+    ("training.adam_beta2", 0.8, {"training.optimizer": "sgd"}),
+    ("training.keep_best", 2, {"data.validation_split": 0}),
+    ("training.early_stopping_patience", 2, {"data.validation_split": 0}),
+    ("training.early_stopping_min_delta", 0.1, {}),
+    ("quantum.problem", "block_selection", {}),
+    ("quantum.answer", "random", {}),
+    ("quantum.data_budget", 0.5, {}),
+    ("quantum.data_budget", 0.5, {**QUANTUM, "quantum.problem": "block_selection"}),
+    ("quantum.target", "validation", {}),
+    ("quantum.target", "validation", {**QUANTUM, "quantum.problem": "block_selection"}),
+    ("quantum.candidates", 100, {}),
+    ("quantum.candidates", 100, {**QUANTUM, "quantum.problem": "block_selection"}),
+    ("quantum.num_blocks", 2, {}),
+    ("quantum.num_blocks", 2, QUANTUM),
+    ("quantum.rank_budget", 0.25, {}),
+    ("quantum.rank_budget", 0.25, QUANTUM),
+    ("quantum.max_overhead_percent", 10.0, {}),
+    ("quantum.background", True, {}),
+    ("resources.quantum.solver", "tabu", {}),
+    ("resources.quantum.solver", "tabu", {**QUANTUM, "quantum.answer": "random"}),
+    ("resources.quantum.max_qubits", 100, {}),
+    ("backup.allow_missing_place", True, {}),
+    ("resources.quantum.timeout", 10.0, {}),
+    ("resources.quantum.timeout", 10.0, {**QUANTUM, "quantum.answer": "random"}),
+    ("quantum.background", True, {**QUANTUM, "quantum.answer": "random"}),
+    ("resources.quantum.fallback", ["tabu"], {}),
+    ("resources.quantum.fallback", ["tabu"], {**QUANTUM, "quantum.answer": "random"}),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "rest"), UNUSED_BECAUSE)
+def test_a_setting_that_cannot_take_effect_is_refused(
+    key: str, value: Any, rest: dict[str, Any]
+) -> None:
+    config = DeploymentConfig(**rest, **{key: value})
+    with pytest.raises(ValueError, match=rf"^{key} = {show(value)} \(keyword {key}\) has no"):
+        config.check_supported()
+    if key.startswith(("model.", "data.", "training.")):  # sections that a trainer is given
+        with pytest.raises(ValueError, match=f"^{key} = "):
+            check_sections(config.model, config.training, config.data)
+    DeploymentConfig(**rest).check_supported()
+    assert DeploymentConfig(**rest).notes() == []
+
+
+@pytest.mark.parametrize(("key", "value", "rest"), UNUSED_BECAUSE)
+def test_its_default_given_by_hand_is_told(key: str, value: Any, rest: dict[str, Any]) -> None:
+    default = DeploymentConfig().value(key)
+    config = DeploymentConfig(**rest, **{key: default})
+    config.check_supported()
+    told = [note.split(" = ")[0] for note in config.notes()]
+    assert told == ([key] if default else [])
+
+
+def test_every_unused_setting_is_tried() -> None:
+    tried = {key for key, *_ in UNUSED_BECAUSE} | {
+        "training.layerwise_lr_decay",
+        "training.unfreeze_interval",
+    }
+    assert {unused.key for unused in UNUSED if "embedded" not in unused.key} <= tried
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"training": {"enabled_extensions": ["multimodal"]}},
+        {"model": {"adapter": "dialogue"}},
+    ],
+)
+def test_three_sections_are_checked_as_a_whole_configuration_is(
+    sections: dict[str, dict[str, Any]],
+) -> None:
+    config = DeploymentConfig(**sections)
+    with pytest.raises(ValueError, match="is not there yet"):
+        check_sections(config.model, config.training, config.data)
+
+
+def test_sections_that_were_changed_by_hand_are_checked() -> None:
+    training = TrainingConfig()
+    training.enabled_extensions = ["memory"]
+    with pytest.raises(ValueError, match=r"enabled_extensions = memory .* is not there"):
+        check_sections(ModelConfig(), training, DataConfig())
+    lora = ModelConfig(name="some/model", lora_config=LoraConfig(r=4))
+    check_sections(lora, TrainingConfig(checkpoint_frequency=5), DataConfig())
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"model.attention": "flash_attention_2", "training.memory_efficient_attention": True},
+        {"training.strategy": "finetune", "training.layerwise_lr_decay": 0.9},
+        {"data.max_length": 1024, "model.embedded.max_positions": 1024},
+        {"data.max_length": 1024, "model_name": "some/model"},
+        {"cuda_visible_devices": "1"},
+        {"data.validation_split": 0, "data.eval_path": "held_out.jsonl"},
+        {"model.name": "some/model", "model.trust_remote_code": True},
+        {"data.streaming": True, "data.buffer_size": 10},
+        {"data.num_workers": 0, "data.prefetch_factor": 4},
+        {"training.early_stopping_patience": 2, "training.early_stopping_min_delta": 0.1},
+        {**QUANTUM, "quantum.target": "validation", "quantum.data_budget": 0.1},
+        {**QUANTUM, "quantum.problem": "block_selection", "data.streaming": True},
+        {"training.optimization_frequency": 100, "resources.quantum.solver": "tabu"},
+        {**QUANTUM, "quantum.problem": "rank_allocation", "model.lora_config": True},
+    ],
+)
+def test_what_fits_is_left_alone(keywords: dict[str, Any]) -> None:
+    DeploymentConfig(**keywords).check_supported()
+
+
+def test_units_that_only_keep_features_are_told_with_what_they_cost() -> None:
+    settings: dict[str, Any] = {"training.local_loss": "reconstruct"}
+    (note,) = DeploymentConfig(**settings, **{"training.mode": "blockwise"}).notes()
+    assert "only the last unit learns from the data's answers" in note
+    assert "a third higher" in note
+    lopt = {"training.strategy": "end_to_end", "training.end_to_end_scope": "stackwise"}
+    assert DeploymentConfig(**settings, **lopt).notes() == []
+    assert DeploymentConfig(**{"training.mode": "blockwise"}).notes() == []

@@ -1,0 +1,62 @@
+import pytest
+
+from infrastructure.config.sections.model_config import EmbeddedModelConfig, LoraConfig, ModelConfig
+
+
+def test_nested_sections_from_mappings() -> None:
+    model = ModelConfig(lora_config={"r": 8, "target_modules": "q_proj,v_proj"})
+    assert model.lora_config == LoraConfig(r=8, target_modules=["q_proj", "v_proj"])
+    assert model.embedded == EmbeddedModelConfig()
+
+
+def test_a_wrong_value_deep_inside_is_one_sentence() -> None:
+    with pytest.raises(
+        ValueError, match=r"^model.lora_config.r must be a whole number of at least"
+    ):
+        ModelConfig(lora_config={"r": 0})
+    with pytest.raises(ValueError, match="'rank' in LoraConfig"):
+        ModelConfig(lora_config={"rank": 8})
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        ({"hidden_size": 100}, "hidden_size 100 must be an even multiple of model.embedded.num_h"),
+        ({"hidden_size": 6}, "an even multiple"),
+        ({"num_kv_heads": 3}, "num_heads 4 must be a multiple of model.embedded.num_kv_heads 3"),
+        ({"num_layers": 0}, "model.embedded.num_layers must be a whole number of at least 1"),
+    ],
+)
+def test_shapes_that_cannot_be_built(shape: dict[str, int], sentence: str) -> None:
+    with pytest.raises(ValueError, match=r"model.embedded") as raised:
+        EmbeddedModelConfig(**shape)
+    assert sentence in str(raised.value)
+
+
+def test_a_shape_that_cannot_be_built_inside_its_section() -> None:
+    with pytest.raises(ValueError, match="hidden_size 100 must be an even multiple"):
+        ModelConfig(embedded={"hidden_size": 100})
+
+
+def test_a_shape_that_differs_in_several_fields() -> None:
+    shape = EmbeddedModelConfig(hidden_size=32, num_heads=4, num_kv_heads=4)
+    with pytest.raises(ValueError, match="an even multiple"):
+        shape.num_heads = 3
+    assert shape.num_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("quantization", "2bit"), ("quantization", 4), ("backend", "vllm"), ("dtype", "fp8")],
+)
+def test_wrong_choices(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^model.{field} must be .* or ") as raised:
+        ModelConfig(**{field: value})
+    assert '"' in str(raised.value)
+
+
+def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert ModelConfig(name="~/models/a").name == "/home/someone/models/a"
+    with pytest.raises(ValueError, match=r"model.name must be a path"):
+        ModelConfig(name="")

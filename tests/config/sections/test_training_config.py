@@ -1,0 +1,139 @@
+import pytest
+
+from infrastructure.config.auto import num_epochs_for
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+
+
+def test_steps_switch_the_default_interval_off() -> None:
+    training = TrainingConfig(checkpoint_frequency=100, validation_frequency=50)
+    assert (training.checkpoint_interval, training.validation_interval) == (None, None)
+    training = TrainingConfig()
+    training.checkpoint_frequency = 10
+    assert training.checkpoint_interval is None
+
+
+@pytest.mark.parametrize("thing", ["checkpoint", "validation"])
+def test_epochs_and_steps_for_one_thing_are_refused(thing: str) -> None:
+    both = {f"{thing}_interval": 2, f"{thing}_frequency": 100}
+    sentence = rf"{thing}_interval \(2 epochs\) and training.{thing}_frequency \(100 steps\)"
+    with pytest.raises(ValueError, match=sentence):
+        TrainingConfig(**both)
+
+
+def test_a_refused_assignment_changes_nothing() -> None:
+    training = TrainingConfig(checkpoint_interval=2)
+    with pytest.raises(ValueError, match="two units of the same thing"):
+        training.checkpoint_frequency = 100
+    assert (training.checkpoint_interval, training.checkpoint_frequency) == (2, None)
+    training.checkpoint_interval = None
+    training.checkpoint_frequency = 100
+
+
+def test_the_last_checkpoint_alone_is_not_enough() -> None:
+    with pytest.raises(ValueError, match=r"at least 2 .the last may be in the process of being"):
+        TrainingConfig(keep_checkpoints=1)
+
+
+@pytest.mark.parametrize(
+    ("spelt", "value", "name", "held"),
+    [
+        ("accumulation_steps", 4, "gradient_accumulation", 4),
+        ("learning_rate", "4e-5", "learning_rate", 4e-5),
+        ("learning_rate", "auto", "learning_rate", "auto"),
+        ("mixed_precision", "yes", "mixed_precision", True),
+        ("mixed_precision", "bf16", "mixed_precision", "bf16"),
+        ("compile_mode", "none", "compile_mode", None),
+        ("metrics_sinks", "csv, jsonl", "metrics_sinks", ["csv", "jsonl"]),
+        ("enabled_extensions", '["a", "b"]', "enabled_extensions", ["a", "b"]),
+        ("time_step_mask_fractions", '{"0": 0.5}', "time_step_mask_fractions", {0: 0.5}),
+    ],
+)
+def test_spellings_and_texts(spelt: str, value: object, name: str, held: object) -> None:
+    assert getattr(TrainingConfig(**{spelt: value}), name) == held
+
+
+# field: (values that are refused, what the message says that is allowed)
+REFUSED = {
+    "batch_size": (
+        [0, -1, 1.5, True, "many", None, float("nan")],
+        'at least 1 and at most 2147483647 or "auto"',
+    ),
+    "num_epochs": ([0, False, "all"], 'at least 1 and at most 2147483647 or "auto"'),
+    "learning_rate": ([0, -1e-3, 11, True, float("inf"), "fast"], 'above 0 and at most 10 or "au'),
+    "weight_decay": ([-0.1, 1.1], "at least 0 and at most 1"),
+    "warmup_steps": ([-1, 2.5], "a whole number of at least 0"),
+    "scheduler_type": (["cosin", 1], '"cosine" or "linear" or "constant"'),
+    "optimizer": (["adam"], '"paged_adamw" or "paged_adamw_8bit" or "adamw_offload" or "sgd"'),
+    "adam_beta1": ([1, -0.1], "at least 0 and below 1"),
+    "mixed_precision": (["fp64", 2], '"bf16" or "fp16" or "fp32" or "fp8"'),
+    "gradient_checkpointing": (["maybe", 2, None], "true or false"),
+    "gradient_checkpointing_mode": (["none", 2], '"all" or "selective" or "offload"'),
+    "compile_mode": (
+        ["off", "fastest"],
+        '"reduce-overhead" or "max-autotune" or "auto" or none',
+    ),
+    "seed": ([-1, 1 << 32], "at least 0 and below 4294967296"),
+    "max_grad_norm": ([0, -1], "above 0 or none"),
+    "layerwise_lr_decay": ([0, 1.5], "above 0 and at most 1"),
+    "metrics_sinks": (["wandb", ["csv", 1]], "a list of console, jsonl, csv, tensorboard"),
+    "qlora_dropout": ([1], "at least 0 and below 1"),
+    "time_step_mask_fractions": ([{0: 2}, "{", [1]], "a mapping from time step to a share"),
+    "time_step_bins": (["a,b", [-1]], "a list of time steps"),
+}
+CASES = [(name, value, words) for name, (values, words) in REFUSED.items() for value in values]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), CASES)
+def test_a_wrong_value_is_one_sentence(name: str, value: object, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^training.{name} must be ") as raised:
+        TrainingConfig(**{name: value})
+    assert words in str(raised.value)
+    assert ", not " in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_keys_of_another_section_are_sent_there() -> None:
+    with pytest.raises(ValueError, match=r"training.num_workers is spelt data.num_workers here"):
+        TrainingConfig(num_workers=2)
+
+
+def test_two_spellings_as_keywords_must_agree() -> None:
+    assert TrainingConfig(accumulation_steps=2, gradient_accumulation=2).gradient_accumulation == 2
+    with pytest.raises(ValueError, match="accumulation_steps is 2 and gradient_accumulation is 4"):
+        TrainingConfig(accumulation_steps=2, gradient_accumulation=4)
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(ValueError, match="'warmup' in TrainingConfig; did you mean 'warmup_steps'"):
+        TrainingConfig(warmup=1)
+    with pytest.raises(ValueError, match="'qlora_rang' in TrainingConfig; did you mean 'qlora_ran"):
+        TrainingConfig(qlora={"rang": 1})
+
+
+@pytest.mark.parametrize(
+    ("training", "lora", "strategy"),
+    [
+        ({}, False, "standard"),
+        ({}, True, "finetune"),
+        ({"layerwise_lr_decay": 0.9}, False, "finetune"),
+        ({"unfreeze_interval": 1}, False, "finetune"),
+        ({"strategy": "standard"}, True, "standard"),
+        ({"strategy": "end_to_end"}, False, "end_to_end"),
+    ],
+)
+def test_the_strategy_that_auto_means(
+    training: dict[str, object], lora: bool, strategy: str
+) -> None:
+    model = ModelConfig(lora_config=LoraConfig() if lora else None)
+    assert TrainingConfig(**training).strategy_for(model) == strategy
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "num_phases", "epochs"),
+    [(40, 1, 7), (40, 4, 1), (48, 4, 2), (47, 4, 1), (20, 4, 1), (2000, 4, 83)],
+)
+def test_epochs_for_a_number_of_steps(max_steps: int, num_phases: int, epochs: int) -> None:
+    """Six steps are an epoch."""
+    training = TrainingConfig(max_steps=max_steps)
+    assert num_epochs_for(training, True, 6, num_phases) == epochs

@@ -1,0 +1,111 @@
+"""Every field has a flag; help names each with its description and its default."""
+
+import argparse
+import re
+from typing import Any
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.schema import schema_of
+from infrastructure.config.sources.flags import add_config_flags, flag_names, flags_given
+from infrastructure.config.sources.load import load_config
+from tests.config.field_values import as_text, other_value
+
+FIELDS = schema_of(DeploymentConfig).fields
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="temper", exit_on_error=False)
+    add_config_flags(parser)
+    return parser.parse_args(arguments)
+
+
+def load(*arguments: str) -> DeploymentConfig:
+    return load_config(environment={}, flags=flags_given(parse(*arguments)))
+
+
+def typed(flag: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    return [flag, as_text(value)]
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_every_field_has_a_flag(key: str) -> None:
+    value = other_value(FIELDS[key])
+    for flag in flag_names(key):
+        arguments = typed(flag, value)
+        config = load(*arguments)
+        assert config.value(key) == value
+        assert config.source(key).place == arguments[0]
+
+
+def test_flags_are_unique() -> None:
+    flags = [flag for key in FIELDS for flag in flag_names(key)]
+    assert len(flags) == len(set(flags))
+    assert all(flag.removeprefix("--").replace("-", "").isalnum() for flag in flags)
+
+
+@pytest.mark.parametrize(
+    ("flag", "key"),
+    [
+        ("--model", "model.name"),
+        ("--model-name", "model.name"),
+        ("--batch-size", "training.batch_size"),
+        ("--epochs", "training.num_epochs"),
+        ("--num-epochs", "training.num_epochs"),
+        ("--output", "output_dir"),
+        ("--output-dir", "output_dir"),
+        ("--eval-data", "data.eval_path"),
+        ("--lora-r", "model.lora_config.r"),
+        ("--cache-disk-size", "cache.disk_size"),
+        ("--quantum-solver", "resources.quantum.solver"),
+        ("--backups", "enable_backups"),
+    ],
+)
+def test_the_names_of_the_specifications(flag: str, key: str) -> None:
+    assert flag in flag_names(key)
+
+
+def test_only_what_was_typed_is_given() -> None:
+    assert flags_given(parse()) == {}
+    namespace = parse("--batch-size", "64", "--no-packing", "--config", "a.yaml")
+    assert flags_given(namespace) == {"--batch-size": "64", "--no-packing": False}
+    assert namespace.config == "a.yaml"
+
+
+def test_the_last_of_one_flag_counts() -> None:
+    assert load("--batch-size", "2", "--batch-size", "4").batch_size == 4
+
+
+@pytest.mark.parametrize("wrong", ["--batch", "--batchsize", "--no-batch-size"])
+def test_abbreviated_and_unknown_flags_are_refused(wrong: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser)
+    assert parser.parse_known_args([wrong])[1] == [wrong]
+
+
+def test_an_unknown_flag_in_a_mapping_suggests_the_nearest() -> None:
+    with pytest.raises(ValueError, match="unknown flag '--batch-sizes'; did you mean '--batch-s"):
+        load_config(environment={}, flags={"--batch-sizes": "1"})
+
+
+def test_a_wrong_value_names_the_flag() -> None:
+    with pytest.raises(ValueError, match=r"training.batch_size must be .*, not \"-4\" \(--batch-s"):
+        load("--batch-size", "-4")
+
+
+@pytest.fixture(scope="module")
+def help_text() -> str:
+    parser = argparse.ArgumentParser(
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, width=400)
+    )
+    add_config_flags(parser)
+    return " ".join(parser.format_help().split())
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_help_tells_description_and_default(key: str, help_text: str) -> None:
+    flag, description = re.escape(flag_names(key)[0]), re.escape(FIELDS[key].description)
+    assert re.search(rf" {flag}[ ,].{{0,120}}{description}.{{0,200}}? \(default: ", help_text)

@@ -1,0 +1,145 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.config.sources.load import load_config
+from infrastructure.config.sources.yaml_source import read_yaml
+
+
+def read(tmp_path: Path, text: str | bytes) -> tuple[dict[Any, Any], dict[str, int]]:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_yaml(path)
+
+
+def laughing(line: str, first: str = "1") -> str:
+    """Each line names the one before again and again: some 2^30 values in a kilobyte."""
+    lines = [line.replace("NEW", f"a{n + 1}").replace("OLD", f"*a{n}") for n in range(30)]
+    return "\n".join([f"a0: &a0 {first}", *lines]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2e-4", 2e-4),
+        ("4e-5", 4e-5),
+        ("5.0e-5", 5e-5),
+        ("1E3", 1000.0),
+        (".5", 0.5),
+        ("3.", 3.0),
+        ("-1.5", -1.5),
+        ("32", 32),
+        ("010", 10),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("-7", -7),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("no", "no"),
+        ("off", "off"),
+        ("1:30", "1:30"),
+        ("1_000", "1_000"),
+        ("2026-11-20", "2026-11-20"),
+        ("0,1", "0,1"),
+        ("4bit", "4bit"),
+        ("90%", "90%"),
+        ("'32'", "32"),
+        ("[a, 1]", ["a", 1]),
+        ("{0: 0.15, 5: 0.5}", {0: 0.15, 5: 0.5}),
+    ],
+)
+def test_scalars_are_what_everybody_reads(text: str, value: object, tmp_path: Path) -> None:
+    values, _ = read(tmp_path, f"key: {text}\n")
+    assert values == {"key": value}
+    assert type(values["key"]) is type(value)
+
+
+def test_lines_of_nested_keys(tmp_path: Path) -> None:
+    _, lines = read(tmp_path, "# first\na:\n  b: 1\n\n  c: {d: 2}\n")
+    assert lines == {"a": 2, "a.b": 3, "a.c": 5, "a.c.d": 5}
+
+
+def test_anchors_are_followed(tmp_path: Path) -> None:
+    values, _ = read(tmp_path, "a: &x {b: 1}\nc: *x\n")
+    assert values == {"a": {"b": 1}, "c": {"b": 1}}
+
+
+def test_merge_keys_add_what_is_not_said_here(tmp_path: Path) -> None:
+    text = "base: &b\n  x: 1\n  deep:\n    y: 2\nc:\n  <<: *b\n  x: 3\n"
+    values, lines = read(tmp_path, text)
+    assert values["c"] == {"x": 3, "deep": {"y": 2}}
+    assert (lines["c.x"], lines["c.deep.y"]) == (7, 4)
+    assert "<<" not in str(values)
+
+
+def test_of_several_merged_mappings_the_first_holds(tmp_path: Path) -> None:
+    text = "a: &a {x: 1}\nb: &b {x: 2, y: 2}\nc: {<<: [*a, *b], z: 3}\nd: {'<<': 4}\n"
+    values, _ = read(tmp_path, text)
+    assert values["c"] == {"x": 1, "y": 2, "z": 3}
+    assert values["d"] == {"<<": 4}
+
+
+def test_a_section_may_take_its_keys_from_another(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "optimization: &shared\n  learning_rate: 1e-3\ntraining:\n  <<: *shared\n  seed: 5\n"
+    )
+    config = load_config(tmp_path / "a.yaml", environment={})
+    assert (config.training.learning_rate, config.training.seed) == (1e-3, 5)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n"])
+def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
+    assert read(tmp_path, text) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "a.yaml:3: a stands here and in line 1: remove one of them"),
+        ("t:\n  a: 1\n  a: 1\n", "a.yaml:3: t.a stands here and in line 2"),
+        ("- a\n- b\n", "a.yaml:1: `key: value` lines are needed here"),
+        ("just words\n", "a.yaml:1: `key: value` lines are needed here"),
+        ("a: [1,\nb: 2\n", "a.yaml:3: not valid YAML"),
+        ("a: 1\n\tb: 2\n", "a.yaml:2: not valid YAML"),
+        ("a: 'x\n", "not valid YAML"),
+        ("a: !!python/object/apply:os.system [ls]\n", "a.yaml:1: not valid YAML: could not"),
+        ("a: &x\n  b: *x\n", "an anchor that contains itself"),
+        ("a: 1\nb:\n  <<: 4\n", "a.yaml:3: << takes an anchor of `key: value` lines"),
+        ("b: &b\n  <<: *b\n", "an anchor that contains itself"),
+        ("b: &b [1, *b]\n", "an anchor that contains itself"),
+        ("a: " + "[" * 5000, "a.yaml: nested deeper than 50 levels"),
+        ("a: " + "[" * 60 + "]" * 60, "a.yaml:1: nested deeper than 50 levels"),
+        ("a: " + "{a: " * 5000, "a.yaml: nested deeper than 50 levels"),
+        ("a: " + "9" * 5000, "a.yaml:1: not valid YAML: a number too long"),
+        (laughing("NEW: &NEW [OLD, OLD, OLD]"), "stands for more than 5000 values"),
+        (laughing("NEW: &NEW {a: OLD, b: OLD}"), "stands for more than 5000 values"),
+        (
+            laughing("NEW: &NEW {<<: [OLD, OLD]}", "{x: 1}"),
+            "stands for more than 5000 values",
+        ),
+        ("#" * (256 << 10) + "\n", "a.yaml has more than 256 KiB"),
+        ("a: *nowhere\n", "a.yaml:1: not valid YAML: found undefined alias"),
+        ("? [a, b]\n: 1\n", "cannot be a key"),
+        ("a: 1\n---\nb: 2\n", "a.yaml:2: not valid YAML: but found another document"),
+        (b"a: \xff\xfe\n", "is not UTF-8 text (byte 3): save it as UTF-8"),
+        ("a: \x00\n", "not valid YAML"),
+    ],
+)
+def test_a_broken_file_is_one_sentence_with_its_place(
+    text: str | bytes, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"a.yaml") as raised:
+        read(tmp_path, text)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no configuration file .*nowhere.yaml"):
+        load_config(tmp_path / "nowhere.yaml", environment={})
+    with pytest.raises(ValueError, match=r"cannot read .*: Is a directory"):
+        load_config(tmp_path, environment={})

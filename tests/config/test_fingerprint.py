@@ -1,0 +1,105 @@
+"""Which settings make two trainings the same one."""
+
+from pathlib import Path
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.fingerprint import DOES_NOT_COUNT, counts, differing_keys, purpose_of
+from infrastructure.config.schema import schema_of
+from tests.config.field_values import other_value
+
+FIELDS = schema_of(DeploymentConfig).fields
+# A new key fails the test below until somebody has decided on which side it is.
+COUNT = """
+model.name backend adapter quantization lora_config lora_config.r lora_config.alpha
+lora_config.dropout lora_config.target_modules dtype attention trust_remote_code revision
+embedded.hidden_size embedded.num_layers embedded.num_heads embedded.num_kv_heads
+embedded.intermediate_size embedded.vocab_size embedded.max_positions
+data.path eval_path format shape prompt_column answer_column context_column text_column task_column
+max_length over_length packing train_on validation_split streaming buffer_size memory_limit
+balance_by augmentation chat_template
+training.strategy num_epochs max_steps batch_size gradient_accumulation learning_rate weight_decay
+warmup_steps scheduler_type max_grad_norm optimizer adam_beta1 adam_beta2 mixed_precision
+gradient_checkpointing compile_mode memory_efficient_attention seed validation_interval
+validation_frequency early_stopping_patience early_stopping_min_delta layerwise_lr_decay
+unfreeze_interval enabled_extensions optimization_frequency mode block_size fusion_mode
+train_head with_top local_loss reconstruct_weight cache_activations cache_dtype end_to_end_scope
+progressive.target_stacks progressive.trunk_strategy progressive.new_stack_precision
+progressive.growth progressive.init time_interpretation corruption mask_weighting
+time_step_masking num_time_steps time_step_bins time_step_mask_fractions store_all_time_steps
+time_step_cache_size quantization_enabled quantization_type backbone_quantized
+adapters_full_precision qlora_enabled qlora_rank qlora_alpha qlora_dropout qlora_lr
+qlora_progressive_enabled qlora_strategy qlora_ranks cache_mode
+quantum.problem answer data_budget target candidates num_blocks rank_budget background
+resources.quantum.solver resources.quantum.max_qubits resources.quantum.fallback
+"""
+OUTSIDE = ("backup.", "cache.", "memory.", "monitor.", "resources.gpu.")
+ROOT = {key for key in FIELDS if "." not in key}
+
+
+def keys_that_count() -> set[str]:
+    found, section = set(), ""
+    for word in COUNT.split():
+        first, dot, rest = word.partition(".")
+        if word.startswith("resources."):
+            found.add(word)
+            continue
+        if dot and first in ("model", "data", "training", "quantum"):
+            section, word = first, rest
+        found.add(f"{section}.{word}")
+    return found
+
+
+def test_every_key_is_on_one_side() -> None:
+    inside = {key for key in FIELDS if not key.startswith(OUTSIDE)} - ROOT
+    assert keys_that_count() | DOES_NOT_COUNT == inside
+    assert not keys_that_count() & DOES_NOT_COUNT
+    assert {key for key in FIELDS if counts(key)} == keys_that_count()
+
+
+def test_the_quantum_step_counts_where_there_is_one() -> None:
+    plain, other = DeploymentConfig(), DeploymentConfig(**{"quantum.data_budget": 0.5})
+    assert purpose_of(other) == purpose_of(plain)
+    assert not [key for key in purpose_of(plain) if "quantum." in key]
+    on = {"training.optimization_frequency": 10}
+    found = purpose_of(DeploymentConfig(**on, **{"quantum.data_budget": 0.5}))
+    assert [*differing_keys(purpose_of(DeploymentConfig(**on)), found)] == ["quantum.data_budget"]
+
+
+@pytest.mark.parametrize("key", sorted({*DOES_NOT_COUNT, *ROOT, "backup.place", "cache.disk_size"}))
+def test_what_does_not_count_leaves_the_purpose_as_it_is(key: str) -> None:
+    other = DeploymentConfig(**{key: other_value(FIELDS[key])})
+    assert purpose_of(other) == purpose_of(DeploymentConfig())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("training.seed", 1), ("data.packing", False), ("model.lora_config.r", 4)],
+)
+def test_what_counts_makes_it_another(key: str, value: object) -> None:
+    was, found = purpose_of(DeploymentConfig()), purpose_of(DeploymentConfig(**{key: value}))
+    assert key in list(differing_keys(was, found))
+
+
+def test_a_path_that_is_gone_counts_by_its_name(tmp_path: Path) -> None:
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rows.jsonl").write_text("{}")
+    was, found = (
+        purpose_of(DeploymentConfig(data={"path": str(tmp_path / folder / "rows.jsonl")}))
+        for folder in ("old", "new")
+    )
+    assert list(differing_keys(was, found)) == ["data.path"]
+    (tmp_path / "old/rows.jsonl").unlink()
+    assert list(differing_keys(was, found)) == []
+
+
+def test_a_path_means_the_same_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}")
+    absolute = purpose_of(DeploymentConfig(data={"path": str(tmp_path / "rows.jsonl")}))
+    monkeypatch.chdir(tmp_path)
+    relative = purpose_of(DeploymentConfig(data={"path": "rows.jsonl"}))
+    assert list(differing_keys(absolute, relative)) == []

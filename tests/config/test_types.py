@@ -1,0 +1,142 @@
+from pathlib import Path
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
+from infrastructure.config.types import amount_bytes, format_size, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("8GB", 8 * 10**9),
+        ("2 GB", 2 * 10**9),
+        ("40gb", 40 * 10**9),
+        ("1.5MB", 1_500_000),
+        ("8GiB", 8 * 2**30),
+        ("512 MiB", 512 * 2**20),
+        ("1000", 1000),
+        ("0.5KB", 500),
+        (" 1TB ", 10**12),
+    ],
+)
+def test_sizes(text: str, num_bytes: int) -> None:
+    assert parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GB", "8 G B", "8XB", "-1GB", "1e3", "eight", "90%", "1,5GB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(8 * 10**9, "8GB"), (1_500_000, "1500KB"), (1, "1B"), (2**30, "1073741824B"), (0, "0B")],
+)
+def test_formatting_is_exact(num_bytes: int, text: str) -> None:
+    assert format_size(num_bytes) == text
+    assert parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("amount", "num_bytes"), [("90%", 900), ("12.5%", 125), ("100B", 100), ("1KB", 1000)]
+)
+def test_amounts_in_bytes(amount: str, num_bytes: int) -> None:
+    assert amount_bytes(amount, total_bytes=1000) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        ("90 %", "90%"),
+        ("90.0%", "90%"),
+        ("2 gb", "2GB"),
+        (2 * 10**9, "2GB"),
+        ("1GiB", "1073741824B"),
+    ],
+)
+def test_one_spelling_for_each_amount(given: object, held: str) -> None:
+    assert DataConfig(memory_limit=given).memory_limit == held
+
+
+@pytest.mark.parametrize(
+    "given", ["0%", "101%", "0GB", 0, -5, True, 1.5, "much", "90", 999_999, [1]]
+)
+def test_what_is_no_amount(given: object) -> None:
+    with pytest.raises(ValueError, match=r"^data.memory_limit must be a size of at least 1MB"):
+        DataConfig(memory_limit=given)
+
+
+@pytest.mark.parametrize(("given", "held"), [(500, 500), ("500", 500), ("10GB", 10000), (0, 0)])
+def test_megabytes(given: object, held: int) -> None:
+    assert CacheConfig(disk_size=given).disk_size == held
+
+
+@pytest.mark.parametrize("given", [-1, "1.5KB", "x", True])
+def test_what_is_no_number_of_megabytes(given: object) -> None:
+    with pytest.raises(ValueError, match=r"^cache.disk_size must be a whole number of megabytes"):
+        CacheConfig(disk_size=given)
+
+
+@pytest.mark.parametrize(("given", "held"), [(5, 5.0), ("5", 5.0), ("5%", 5.0), ("7.5 %", 7.5)])
+def test_percentages(given: object, held: float) -> None:
+    assert DataConfig(max_bad_rows_percent=given).max_bad_rows_percent == held
+
+
+@pytest.mark.parametrize("given", [-1, 101, "120%", "many", True])
+def test_what_is_no_percentage(given: object) -> None:
+    with pytest.raises(ValueError, match="max_bad_rows_percent must be a percentage from 0 to 100"):
+        DataConfig(max_bad_rows_percent=given)
+
+
+def test_a_share_of_the_gpu() -> None:
+    assert MemoryConfig(gpu_memory_fraction=1).gpu_memory_fraction == 1
+    with pytest.raises(ValueError, match="gpu_memory_fraction must be a number above 0 and at mo"):
+        MemoryConfig(gpu_memory_fraction=1.1)
+
+
+COUNTS = ["training.batch_size", "training.gradient_accumulation", "training.max_steps"]
+
+
+@pytest.mark.parametrize("key", [*COUNTS, "training.warmup_steps", "cache.disk_size"])
+def test_a_count_has_an_upper_bound(key: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{key} must be .*, not {10**30}") as raised:
+        DeploymentConfig(**{key: 10**30})
+    assert "2147483647" in str(raised.value) or "megabytes" in str(raised.value)
+    assert DeploymentConfig(**{key: 2**31 - 1}).value(key) == 2**31 - 1
+
+
+PATHS = ["model.name", "data.path", "data.eval_path", "data.chat_template", "cache.directory"]
+
+
+@pytest.mark.parametrize("key", [*PATHS, "training.cache_dir", "output_dir"])
+def test_a_path_object_is_taken_where_a_path_is_wanted(key: str) -> None:
+    assert DeploymentConfig(**{key: Path("some/place")}).value(key) == "some/place"
+    config = DeploymentConfig()
+    section, _, name = key.rpartition(".")
+    setattr(getattr(config, section) if section else config, name, Path("other"))
+    assert config.value(key) == "other"
+
+
+def test_a_home_folder_in_a_path_object_is_expanded() -> None:
+    assert DeploymentConfig(data_path=Path("~/rows.jsonl")).data.path == str(
+        Path("~/rows.jsonl").expanduser()
+    )
+
+
+def test_a_sink_stands_once() -> None:
+    with pytest.raises(ValueError, match=r"metrics_sinks must be .*, each once, not \"csv,csv\""):
+        DeploymentConfig(training={"metrics_sinks": "csv,csv"})
+
+
+@pytest.mark.parametrize(
+    "name", ["hf_AbCdEfGhIjKlMnOpQrStUvWxYz", "run-token=abcdef123", "https://me:pw@host"]
+)
+def test_a_secret_is_no_name_of_a_run(name: str) -> None:
+    with pytest.raises(ValueError, match="run_name must be a name without token") as raised:
+        DeploymentConfig(run_name=name)
+    assert name not in str(raised.value)
+    assert DeploymentConfig(run_name="first try").run_name == "first try"

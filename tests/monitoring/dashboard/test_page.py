@@ -1,0 +1,205 @@
+"""The live page in a real browser: it goes on by itself, fits phones, and asks nobody else."""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from infrastructure.monitoring.dashboard.server import Dashboard
+from tests.monitoring.browser import Browser, open_browser
+from tests.monitoring.written_run import (
+    add,
+    evaluation,
+    falling,
+    sample,
+    step_record,
+    system_file,
+    write_run,
+)
+
+ATTACK = "<img src=x onerror=document.title='taken'>"
+NAMED_LOSS = "document.querySelector('#tiles .tile .value').textContent"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+@contextmanager
+def page_of(folder: Path) -> Iterator[str]:
+    """The address of a dashboard over the runs of `folder`."""
+    dashboard = Dashboard(folder, port=0)
+    thread = threading.Thread(target=dashboard.serve)
+    thread.start()
+    try:
+        yield dashboard.url
+    finally:
+        dashboard.close()
+        thread.join()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    done = write_run(folder, "20250101-done", status="finished")
+    add(done, *falling(1, 40))
+    directory = write_run(folder)
+    add(directory, *falling(1, 30), evaluation(15, 1.9), evaluation(30, 1.25))
+    samples = [sample(60 - second, step=second // 2) for second in range(60)]
+    add(directory, *samples, file=system_file("system"))
+    alert = {"time": time.time(), "step": 29, "rule": "gpu_memory", "message": "93 % is above 90 %"}
+    add(directory, alert, file=system_file("alerts"))
+    return folder
+
+
+def test_the_page_follows_the_training_by_itself(runs: Path, browser: Browser) -> None:
+    with page_of(runs) as url:
+        browser.open(url)
+        assert browser.evaluate(NAMED_LOSS) == "1.069"
+        assert browser.evaluate("document.title") == "75.0 % · 20260101-a · Temper"
+        assert browser.evaluate("document.querySelectorAll('#curves svg.chart').length") == 6
+        add(runs / "20260101-a", step_record(36, 0.25))
+        browser.wait_for(f"{NAMED_LOSS} === '0.2500'")
+        assert "step 36 of 40" in browser.evaluate("document.body.innerText")
+        (runs / "20260101-a/summary.json").write_text('{"status": "failed", "error": "E: broke"}')
+        browser.wait_for("document.querySelector('#head .status').textContent === 'failed'")
+        assert "E: broke" in browser.evaluate("document.getElementById('notices').innerText")
+    assert [told for told in browser.complaints if "ERR_" not in told] == []
+
+
+def test_a_click_shows_another_run(runs: Path, browser: Browser) -> None:
+    with page_of(runs) as url:
+        browser.open(url)
+        browser.evaluate("document.querySelector('a[data-run=\"20250101-done\"]').click()")
+        browser.wait_for("document.querySelector('#head .status')?.textContent === 'finished'")
+        assert browser.evaluate("location.search") == "?run=20250101-done"
+
+
+def test_the_value_under_the_pointer_is_told(runs: Path, browser: Browser) -> None:
+    with page_of(runs) as url:
+        browser.open(url)
+        box = json.loads(
+            browser.evaluate(
+                "JSON.stringify(document.querySelector('#curves svg').getBoundingClientRect())"
+            )
+        )
+        browser.move_to(box["right"] - 30, box["top"] + box["height"] / 2)
+        told = browser.evaluate("document.querySelector('text.hover').textContent")
+        assert told == "1.07 · step 30"
+        browser.move_to(5, 5)
+        assert browser.evaluate("document.querySelector('.hover')") is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 800, 1280])
+def test_the_page_fits_every_width(
+    runs: Path, browser: Browser, tmp_path: Path, width: int, scheme: str
+) -> None:
+    """800 is a Colab cell; nothing reaches out of the window, and the colours are the scheme's."""
+    with page_of(runs) as url:
+        browser.open(url, width=width, scheme=scheme)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        sticking_out = (
+            "[...document.querySelectorAll('main *')].filter((e) => !e.closest('.scroll')"
+            f" && e.getBoundingClientRect().right > {width} + 1).length"
+        )
+        assert browser.evaluate(sticking_out) == 0
+        paper = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert paper == {"light": "rgb(246, 247, 249)", "dark": "rgb(18, 22, 27)"}[scheme]
+        assert browser.screenshot(tmp_path / "page.png").stat().st_size > 20_000
+
+
+def test_text_of_a_run_is_never_markup(runs: Path, browser: Browser) -> None:
+    directory = runs / "20260101-a"
+    (directory / "run.json").write_text(json.dumps({"run_id": ATTACK, "model": {"name": ATTACK}}))
+    add(directory, {"step": 1, "kind": ATTACK, "message": ATTACK}, file="logs/errors/errors.jsonl")
+    add(directory, {"time": 1.0, "rule": ATTACK, "message": ATTACK}, file=system_file("alerts"))
+    with page_of(runs) as url:
+        browser.open(url)
+        add(directory, step_record(33, 0.5) | {ATTACK: 1.0})
+        browser.wait_for(f"{NAMED_LOSS} === '0.5000'")
+        assert browser.evaluate("document.images.length") == 0
+        assert browser.evaluate("document.title") != "taken"
+
+
+def test_a_dashboard_that_goes_away_and_comes_back_is_told(runs: Path, browser: Browser) -> None:
+    with page_of(runs) as url:
+        browser.open(url)
+        port = int(url.rstrip("/").rpartition(":")[2])
+    browser.wait_for("document.getElementById('lost').textContent.includes('does not answer')")
+    dashboard = Dashboard(runs, port=port)
+    thread = threading.Thread(target=dashboard.serve)
+    thread.start()
+    try:
+        add(runs / "20260101-a", step_record(37, 0.75))
+        browser.wait_for("document.getElementById('lost').textContent === ''")
+        browser.wait_for(f"{NAMED_LOSS} === '0.7500'")
+    finally:
+        dashboard.close()
+        thread.join()
+
+
+@contextmanager
+def proxy_to(port: int) -> Iterator[str]:
+    """The address of a server that passes `/proxy/…` on under another name, as notebooks' do."""
+
+    class Passing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path.startswith("/proxy/")
+            url = f"http://127.0.0.1:{port}{self.path.removeprefix('/proxy')}"
+            request = urllib.request.Request(url, headers={"Host": "x-notebook.example"})
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    status, headers, body = answer.status, answer.headers, answer.read()
+            except urllib.error.HTTPError as error:
+                with error:
+                    status, headers, body = error.code, error.headers, error.read()
+            self.send_response(status)
+            for name in ("Content-Type", "Content-Security-Policy", "ETag", "Content-Length"):
+                if name in headers:
+                    self.send_header(name, headers[name])
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Passing)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/proxy"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_behind_a_proxy_with_a_path_and_another_name_the_page_goes_on(
+    runs: Path, browser: Browser, tmp_path: Path
+) -> None:
+    dashboard = Dashboard(runs, port=0)
+    thread = threading.Thread(target=dashboard.serve)
+    thread.start()
+    try:
+        with proxy_to(dashboard.port) as url:
+            browser.open(f"{url}/")
+            assert "Open the address that" in browser.evaluate("document.body.innerText")
+            browser.open(f"{url}{dashboard.path}")
+            assert browser.evaluate(NAMED_LOSS) == "1.069"
+            add(runs / "20260101-a", step_record(38, 0.125))
+            browser.wait_for(f"{NAMED_LOSS} === '0.1250'")
+            browser.evaluate("document.querySelector('a[data-run=\"20250101-done\"]').click()")
+            browser.wait_for("document.querySelector('#head .status')?.textContent === 'finished'")
+    finally:
+        dashboard.close()
+        thread.join()

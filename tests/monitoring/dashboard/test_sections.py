@@ -1,0 +1,166 @@
+"""The parts of the live page: true in every state, and the same text until something happens."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from infrastructure.monitoring.dashboard.sections import format_step_time, sections_of
+from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.run_rows import RunRow
+from tests.monitoring.report.test_report import Page
+from tests.monitoring.written_run import (
+    add,
+    evaluation,
+    falling,
+    sample,
+    step_record,
+    system_file,
+    write_run,
+)
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[LiveRun]:
+    run = LiveRun(directory)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def text_of(run: LiveRun, rows: list[RunRow] | None = None) -> dict[str, str]:
+    """The text of each part, as a reader of well-formed HTML sees it."""
+    return {name: Page(part).all_text for name, part in sections_of(run, rows or []).items()}
+
+
+def write_backup(directory: Path, told: str) -> None:
+    (directory / "checkpoints").mkdir(exist_ok=True)
+    (directory / "checkpoints/backup.json").write_text(told)
+
+
+def test_a_training_tells_how_far_it_is(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    add(directory, *falling(1, 30), evaluation(10, 1.25), evaluation(30, 1.5))
+    with opened(directory) as run:
+        told = text_of(run)
+    assert told["progress"] == "step 30 of 40 about 5.0 s of steps left · trained for 15 s 75.0 %"
+    assert "Held-out loss 1.500 best 1.250" in told["tiles"]
+    assert "Time per step 500 ms" in told["tiles"]
+    assert "This run is being trained by process" in told["head"]
+    assert "Model my-llama · 3 M parameters, 1.5 M of them trained" in told["head"]
+    assert told["next"] == told["result"] == told["machine"] == told["alerts"] == ""
+
+
+def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    add(directory, *falling(1, 30))
+    write_backup(directory, '{"place": "x", "confirmed_step": 20, "saved_at": 1000.0}')
+    with opened(directory) as run:
+        first = sections_of(run, [])
+        time.sleep(1.1)
+        run.refresh()
+        assert sections_of(run, []) == first
+        add(directory, step_record(31))
+        run.refresh()
+        changed = {name for name, part in sections_of(run, []).items() if part != first[name]}
+    assert {"progress", "tiles", "curves"} <= changed
+    assert not changed & {"configuration", "safety", "errors"}
+
+
+@pytest.mark.parametrize(
+    ("backup", "told"),
+    [
+        ('{"place": "x", "state": "copying"}', "everything nothing is confirmed yet"),
+        ('{"place": "x", "confirmed_step": 20, "saved_at": 1000.0}', "step 20 is safe"),
+    ],
+)
+def test_what_would_be_lost_is_a_tile_where_there_is_a_place(
+    tmp_path: Path, backup: str, told: str
+) -> None:
+    directory = write_run(tmp_path)
+    with opened(directory) as run:
+        assert "Would be lost now" not in text_of(run)["tiles"]
+        write_backup(directory, backup)
+        run.refresh()
+        tiles = text_of(run)["tiles"]
+    assert "Would be lost now" in tiles
+    assert told in tiles
+
+
+def test_the_machine_is_shown_while_it_works_and_its_curves_afterwards(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    add(directory, *[sample(20 - i) for i in range(20)], file=system_file("system"))
+    with opened(directory) as run:
+        machine = text_of(run)["machine"]
+        assert "GPU 0 memory 14.0 of 15.0 GiB" in machine
+        assert "GPU temperature, °C" in machine
+        (directory / "summary.json").write_text('{"status": "finished"}')
+        run.refresh()
+        machine = text_of(run)["machine"]
+    assert "14.0 of 15.0 GiB" not in machine
+    assert "GPU temperature, °C" in machine
+
+
+def test_alerts_show_the_newest_first_and_say_how_many_there_were(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    alerts = [{"time": 1000.0 + i, "rule": "r", "message": f"number {i}"} for i in range(20)]
+    add(directory, *alerts, file=system_file("alerts"))
+    with opened(directory) as run:
+        told = text_of(run)["alerts"]
+    assert told.startswith("Alerts (the newest 8 of 20)")
+    assert told.index("number 19") < told.index("number 12")
+    assert "number 11" not in told
+
+
+def test_a_run_that_was_broken_off_says_how_to_go_on(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    (directory / "trained_by").write_text(
+        (directory / "trained_by").read_text().replace(" ", " 99", 1)
+    )
+    add(directory, *falling(1, 3))
+    with opened(directory) as run:
+        told = text_of(run)
+    assert "This run was broken off: the process that trained it is gone." in told["head"]
+    assert "temper train-resume" in told["next"]
+    assert "left" not in told["progress"]
+
+
+def test_a_run_before_its_first_step_says_what_happens(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    (directory / "summary.json").unlink()
+    with opened(directory) as run:
+        told = text_of(run)
+    assert "This run is being prepared" in told["head"]
+    assert "no numbers yet" in told["head"]
+    assert told["progress"] == ""
+    assert "the model and the data are prepared and measured" in told["curves"]
+
+
+def test_problems_are_told_once_however_often_one_looks(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    (directory / "metrics.jsonl").write_text("???\n")
+    with opened(directory) as run:
+        for _ in range(3):
+            told = text_of(run)["notices"]
+    assert told.count("1 lines of metrics.jsonl are damaged") == 1
+
+
+def test_runs_beside_it_are_listed_and_the_shown_one_is_marked(tmp_path: Path) -> None:
+    rows = [RunRow("b", "running", 3, 0.5, None), RunRow("a", "finished", 40, 0.25, 0.5)]
+    directory = write_run(tmp_path, "a")
+    with opened(directory) as run:
+        page = Page(sections_of(run, rows)["runs"])
+        assert text_of(run, rows[1:])["runs"] == ""
+    links = [given for tag, given in page.tags if tag == "a"]
+    assert [link["data-run"] for link in links] == ["b", "a"]
+    assert [link.get("aria-current") for link in links] == [None, "true"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.0421, "42 ms"), (1.94, "1.9 s"), (75, "1 min 15 s")]
+)
+def test_the_time_of_a_step_is_readable(seconds: float, told: str) -> None:
+    assert format_step_time(seconds) == told

@@ -1,0 +1,123 @@
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from infrastructure.monitoring.drawing.charts import (
+    Chart,
+    describe_gaps,
+    render_chart,
+    uses_log_scale,
+)
+from infrastructure.monitoring.drawing.downsampling import Points, find_gaps, make_curve
+from infrastructure.monitoring.drawing.formatting import format_number, format_share
+
+WIDTH, HEIGHT = 440, 220
+
+
+def draw(points: Points, marks: Points | None = None, **options: bool) -> ElementTree.Element:
+    chart = Chart("Loss <b>", make_curve(points), marks or [], format_number, **options)
+    return ElementTree.fromstring(render_chart(chart, WIDTH, HEIGHT))
+
+
+def by_class(svg: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+    return [part for part in svg.iter() if part.get("class") == name]
+
+
+def coordinates(part: ElementTree.Element) -> list[tuple[float, float]]:
+    pairs = [pair.split(",") for pair in str(part.get("points")).split()]
+    return [(float(x), float(y)) for x, y in pairs]
+
+
+def test_a_falling_loss_falls_on_the_picture() -> None:
+    svg = draw([(step, 10.0 - step) for step in range(1, 9)])
+    (line,) = by_class(svg, "main")
+    xs, ys = zip(*coordinates(line), strict=True)
+    assert list(xs) == sorted(xs)
+    assert list(ys) == sorted(ys)  # y grows downwards
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in coordinates(line))
+
+
+def test_the_title_is_escaped() -> None:
+    assert draw([(1, 1.0)]).get("aria-label") == "Loss <b>"
+
+
+def test_a_gap_is_a_band_and_a_break() -> None:
+    svg = draw([(1, 1.0), (2, 2.0), (3, math.nan), (4, math.nan), (5, 1.0), (6, 2.0)])
+    (band,) = by_class(svg, "gap")
+    assert band[0].text == "NaN at steps 3–4 (2 records)"
+    assert len(by_class(svg, "main")) == 2
+
+
+def test_gaps_that_lie_on_each_other_share_a_band() -> None:
+    points = [(step, math.nan if step % 2 else 1.0) for step in range(2000)]
+    svg = draw(points)
+    assert len(by_class(svg, "gap")) == 1
+
+
+def test_evaluations_are_dots_with_their_numbers() -> None:
+    svg = draw([(1, 1.0), (10, 0.5)], marks=[(5, 0.8), (10, math.nan)])
+    (dot,) = by_class(svg, "mark")
+    assert dot[0].text == "step 5: 0.8000"
+
+
+def test_very_many_evaluations_become_a_line() -> None:
+    svg = draw([], marks=[(step, float(step % 5)) for step in range(5000)])
+    assert by_class(svg, "mark") == []
+    (line,) = by_class(svg, "mark-line")
+    assert len(coordinates(line)) < 400
+
+
+def test_a_wide_range_of_positive_values_is_logarithmic() -> None:
+    wide = [(1, 100.0), (2, 0.01)]
+    assert uses_log_scale(Chart("x", make_curve(wide), may_be_log=True))
+    assert not uses_log_scale(Chart("x", make_curve(wide)))
+    assert not uses_log_scale(Chart("x", make_curve([(1, 100.0), (2, 0.0)]), may_be_log=True))
+    svg = draw(wide, may_be_log=True)
+    assert {"0.01", "1", "100"} <= {part.text for part in svg.iter("text")}
+
+
+def test_a_run_begins_at_step_0_unless_it_was_cut() -> None:
+    svg = draw([(5, 1.0), (200, 0.5)])
+    assert "0" in {part.text for part in svg.iter("text")}
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [],
+        [(1, math.nan)],
+        [(1, 2.0)],
+        [(1, 0.0), (2, 0.0)],
+        [(1, 1e-30), (2, 1e30)],
+        [(1, -5.0), (2, 5.0)],
+        [(7, 1.0), (7, 2.0)],
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"from_zero": True}, {"may_be_log": True}])
+def test_odd_numbers_still_give_a_picture(points: Points, options: dict[str, bool]) -> None:
+    svg = draw(points, **options)
+    assert not any("nan" in str(value) for part in svg.iter() for value in part.attrib.values())
+
+
+def test_gaps_are_named_up_to_a_limit() -> None:
+    gaps = find_gaps([(step, math.nan if step % 2 else 1.0) for step in range(20)])
+    assert describe_gaps(gaps, max_named=2) == (
+        "NaN at step 1; NaN at step 3; and 8 more places (8 records)"
+    )
+
+
+def test_a_picture_tells_scripts_its_scales() -> None:
+    """A value under the pointer is read from these and from the line's own points."""
+    curve = make_curve([(10.0, 0.25), (20.0, 0.75)])
+    svg = render_chart(Chart("Exact match", curve, format_value=format_share, from_zero=True))
+    assert 'data-steps="10 20" data-values="0 0.81" data-scale="100" data-unit=" %"' in svg
+    assert 'data-axis="step"' in svg
+    assert "data-log" not in svg
+    assert "data-" not in render_chart(Chart("Nothing", make_curve([])))
+
+
+def test_an_axis_may_count_something_else_than_steps() -> None:
+    svg = render_chart(Chart("Load", make_curve([(0.0, 1.0), (9.0, 2.0)]), axis="minutes"))
+    assert ">minutes</text>" in svg
+    assert ">step</text>" not in svg

@@ -1,0 +1,82 @@
+import math
+
+import pytest
+
+from infrastructure.monitoring.drawing.formatting import (
+    clip,
+    format_bytes,
+    format_duration,
+    format_number,
+    format_share,
+    printable,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (2.34567, "2.346"),
+        (0.0123, "0.01230"),
+        (3e-5, "3e-05"),
+        (-5.5e-9, "-5.5e-09"),
+        (0, "0"),
+        (1234567, "1,234,567"),
+        (4699.3, "4,699"),
+        (12345.6, "12,346"),
+        (1e300, "1e300"),
+        (math.nan, "NaN"),
+        (math.inf, "Infinity"),
+        (-math.inf, "-Infinity"),
+    ],
+)
+def test_numbers(value: float, shown: str) -> None:
+    assert format_number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [
+        (0.975, "97.5 %"),
+        (0.9999, "> 99.9 %"),
+        (1, "100 %"),
+        (0.0001, "< 0.1 %"),
+        (0, "0 %"),
+        (math.nan, "NaN"),
+    ],
+)
+def test_a_share_never_rounds_to_all_or_nothing(share: float, shown: str) -> None:
+    assert format_share(share) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.04, "0.0 s"),
+        (9.97, "10 s"),
+        (59.7, "1 min 00 s"),
+        (125, "2 min 05 s"),
+        (3725, "1 h 02 min"),
+        (270000, "3 d 03 h"),
+        (math.nan, "NaN"),
+    ],
+)
+def test_durations(seconds: float, shown: str) -> None:
+    assert format_duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shown"),
+    [(512, "512 B"), (1536 * 1024, "1.5 MiB"), (2**44, "16.0 TiB"), (math.inf, "Infinity")],
+)
+def test_sizes(num_bytes: float, shown: str) -> None:
+    assert format_bytes(num_bytes) == shown
+
+
+def test_clipping_says_how_much_is_missing() -> None:
+    assert clip("abc", 3) == "abc"
+    assert clip("a" * 2000, 10) == "aaaaaaaaaa … (1,990 more characters)"
+
+
+def test_text_cannot_steer_the_terminal() -> None:
+    assert printable("a\x1b[2J\nb\u202ec") == "a�[2J b�c"
+    assert printable("日本 é") == "日本 é"

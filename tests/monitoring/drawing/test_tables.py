@@ -1,0 +1,44 @@
+import math
+
+from infrastructure.monitoring.drawing.tables import before_after_table, render_table, text_width
+
+BEFORE = {"eval_loss": 8.0, "exact_match": {"reverse": 0.0, "all": 0.05}}
+AFTER = {"eval_loss": 0.4, "exact_match": {"reverse": 0.975, "all": 0.97, "sort": 1.0}}
+
+
+def test_the_table_that_ends_a_training() -> None:
+    assert before_after_table(BEFORE, AFTER).splitlines() == [
+        "               before   after        change",
+        "─────────────  ──────  ──────  ────────────",
+        "held-out loss       8  0.4000       -95.0 %",
+        "exact match     5.0 %  97.0 %  +92.0 points",
+        "  reverse         0 %  97.5 %  +97.5 points",
+        "  sort              –   100 %",
+    ]
+
+
+def test_nan_is_shown_and_claims_no_change() -> None:
+    table = before_after_table({"eval_loss": 8.0}, {"eval_loss": math.nan})
+    assert table.splitlines()[-1] == "held-out loss       8    NaN"
+
+
+def test_other_numbers_have_their_own_rows() -> None:
+    table = before_after_table({"win_rate": 0.25}, {"win_rate": 0.5, "eval_reward": 3})
+    assert table.splitlines()[2:] == ["win rate  0.2500  0.5000", "reward         –       3"]
+
+
+def test_nothing_measured_is_no_table() -> None:
+    assert before_after_table({}, {}) == ""
+
+
+def test_wide_characters_keep_the_columns_aligned() -> None:
+    lines = render_table(["task", "n"], [["数える", 1], ["abc", 22], ["e\u0301", 3]]).splitlines()
+    assert {text_width(line) for line in lines} == {len(lines[1])}
+
+
+def test_names_from_data_are_cut_and_cannot_steer_the_terminal() -> None:
+    table = render_table(["task", "n"], [["x" * 500, 1], ["a\x1b[2J\nb", 2]])
+    assert "\x1b" not in table
+    assert len(table.splitlines()) == 4
+    assert max(map(len, table.splitlines())) < 70
+    assert "…" in table

@@ -1,0 +1,196 @@
+"""A run is followed through its life: preparing, training, a kill, going on, the end."""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from infrastructure.core.files import write_text
+from infrastructure.monitoring.drawing.metrics_file import encode_record
+from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.run_owner import leave_trainer, write_trainer
+from infrastructure.monitoring.training_monitor import PERFORMANCE_FILE
+from infrastructure.monitoring.watching.alerts import AlertRule, AlertWatch
+from tests.monitoring.written_run import (
+    add,
+    evaluation,
+    falling,
+    sample,
+    step_record,
+    system_file,
+    write_run,
+)
+from tests.slow import slow
+
+
+def test_a_run_is_read_look_by_look(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    run = LiveRun(directory)
+    assert (run.state, run.step, run.share_done, run.changed_at) == ("running", None, None, None)
+    add(directory, *falling(1, 10))
+    assert run.refresh() is True
+    assert (run.step, run.total_steps, run.share_done) == (10, 40, 0.25)
+    assert run.refresh() is False
+    add(directory, *falling(11, 20), evaluation(20, 1.5))
+    assert run.refresh() is True
+    assert (run.step, run.evaluated & {"eval_loss", "loss"}) == (20, {"eval_loss"})
+    assert len(run.curves["loss"]) == 20
+    assert run.seconds_trained == 10.0
+    run.close()
+
+
+def test_time_left_is_that_of_the_steps_to_come_at_the_speed_of_now(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    slow = [step_record(step, seconds=100.0) for step in range(1, 11)]
+    quick = [step_record(step, seconds=4.0) for step in range(12, 42, 2)]  # two steps each
+    add(directory, *slow, *quick)
+    run = LiveRun(directory)
+    assert run.seconds_per_step == 2.0
+    assert run.step == 40
+    assert run.seconds_left == 0.0
+    run.close()
+
+
+def test_a_run_that_went_back_forgets_the_steps_that_are_done_again(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    add(directory, *falling(1, 20))
+    run = LiveRun(directory)
+    kept = b"".join(map(encode_record, falling(1, 12)))
+    write_text(directory / "metrics.jsonl", kept.decode())
+    run.refresh()
+    assert (run.step, len(run.curves["loss"]), run.seconds_trained) == (12, 12, 6.0)
+    run.close()
+
+
+def test_the_monitor_may_know_a_newer_step_than_the_log(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    add(directory, *falling(1, 10))
+    add(directory, sample(-5.0, step=17), file=system_file("system"))
+    run = LiveRun(directory)
+    assert run.step == 17
+    os.utime(directory / "metrics.jsonl", (time.time() + 60, time.time() + 60))
+    add(directory, step_record(18))
+    os.utime(directory / "metrics.jsonl", (time.time() + 60, time.time() + 60))
+    run.refresh()
+    assert run.step == 18
+    run.close()
+
+
+def test_states_follow_the_life_of_a_run(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    (directory / "summary.json").unlink()
+    run = LiveRun(directory)
+    states = [run.state]
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    machine = os.uname().nodename
+    for holder, status in ((os.getpid(), "running"), (child.pid, "running"), (1, "failed")):
+        (directory / "trained_by").write_text(f"process {holder} on {machine}\n")
+        (directory / "summary.json").write_text(json.dumps({"status": status}))
+        run.refresh()
+        states.append(run.state)
+    assert states == ["starting", "running", "interrupted", "failed"]
+    assert run.has_ended
+    run.close()
+
+
+def test_a_run_that_somebody_goes_on_with_is_prepared_again(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, status="stopped")
+    run = LiveRun(directory)
+    assert run.state == "stopped"
+    write_trainer(directory)
+    run.refresh()
+    assert (run.state, run.has_ended) == ("starting", False)
+    leave_trainer(directory)  # it could not go on
+    run.refresh()
+    assert run.state == "stopped"
+    run.close()
+
+
+def test_a_run_that_should_train_and_says_nothing_is_silent(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    add(directory, *falling(1, 10))
+    run = LiveRun(directory)
+    assert not run.is_silent
+    long_ago = time.time() - 3600
+    add(directory, step_record(11))
+    os.utime(directory / "metrics.jsonl", (long_ago, long_ago))
+    run.refresh()
+    assert run.is_silent
+    run.close()
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    (directory / "run.json").write_text("{")
+    (directory / "metrics.jsonl").write_text('???\n{"step": 3, "loss": 1.0}\n')
+    run = LiveRun(directory)
+    assert run.step == 3
+    assert "run.json could not be read" in run.problems[0]
+    assert run.problems[1] == "1 lines of metrics.jsonl are damaged and left out."
+    run.close()
+
+
+def test_a_directory_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no run directory"):
+        LiveRun(tmp_path / "nothing")
+
+
+@slow
+def test_memory_stays_bounded_and_no_spike_disappears(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, total_steps=300_000)
+    generator = random.Random(0)
+    run = LiveRun(directory)
+    sizes = []
+    tracemalloc.start()
+    for first in range(1, 100_001, 20_000):
+        records = [
+            {"step": step, "loss": generator.random()} for step in range(first, first + 20_000)
+        ]
+        if first == 40_001:
+            records[100]["loss"], records[200]["loss"] = 77.0, math.nan
+        add(directory, *records)
+        del records
+        run.refresh()
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    values = [value for _, value in run.curves["loss"]]
+    assert max(value for value in values if math.isfinite(value)) == 77.0
+    assert any(math.isnan(value) for value in values)
+    assert len(values) <= 2000
+    assert run.points["loss"].num_added == 100_000
+    assert sizes[-1] < sizes[0] + 500_000
+    run.close()
+
+
+def test_an_alert_that_is_over_says_so(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    watch = AlertWatch([AlertRule("gpu_memory", "memory", 90.0, "{subject} is {value:.0f} % full")])
+    alerts = []
+    for moment, value in ((1.0, 95.0), (2.0, 50.0)):
+        alerts += watch.check({"memory": value}, moment, step=7, subject="GPU 0")
+    add(directory, alerts[0].record(), file=system_file("alerts"))
+    run = LiveRun(directory)
+    assert [(a["message"], "ended_at" in a) for a in run.alerts] == [("GPU 0 is 95 % full", False)]
+    add(directory, alerts[1].record(), file=system_file("alerts"))
+    assert run.refresh() is True
+    assert [(a["message"], a["ended_at"]) for a in run.alerts] == [("GPU 0 is 95 % full", 2.0)]
+    run.close()
+
+
+def test_how_well_the_steps_use_the_machine_is_among_its_curves(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    for second in range(3):
+        use = {"time": 1000.0 + second, "step": second, "data_wait_percent": 5.0 + second}
+        add(directory, {**use, "model_flops_utilization": 0.4}, file=str(PERFORMANCE_FILE))
+    run = LiveRun(directory)
+    titles = [chart.title for chart in run.machine.charts()]
+    assert titles == ["Waiting for data, %", "Model FLOPs utilization, %"]
+    run.close()

@@ -1,0 +1,45 @@
+"""Runs are found by the names that people give them, without opening a checkpoint."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from infrastructure.monitoring.records.run_list import RUN_FILE, find_run_path, runs_in
+from tests.monitoring.written_run import write_run
+
+
+def test_only_folders_with_a_run_are_runs_and_the_oldest_is_first(tmp_path: Path) -> None:
+    newer, older = write_run(tmp_path, "2026-b"), write_run(tmp_path, "2025-a")
+    (tmp_path / "notes").mkdir()
+    assert runs_in(tmp_path) == [older, newer]
+    assert runs_in(tmp_path / "nothing") == []
+
+
+def test_a_run_with_a_name_of_its_own_is_as_old_as_its_beginning(tmp_path: Path) -> None:
+    older, named, newer = (
+        write_run(tmp_path, name) for name in ("20250101-120000-a", "mine", "20270101-120000-b")
+    )
+    moment = time.mktime((2026, 1, 1, 12, 0, 0, 0, 0, -1))
+    os.utime(named / RUN_FILE, (moment, moment))
+    assert runs_in(tmp_path) == [older, named, newer]
+
+
+def test_a_run_is_the_newest_or_an_id_or_a_path(tmp_path: Path) -> None:
+    older, newer = write_run(tmp_path, "2025-a"), write_run(tmp_path, "2026-b")
+    assert find_run_path(None, tmp_path) == newer.resolve()
+    assert find_run_path("2025-a", tmp_path) == older.resolve()
+    assert find_run_path(str(older), tmp_path / "elsewhere") == older.resolve()
+
+
+def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    write_run(tmp_path / "runs", "2025-a")
+    with pytest.raises(ValueError, match="unknown run"):
+        find_run_path("../secret", tmp_path / "runs")
+
+
+def test_no_run_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="start one with: temper train"):
+        find_run_path(None, tmp_path)

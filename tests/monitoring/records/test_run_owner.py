@@ -1,0 +1,74 @@
+"""Whether a training still lives is told from outside, without touching its lock."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infrastructure.monitoring.records.run_owner import (
+    HOLDER_FILE,
+    leave_trainer,
+    read_trainer,
+    write_trainer,
+)
+
+WRITES_AND_WAITS = """
+import sys, time
+from pathlib import Path
+from infrastructure.monitoring.records.run_owner import write_trainer
+write_trainer(Path(sys.argv[1]))
+print("written", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_training_process_is_alive_until_it_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITES_AND_WAITS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        trainer = read_trainer(tmp_path)
+        assert trainer is not None
+        assert (trainer.pid, trainer.is_alive) == (process.pid, True)
+        assert str(trainer) == f"process {process.pid} on {os.uname().nodename}"
+        process.kill()
+        while read_trainer(tmp_path).is_alive:  # type: ignore[union-attr]
+            time.sleep(0.01)
+
+
+def test_a_process_that_only_has_the_same_number_is_not_the_trainer(tmp_path: Path) -> None:
+    write_trainer(tmp_path)
+    long_ago = time.time() - 10 * 365 * 86400  # before this process began
+    os.utime(tmp_path / HOLDER_FILE, (long_ago, long_ago))
+    assert read_trainer(tmp_path).is_alive is False  # type: ignore[union-attr]
+
+
+def test_a_process_that_lives_on_after_its_training_is_no_trainer(tmp_path: Path) -> None:
+    """A notebook's kernel does."""
+    write_trainer(tmp_path)
+    assert read_trainer(tmp_path).is_alive is True  # type: ignore[union-attr]
+    leave_trainer(tmp_path)
+    trainer = read_trainer(tmp_path)
+    assert trainer is not None
+    assert (trainer.pid, trainer.is_alive) == (os.getpid(), False)
+
+
+def test_a_run_that_is_gone_is_not_made_anew_by_who_leaves_it(tmp_path: Path) -> None:
+    leave_trainer(tmp_path / "gone")
+    leave_trainer(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_another_machine_nothing_is_claimed(tmp_path: Path) -> None:
+    (tmp_path / HOLDER_FILE).write_text("process 1 on another-machine\n")
+    assert read_trainer(tmp_path).is_alive is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("text", [None, "", "somebody", "process x on y", "process 1 at y"])
+def test_what_says_nothing_is_nobody(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / HOLDER_FILE).write_text(text)
+    assert read_trainer(tmp_path) is None

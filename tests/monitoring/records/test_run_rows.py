@@ -1,0 +1,60 @@
+"""The list of runs is read from the ends of their files, and again only where something changed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infrastructure.monitoring.records import run_rows
+from infrastructure.monitoring.records.run_rows import RunRow, RunRows, last_records
+from tests.monitoring.written_run import add, evaluation, falling, step_record, write_run
+
+
+def test_each_run_is_a_row_and_the_newest_is_first(tmp_path: Path) -> None:
+    done = write_run(tmp_path, "2025-a", status="finished", after={"eval_loss": 0.25})
+    add(done, step_record(40, 0.5))
+    add(write_run(tmp_path, "2026-b"), evaluation(10, 1.5), step_record(12, 0.75))
+    left = write_run(tmp_path, "2026-c")
+    (left / "trained_by").write_text(
+        (left / "trained_by").read_text().replace("process ", "process 99999")
+    )
+    assert RunRows(tmp_path).read() == [
+        RunRow("2026-c", "interrupted", None, None, None),
+        RunRow("2026-b", "running", 12, 0.75, 1.5),
+        RunRow("2025-a", "finished", 40, 0.5, 0.25),
+    ]
+
+
+def test_a_run_that_did_not_change_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, busy = write_run(tmp_path, "a"), write_run(tmp_path, "b")
+    rows = RunRows(tmp_path)
+    rows.read()
+    read: list[Path] = []
+
+    def count(path: Path) -> list[dict[str, object]]:
+        read.append(path.parent)
+        return last_records(path)
+
+    monkeypatch.setattr(run_rows, "last_records", count)
+    add(busy, step_record(3))
+    assert [row.step for row in rows.read()] == [3, None]
+    assert read == [busy]
+    assert quiet not in read
+
+
+def test_only_whole_lines_of_the_end_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = "".join(json.dumps({"step": step}) + "\n" for step in range(1000))
+    path.write_text(lines + "???\n" + '{"step": 1000}\n{"ste')
+    records = last_records(path, tail_bytes=60)
+    assert [record["step"] for record in records] == [998, 999, 1000]
+    assert last_records(tmp_path / "nothing") == []
+
+
+def test_a_loss_that_is_not_finite_is_shown_as_such(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    add(run, *falling(1, 3), step_record(4, float("nan")))
+    (row,) = RunRows(tmp_path).read()
+    assert row.loss != row.loss

@@ -1,0 +1,43 @@
+"""What is told of a run in one sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.monitoring.records.run_reader import RunFacts
+from infrastructure.monitoring.records.status_text import alert_words, error_words, safety_words
+
+SAFE = {"place": "drive:x", "confirmed_step": 120, "saved_at": 1000.0}
+
+
+@pytest.mark.parametrize(
+    ("copies", "told"),
+    [
+        ({}, "backup: none; the checkpoints lie on this machine only"),
+        ({"place": "drive:x"}, "backup: nothing is confirmed yet at drive:x"),
+        (SAFE, "backup: step 120 is safe at drive:x; 1 min 30 s of work would be lost now"),
+        (
+            {**SAFE, "error": "the disk is full"},
+            "backup: step 120 is safe at drive:x; 1 min 30 s of work would be lost now;"
+            " the disk is full",
+        ),
+    ],
+)
+def test_what_would_be_lost_now_is_told(copies: dict[str, Any], told: str) -> None:
+    assert safety_words(RunFacts(Path(), backup=copies), now=1090.0) == told
+
+
+def test_a_run_that_has_ended_loses_nothing_more() -> None:
+    run = RunFacts(Path(), backup=SAFE, summary={"status": "finished"})
+    assert safety_words(run, now=1090.0) == "backup: step 120 is safe at drive:x"
+    run.summary["backup"] = {**run.backup, "problem": "the place is full"}
+    assert safety_words(run, now=1090.0).endswith("; NOT SAFE YET: the place is full")
+
+
+def test_errors_and_alerts_are_one_sentence_each() -> None:
+    error = {"step": 7, "kind": "spike", "action": "went back", "message": "loss 9"}
+    assert error_words(error) == "step 7: spike; went back (loss 9)"
+    alert = {"step": 7, "rule": "hot", "message": "91 °C"}
+    assert alert_words(alert) == "step 7: 91 °C"
+    assert alert_words({**alert, "ended_at": 9.0}) == "step 7: 91 °C (over)"

@@ -1,0 +1,274 @@
+"""The report as a reader of HTML sees it: whole, alone, escaped, and true about what failed."""
+
+import json
+import math
+import random
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.monitoring.drawing.metrics_file import encode_record
+from infrastructure.monitoring.report.report import write_report
+from tests.slow import slow
+
+ATTACK = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>"
+VOID = {"meta", "br"}
+
+
+class Page(HTMLParser):
+    """Checks that every tag is closed in order and collects what a test asks for."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text.append(data)
+
+    @property
+    def all_text(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+    def count(self, tag: str, css_class: str | None = None) -> int:
+        return sum(
+            name == tag and (css_class is None or css_class in (attributes.get("class") or ""))
+            for name, attributes in self.tags
+        )
+
+
+def write_run(directory: Path, **files: Any) -> None:
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+
+
+def write_records(directory: Path, records: list[dict[str, Any]]) -> None:
+    (directory / "metrics.jsonl").write_bytes(b"".join(map(encode_record, records)))
+
+
+def step_record(step: int, loss: float) -> dict[str, Any]:
+    return {
+        "step": step,
+        "epoch": 0,
+        "loss": loss,
+        "learning_rate": 1e-3,
+        "grad_norm": 1.0 + loss,
+        "tokens": 100.0 * step,
+        "seconds": 0.5,
+        "tokens_per_second": 200.0,
+        "memory_bytes": 3.0e8,
+    }
+
+
+def page_of(directory: Path) -> Page:
+    path = write_report(directory)
+    assert path == directory / "report.html"
+    return Page(path.read_text(encoding="utf-8"))
+
+
+RUN = {
+    "run_id": "my-run",
+    "created": "2026-11-20T23:45:12+0000",
+    "command": "temper train data.jsonl --epochs 3",
+    "config": {
+        "data.path": {"value": "my data.jsonl", "source": "argument DATA"},
+        "training.learning_rate": {"value": 0.001, "source": "--learning-rate"},
+        "training.seed": {"value": 0, "source": "default"},
+    },
+    "versions": {"torch": "2.13.0"},
+    "hardware": {"memory": {"total_bytes": 2**34}, "gpus": []},
+    "precision": "bf16",
+    "model": {"name": "embedded", "num_parameters": 3_000_000, "num_trainable": 1_500_000},
+    "data": {
+        "lines": ["4,000 rows read"],
+        "num_rows": 4000,
+        "quarantined": {"broken JSON": 3},
+        "examples": [{"file": "a.jsonl", "line": 17}],
+        "preview_html": "<p>2 + 2 = <mark>4</mark><script>alert(3)</script></p>",
+    },
+}
+SUMMARY = {
+    "status": "finished",
+    "steps": 40,
+    "seconds": 126.0,
+    "before": {"eval_loss": 8.0, "exact_match": {"reverse": 0.0, "all": 0.0}},
+    "after": {"eval_loss": 0.5, "exact_match": {"reverse": 0.95, "all": 0.95}},
+    "example": {"prompt": "Reverse: abc", "expected": "cba", "before": "aaa", "after": "cba "},
+    "paths": {"model": "runs/my-run/final"},
+}
+
+
+def test_a_finished_run_tells_everything(tmp_path: Path) -> None:
+    (tmp_path / "final").mkdir()
+    write_run(tmp_path, run=RUN, summary=SUMMARY, data_report={"num_used": 3997})
+    evaluation = {"step": 40, "kind": "evaluation", "eval_loss": 0.5, "eval_exact_match": 0.9}
+    write_records(tmp_path, [*[step_record(s, 8 / s) for s in range(1, 41)], evaluation])
+    page = page_of(tmp_path)
+    for told in (
+        "my-run finished",
+        "Finished at step 40, after 2 min 06 s.",
+        "Model embedded · 3 M parameters, 1.5 M of them trained",
+        "8 → 0.5000",
+        "held-out loss 8 0.5000 -93.8 %",
+        "exact match 0 % 95.0 % +95.0 points",
+        "reverse 0 % 95.0 %",
+        "Before differs aaa After as expected cba",
+        "4,000 rows read",
+        "broken JSON 3",
+        "a.jsonl 17",
+        "used 3,997",
+        "2 + 2 = 4",
+        "Loss last 0.2000 · held out 0.5000",
+        "Exact match, held out",
+        "1 values by default",
+        "training.learning_rate 0.001 --learning-rate",
+        "memory total 16.0 GiB gpus – precision bf16",
+        "torch 2.13.0",
+        f"temper train-eval {tmp_path / 'final'} 'my data.jsonl'",
+    ):
+        assert told in page.all_text, told
+    assert "train-resume" not in page.all_text
+    assert page.count("svg", "chart") == 7  # the loss twice: wide and narrow
+
+
+def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
+    write_run(tmp_path, run=RUN, summary=SUMMARY)
+    write_records(tmp_path, [step_record(step, 1.0) for step in range(1, 4)])
+    html = write_report(tmp_path).read_text()
+    page = Page(html)
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "link", "img", "iframe", "object", "embed", "form", "base", "a"}
+    attributes = {name for _, given in page.tags for name in given}
+    assert not attributes & {"src", "href", "srcset", "style", "background", "action"}
+    assert not any(name.startswith("on") for name in attributes)
+    assert "://" not in html
+    assert "url(" not in html
+    assert "@import" not in html
+    policy = [given["content"] for tag, given in page.tags if "http-equiv" in given]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+
+
+def attacked(value: Any) -> Any:
+    """The same shape with the attack in every key and every text."""
+    if isinstance(value, dict):
+        return {f"{key}{ATTACK}": attacked(inner) for key, inner in value.items()} | {
+            key: attacked(inner) for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [attacked(inner) for inner in value]
+    return value + ATTACK if isinstance(value, str) else value
+
+
+def test_text_from_data_is_never_markup(tmp_path: Path) -> None:
+    write_run(tmp_path, run=attacked(RUN), summary=attacked(SUMMARY), data_report={ATTACK: ATTACK})
+    write_records(tmp_path, [{**step_record(1, 2.0), ATTACK: 3.0, f"{ATTACK}2": ATTACK}])
+    page = page_of(tmp_path)
+    assert page.count("script") == 0
+    assert page.count("img") == 0
+    assert "alert(2)" in page.all_text
+
+
+def test_nan_is_named_and_breaks_the_curve(tmp_path: Path) -> None:
+    losses = [math.nan if 10 <= step < 15 else 2.0 for step in range(1, 31)]
+    write_records(tmp_path, [step_record(n + 1, loss) for n, loss in enumerate(losses)])
+    page = page_of(tmp_path)
+    assert "Not finite: loss: NaN at steps 10–14 (5 records)" in page.all_text
+    assert "Not finite: grad norm: NaN at steps 10–14 (5 records)" in page.all_text
+    assert page.count("rect", "gap") == 3  # loss wide and narrow, gradient norm
+
+
+def test_a_run_whose_last_loss_is_nan_does_not_show_a_number(tmp_path: Path) -> None:
+    write_records(tmp_path, [step_record(1, 2.0), step_record(2, math.nan)])
+    page = page_of(tmp_path)
+    assert "Loss NaN" in page.all_text
+    assert "Loss last NaN" in page.all_text
+
+
+def test_an_unfinished_run_says_so_and_how_to_go_on(tmp_path: Path) -> None:
+    write_run(tmp_path, run=RUN, summary={"status": "running"})
+    write_records(tmp_path, [step_record(7, 2.0)])
+    page = page_of(tmp_path)
+    assert "Not finished: still running, or interrupted at step 7" in page.all_text
+    assert "the last numbers are of" in page.all_text
+    assert f"temper train-resume {tmp_path}" in page.all_text
+    assert page.count("span", "status running") == 1
+
+
+def test_a_failed_run_shows_the_error_first(tmp_path: Path) -> None:
+    summary = {**SUMMARY, "status": "failed", "error": "TrainingDivergedError: nan", "after": None}
+    write_run(tmp_path, run=RUN, summary=summary)
+    page = page_of(tmp_path)
+    assert page.all_text.index("TrainingDivergedError: nan") < page.all_text.index("Curves")
+    assert "Failed at step 40" in page.all_text
+    assert "Before → after" not in page.all_text
+
+
+def test_an_empty_directory_gives_a_page(tmp_path: Path) -> None:
+    assert "No step has been logged yet." in page_of(tmp_path).all_text
+
+
+def test_damaged_files_are_named_on_the_page(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n???\n')
+    text = page_of(tmp_path).all_text
+    assert "run.json could not be read" in text
+    assert "1 lines of metrics.jsonl are damaged" in text
+
+
+@pytest.mark.parametrize("wrong", [{"config": [1]}, {"config": {"a": None}}, {"model": "x"}])
+def test_odd_shapes_do_not_stop_the_report(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    summary = {"before": 3, "example": "x", "paths": [1], "seconds": "long", "status": "odd"}
+    write_run(tmp_path, run={"data": "x", "hardware": 3, **wrong}, summary=summary)
+    page_of(tmp_path)
+
+
+@slow
+def test_a_hundred_thousand_steps_stay_small(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    losses = [generator.random() + 0.1 for _ in range(100_000)]
+    losses[4_000] = 77.0
+    for step in range(50_000, 100_000, 3):
+        losses[step] = math.nan
+    write_records(tmp_path, [step_record(n + 1, loss) for n, loss in enumerate(losses)])
+    started = time.process_time()
+    path = write_report(tmp_path)
+    assert time.process_time() - started < 20
+    assert path.stat().st_size < 300_000
+    assert "100" in Page(path.read_text()).all_text
+
+
+def test_a_new_report_replaces_the_old_one(tmp_path: Path) -> None:
+    write_report(tmp_path)
+    write_run(tmp_path, run={"run_id": "renamed"})
+    assert "renamed" in page_of(tmp_path).all_text
+    assert [path.name for path in tmp_path.glob("*report*")] == ["report.html"]
+
+
+def test_what_went_wrong_and_what_was_done_is_on_the_page(tmp_path: Path) -> None:
+    errors = tmp_path / "logs" / "errors"
+    errors.mkdir(parents=True)
+    record = {"step": 7, "kind": "not_finite", "action": "went back to step 4", "message": ATTACK}
+    lines = [encode_record({**record, "rows": ["data.jsonl:12", ATTACK]}), b"{torn\n"]
+    (errors / "errors.jsonl").write_bytes(b"".join(lines))
+    page = Page(write_report(tmp_path).read_text())
+    assert "What went wrong and what was done" in page.all_text
+    assert "went back to step 4" in page.all_text
+    assert "data.jsonl:12" in page.all_text
+    assert "1 lines of errors.jsonl are damaged" in page.all_text
+    assert page.count("script") == page.count("img") == 0

@@ -1,0 +1,87 @@
+"""The section on the machine, from the files that a real monitor writes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infrastructure.core.files import write_json
+from infrastructure.monitoring.report.report import write_report
+from infrastructure.monitoring.report.report_machine import PROFILE_FILE, machine_use
+from infrastructure.monitoring.training_monitor import (
+    SYSTEM_FILE,
+    TrainingMetrics,
+    TrainingMonitor,
+)
+from tests.monitoring.scripted_machine import GIB, Moments, ScriptedGpus, ScriptedMachine
+
+PROFILE = {
+    "first_step": 3,
+    "last_step": 4,
+    "trace": "logs/performance/trace.json",
+    "rows": [{"name": "aten::mm<x>", "calls": 1200, "processor_seconds": 0.5, "gpu_seconds": 0.25}],
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that was watched for twenty samples, with one hot GPU."""
+    machine, gpus = ScriptedMachine(), ScriptedGpus()
+    monitor = TrainingMonitor(tmp_path, sinks=[], machine=machine, gpus=gpus, clock=Moments())
+    for step in range(1, 21):
+        machine.set(cpu_percent=2.0 * step, process_memory_bytes=step * GIB // 10)
+        gpus.set(temperature_celsius=70.0 + step)
+        monitor.log_training_metrics(
+            TrainingMetrics(1.0, 0, step, 2.0, 0.1, 8, data_wait_percent=1.5)
+        )
+        monitor.sample()
+    monitor.stop_monitoring()
+    return tmp_path
+
+
+def test_the_page_has_numbers_curves_and_alerts(run: Path) -> None:
+    page = write_report(run).read_text()
+    assert "The machine while it trained" in page
+    assert "GPU 0 (Tesla T4) has 87 °C" in page
+    assert "Processor, percent" in page
+    assert "GPU 0 (Tesla T4): use, percent" in page
+    assert "<td>40 %</td>" in page  # the most that the processor was used
+    assert "<td>90 °C</td>" in page
+
+
+def test_a_run_without_alerts_says_so(tmp_path: Path) -> None:
+    monitor = TrainingMonitor(tmp_path, machine=ScriptedMachine(), gpus=ScriptedGpus())
+    monitor.stop_monitoring()
+    assert "No alert was raised." in machine_use(tmp_path)
+
+
+def test_a_run_that_was_not_watched_has_no_section(tmp_path: Path) -> None:
+    assert machine_use(tmp_path) == ""
+
+
+def test_a_profile_is_a_table(tmp_path: Path) -> None:
+    write_json(tmp_path / PROFILE_FILE, PROFILE)
+    shown = machine_use(tmp_path)
+    assert "Where the time of steps 3 to 4 went" in shown
+    assert "aten::mm&lt;x&gt;" in shown
+    assert "1,200" in shown
+    assert "500.0 ms" in shown
+    assert "250.0 ms" in shown
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", "{}", '{"rows": 3}', '{"rows": [{}]}'])
+def test_a_damaged_profile_is_left_out(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / PROFILE_FILE).parent.mkdir(parents=True)
+    (tmp_path / PROFILE_FILE).write_text(damaged)
+    assert machine_use(tmp_path) == ""
+
+
+def test_damaged_samples_are_left_out(run: Path) -> None:
+    file = run / SYSTEM_FILE
+    damaged = [
+        "no json",
+        json.dumps({"step": "x", "cpu_percent": "high", "gpus": 7}),
+        json.dumps({"gpus": ["GPU"], "cpu_percent": None}),
+    ]
+    file.write_text(file.read_text() + "\n".join(damaged) + "\n")
+    assert "<td>40 %</td>" in machine_use(run)

@@ -1,0 +1,132 @@
+"""Every rule in a scripted scenario: once per incident, and to a real webhook."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from infrastructure.config.sections.resource_config import AlertThresholds
+from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
+from infrastructure.monitoring.watching.alert_rules import gpu_rules, machine_rules, training_rules
+from infrastructure.monitoring.watching.webhook import WebhookAlerts
+from tests.monitoring.scripted_machine import GIB, Moments, ScriptedGpus, ScriptedMachine
+from tests.monitoring.webhook_server import webhook_server
+
+SEED = {
+    "cpu_percent": 90.0,
+    "memory_percent": 85.0,
+    "gpu_utilization": 95.0,
+    "gpu_memory_percent": 90.0,
+    "gpu_temperature": 85.0,
+    "training_time_per_step": 10.0,
+    "gradient_norm": 100.0,
+}
+LONG = 40  # samples; more than any rule waits for
+
+
+@dataclass
+class Scenario:
+    """A monitor whose world is set by hand."""
+
+    monitor: TrainingMonitor
+    machine: ScriptedMachine
+    gpus: ScriptedGpus
+    moments: Moments
+    ages: dict[str, float]
+    step: int = 0
+
+    def go_on(self, num_samples: int = LONG, **metrics: float) -> None:
+        """So many steps with these numbers, and a look at the machine after each."""
+        for _ in range(num_samples):
+            self.step += 1
+            self.moments.now += 2.0
+            numbers = {"gradient_norm": 1.0, "seconds_per_step": 0.5, "data_wait_percent": 1.0}
+            numbers |= metrics
+            self.monitor.log_training_metrics(
+                TrainingMetrics(self.moments(), 0, self.step, 1.0, 0.001, 8, **numbers)
+            )
+            self.monitor.sample()
+
+
+def scenario(sink: WebhookAlerts) -> Scenario:
+    machine, gpus, moments = ScriptedMachine(), ScriptedGpus(), Moments()
+    ages = {"checkpoint_age_seconds": 5.0, "backup_age_seconds": 9.0, "copier_failures": 0.0}
+    monitor = TrainingMonitor(
+        sinks=[sink],
+        cooldown_seconds=60.0,
+        machine=machine,
+        gpus=gpus,
+        clock=moments,
+        probes={
+            "checkpoint_age_seconds": lambda: ages["checkpoint_age_seconds"],
+            "backup_age_seconds": lambda: ages["backup_age_seconds"],
+            "copier_failures": lambda: ages["copier_failures"],
+        },
+    )
+    return Scenario(monitor, machine, gpus, moments, ages)
+
+
+INCIDENTS: dict[str, Callable[[Scenario], None]] = {
+    "cpu_percent": lambda s: s.machine.set(cpu_percent=97.0),
+    "memory_percent": lambda s: s.machine.set(memory_used_bytes=15 * GIB),
+    "disk_free": lambda s: s.machine.set(disk_free_bytes=10**8),
+    "checkpoint_age": lambda s: s.ages.update(checkpoint_age_seconds=8000.0),
+    "backup_age": lambda s: s.ages.update(backup_age_seconds=8000.0),
+    "copier_failures": lambda s: s.ages.update(copier_failures=3.0),
+    "gpu_utilization": lambda s: s.gpus.set(utilization_percent=99.0),
+    "gpu_memory_percent": lambda s: s.gpus.set(memory_used_bytes=15 * GIB),
+    "gpu_temperature": lambda s: s.gpus.set(temperature_celsius=91.0),
+}
+OF_THE_TRAINING = {
+    "training_time_per_step": {"seconds_per_step": 30.0},
+    "gradient_norm": {"gradient_norm": 1e4},
+    "data_wait_percent": {"data_wait_percent": 80.0},
+}
+
+
+def calm_down(s: Scenario) -> None:
+    s.machine.set()
+    s.gpus.set()
+    s.ages.update(checkpoint_age_seconds=5.0, backup_age_seconds=9.0, copier_failures=0.0)
+
+
+def test_every_rule_fires_once_per_incident_and_reaches_the_webhook() -> None:
+    with webhook_server() as server:
+        sink = WebhookAlerts(server.url, "run")
+        world = scenario(sink)
+        world.go_on()
+        for _ in range(2):  # two incidents of each kind, long after each other
+            for begin in INCIDENTS.values():
+                begin(world)
+                world.go_on()
+                calm_down(world)
+                world.go_on()
+            for numbers in OF_THE_TRAINING.values():
+                world.go_on(**numbers)
+                world.go_on()
+        sink.close()
+    raised = Counter(posted["rule"] for posted in server.received)
+    assert raised == dict.fromkeys([*INCIDENTS, *OF_THE_TRAINING], 2)
+    assert all(posted["text"].startswith("run: ") for posted in server.received)
+
+
+def test_the_scenario_has_every_rule() -> None:
+    limits = AlertThresholds()
+    rules = [*machine_rules(limits), *gpu_rules(limits), *training_rules(limits)]
+    named = {rule.name for rule in rules}
+    assert named == {*INCIDENTS, *OF_THE_TRAINING}
+    assert named == set(AlertThresholds.model_fields)
+
+
+def test_the_limits_are_those_of_the_specification() -> None:
+    limits = AlertThresholds()
+    assert {name: getattr(limits, name) for name in SEED} == SEED
+
+
+@pytest.mark.parametrize("name", AlertThresholds.model_fields)
+def test_a_limit_that_somebody_sets_holds(name: str) -> None:
+    limits = AlertThresholds(**{name: 42})
+    rules = [*machine_rules(limits), *gpu_rules(limits), *training_rules(limits)]
+    (rule,) = [rule for rule in rules if rule.name == name]
+    assert rule.limit == (42e6 if name == "disk_free" else 42)

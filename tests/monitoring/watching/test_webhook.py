@@ -1,0 +1,96 @@
+"""Alerts over real HTTP to a server on this machine."""
+
+import logging
+import time
+
+import pytest
+
+from infrastructure.monitoring.watching.alerts import Alert
+from infrastructure.monitoring.watching.webhook import WebhookAlerts, payload
+from tests.monitoring.webhook_server import webhook_server
+
+
+def alert(number: int = 0, value: float = 91.5) -> Alert:
+    return Alert(
+        time=1000.0,
+        step=number,
+        rule="memory_percent",
+        subject="",
+        state="raised",
+        severity="critical",
+        value=value,
+        limit=85.0,
+        message="memory is 92 % full",
+    )
+
+
+def test_an_alert_arrives_with_all_its_values() -> None:
+    with webhook_server() as server:
+        sink = WebhookAlerts(server.url, "run-7")
+        sink.send(alert(3))
+        sink.close()
+    (received,) = server.received
+    assert received["text"] == "run-7: critical at step 3: memory is 92 % full"
+    assert (received["rule"], received["value"], received["limit"]) == (
+        "memory_percent",
+        91.5,
+        85.0,
+    )
+
+
+def test_sending_never_waits_for_the_server() -> None:
+    sink = WebhookAlerts("http://127.0.0.1:9/", first_wait_seconds=0.01)  # nobody listens there
+    started = time.monotonic()
+    for number in range(1000):
+        sink.send(alert(number))
+    assert time.monotonic() - started < 1.0
+
+
+@pytest.mark.parametrize("refusals", [[500], [429, 503]])
+def test_a_server_that_is_busy_is_asked_again(refusals: list[int]) -> None:
+    with webhook_server() as server:
+        server.answers = list(refusals)
+        sink = WebhookAlerts(server.url, first_wait_seconds=0.01)
+        sink.send(alert(1))
+        sink.close()
+    assert len(server.received) == len(refusals) + 1
+
+
+def test_what_is_refused_for_good_is_told_once_and_never_shows_the_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with webhook_server() as server, caplog.at_level(logging.WARNING):
+        server.answers = [404, 404]
+        sink = WebhookAlerts(server.url, first_wait_seconds=0.01)
+        sink.send(alert(1))
+        sink.send(alert(2))
+        sink.close()
+    assert [r["step"] for r in server.received] == [1, 2]
+    assert caplog.messages == ["an alert did not get to the webhook: it answered 404"]
+    assert "SECRET" not in caplog.text
+
+
+def test_a_dead_address_is_told_by_its_kind_only(caplog: pytest.LogCaptureFixture) -> None:
+    sink = WebhookAlerts("http://127.0.0.1:9/SECRET", first_wait_seconds=0.01)
+    sink.send(alert())
+    sink.close()
+    assert len(caplog.messages) == 1
+    assert "it cannot be reached" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+@pytest.mark.parametrize("url", ["", "hooks.slack.com/services/SECRET", "ftp://a/SECRET"])
+def test_what_is_no_web_address_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(ValueError, match="ALERT_WEBHOOK_URL is no web address") as caught:
+        WebhookAlerts(url)
+    assert "SECRET" not in str(caught.value)
+
+
+def test_slack_and_discord_get_what_they_read() -> None:
+    text = "run: critical at step 0: memory is 92 % full"
+    assert payload(alert(), "hooks.slack.com", "run") == {"text": text}
+    assert payload(alert(), "discord.com", "run") == {"content": text}
+
+
+def test_a_value_that_json_has_not_is_text() -> None:
+    assert payload(alert(value=float("nan")), "a", "")["value"] == "nan"

@@ -1,0 +1,48 @@
+"""The number format follows the device, unless it is named."""
+
+import pytest
+import torch
+
+from infrastructure.optimization.gpu_capability import cpu_has_bf16
+from infrastructure.training.core.precision import choose_device, choose_precision
+
+CPU = torch.device("cpu")
+
+
+def test_the_cpu_gets_bf16_only_where_it_has_instructions_for_it() -> None:
+    expected = "bf16" if cpu_has_bf16() else "fp32"
+    assert choose_precision(True, CPU).name == expected
+
+
+@pytest.mark.parametrize(("asked", "name"), [(False, "fp32"), ("fp32", "fp32"), ("bf16", "bf16")])
+def test_a_named_format_is_taken(asked: bool | str, name: str) -> None:
+    assert choose_precision(asked, CPU).name == name
+
+
+def test_fp16_on_a_cpu_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a GPU"):
+        choose_precision("fp16", CPU)
+
+
+def test_fp8_needs_a_gpu_that_has_it() -> None:
+    with pytest.raises(ValueError, match=r"needs a GPU of compute capability 8\.9"):
+        choose_precision("fp8", CPU)
+
+
+def test_autocast_computes_in_the_format() -> None:
+    with choose_precision("bf16", CPU).autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
+    with choose_precision("fp32", CPU).autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+
+
+def test_only_fp16_scales_gradients() -> None:
+    assert choose_precision("bf16", CPU).create_scaler() is None
+    assert choose_precision(False, CPU).create_scaler() is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(ValueError, match="sees no GPU"):
+        choose_device("cuda")

@@ -1,0 +1,224 @@
+"""Every shape becomes the same kind of conversation; rows that do not fit say why."""
+
+import json
+from typing import Any
+
+import pytest
+
+from infrastructure.training.data.encoding.row_schema import Shape
+from infrastructure.training.data.encoding.schema_detection import ShapeRequest, recognise_shape
+from infrastructure.training.data.readers import rows as reasons
+from infrastructure.training.data.readers.rows import BadRow, Conversation, Row, Turn
+
+PAIR = Shape("qa", {"prompt": "question", "answer": "answer"}, "")
+CHAT = Shape("messages", {"chat": "messages"}, "")
+
+
+def row(**values: Any) -> Row:
+    return Row(values, "a.jsonl", 7)
+
+
+def turns(shape: Shape, **values: Any) -> list[tuple[str, str]]:
+    conversation = shape.convert(row(**values))
+    assert isinstance(conversation, Conversation)
+    return [(turn.role, turn.text) for turn in conversation.turns]
+
+
+def recognised(**values: Any) -> list[tuple[str, str]]:
+    return turns(recognise_shape([row(**values)], ShapeRequest()), **values)
+
+
+ASKED = [("user", "Q"), ("assistant", "A")]
+
+
+def test_pairs_become_two_turns() -> None:
+    assert recognised(prompt="Q", completion="A") == ASKED
+    assert recognised(question="Q", answer="A") == ASKED
+    assert recognised(Question="Q", Answer="A") == ASKED
+    assert recognised(input="Q", output="A") == ASKED
+    assert recognised(instruction="Q", output="A") == ASKED
+    assert recognised(instruction="Q", input="", output="A") == ASKED
+
+
+def test_alpaca_joins_instruction_and_input() -> None:
+    assert recognised(instruction="Q", input="C", output="A") == [
+        ("user", "Q\n\nC"),
+        ("assistant", "A"),
+    ]
+    assert recognised(instruction="Q", context="C", response="A", category="x")[0][1] == "Q\n\nC"
+
+
+def test_the_context_stands_below_the_question_once() -> None:
+    asked = recognised(question="Q", context="C", answer="A")
+    assert asked == [("user", "Q\n\nC"), ("assistant", "A")]
+    assert recognised(question="Q", context=["C", "D"], answer="A")[0][1] == "Q\n\nC\n\nD"
+    assert recognised(question="Q", context="", answer="A") == ASKED
+    held = "Read this: C. Q"
+    assert recognised(question=held, context="C", answer="A")[0][1] == held
+    request = ShapeRequest(context_column="passage")
+    values = {"question": "Q", "passage": "C", "answer": "A"}
+    assert turns(recognise_shape([row(**values)], request), **values)[0] == ("user", "Q\n\nC")
+
+
+def test_a_system_column_is_the_first_turn() -> None:
+    assert recognised(system_prompt="S", question="Q", response="A") == [("system", "S"), *ASKED]
+    assert recognised(system_prompt="", question="Q", response="A") == ASKED
+
+
+def test_messages_and_sharegpt() -> None:
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    assert recognised(messages=messages) == ASKED
+    assert recognised(messages=json.dumps(messages)) == ASKED  # as CSV and HDF5 hold it
+    shared = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
+    assert recognised(conversations=shared, id="1") == ASKED
+
+
+def test_what_follows_the_last_answer_is_kept_and_teaches_nothing() -> None:
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": [{"type": "text", "text": "Q"}]},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": "unanswered"},
+    ]
+    found = CHAT.convert(row(messages=messages))
+    assert isinstance(found, Conversation)
+    assert [(turn.role, turn.text) for turn in found.taught] == [("system", "S"), *ASKED]
+    assert found.turns[-1].text == "unanswered"
+    assert (found.answer.text, found.prompt[-1].text) == ("A", "Q")
+    cut = CHAT.convert(row(messages=messages[:-1]))
+    assert isinstance(cut, Conversation)
+    assert found.pairs() == cut.pairs()  # they teach the same
+
+
+def test_a_message_that_is_not_to_be_trained_on() -> None:
+    for said in ({"weight": 0}, {"train": False}):
+        messages = [USER, {"role": "assistant", "content": "A", **said}, USER]
+        found = CHAT.convert(row(messages=[*messages, {"role": "assistant", "content": "B"}]))
+        assert isinstance(found, Conversation)
+        assert [found.is_learnt(n) for n in range(4)] == [True, False, True, True]
+        assert Conversation.from_json(found.to_json()) == found
+        plain = CHAT.convert(
+            row(messages=[USER, {"role": "assistant", "content": "A"}, USER, messages[1]])
+        )
+        assert isinstance(plain, Conversation)
+        assert plain.last_answer == 1  # the one that is trained on
+        assert plain.pairs() != found.pairs()
+
+
+def test_what_else_a_row_holds_goes_to_the_template() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call], "name": None}
+    answer = {"role": "assistant", "content": "1", "reasoning_content": "easy"}
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    messages = [USER, asked, {"role": "tool", "content": "1"}, answer]
+    for given in (tools, json.dumps(tools)):
+        values = {"messages": messages, "tools": given, "system": "Be exact."}
+        values["chat_template_kwargs"] = {"enable_thinking": False}
+        shape = recognise_shape([row(**values)], ShapeRequest())
+        found = shape.convert(row(**values))
+        assert isinstance(found, Conversation)
+        assert found.messages() == [
+            {"role": "system", "content": "Be exact."},
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "1"},
+            answer,
+        ]
+        options = {"tools": tools, "chat_template_kwargs": {"enable_thinking": False}}
+        assert json.loads(found.inputs) == options
+        assert Conversation.from_json(found.to_json()) == found
+        assert shape.used >= values.keys()
+
+
+def test_a_prompt_of_messages_is_given() -> None:
+    prompt = [USER, {"role": "assistant", "content": "given"}, USER]
+    completion = [{"role": "assistant", "content": "A"}]
+    shape = recognise_shape([row(prompt=prompt, completion=completion)], ShapeRequest())
+    found = shape.convert(row(prompt=prompt, completion=completion))
+    assert isinstance(found, Conversation)
+    assert [found.is_learnt(n) for n in range(4)] == [False, False, False, True]
+
+
+def test_conversational_prompts_and_completions() -> None:
+    prompt, completion = [{"role": "user", "content": "Q"}], [{"role": "assistant", "content": "A"}]
+    assert recognised(prompt=prompt, completion=completion) == ASKED
+    assert recognised(prompt=prompt, completion="A") == ASKED
+
+
+def test_plain_text_and_whole_numbers() -> None:
+    assert recognised(text="T") == [("text", "T")]
+    assert turns(PAIR, question="Q", answer=72) == [("user", "Q"), ("assistant", "72")]
+
+
+def test_a_conversation_keeps_place_task_and_group() -> None:
+    shape = Shape("qa", PAIR.columns, "", task_column="kind", group_column="level")
+    found = shape.convert(row(question="Q", answer="A", kind="sum", level=3))
+    assert found == Conversation(
+        (Turn("user", "Q"), Turn("assistant", "A")), "sum", "3", "a.jsonl", 7
+    )
+    assert Conversation.from_json(found.to_json()) == found
+    missing = shape.convert(row(question="Q", answer="A"))
+    assert isinstance(missing, Conversation)
+    assert (missing.task, missing.group) == ("", "")
+
+
+BAD_PAIRS: list[tuple[dict[str, Any], str, str]] = [
+    ({"question": "Q"}, reasons.MISSING_COLUMN, "'answer'"),
+    ({"question": "Q", "answer": ""}, reasons.EMPTY, "'answer'"),
+    ({"question": " \n", "answer": "A"}, reasons.EMPTY, "'question'"),
+    ({"question": "Q", "answer": None}, reasons.EMPTY, "'answer'"),
+    ({"question": "Q", "answer": 0.5}, reasons.WRONG_TYPE, "a number, not text"),
+    ({"question": "Q", "answer": True}, reasons.WRONG_TYPE, "a truth value"),
+    ({"question": {"a": 1}, "answer": "A"}, reasons.WRONG_TYPE, "an object"),
+    ({"question": "Q", "answer": ["A"]}, reasons.WRONG_TYPE, "a list"),
+    ({"question": "Q", "answer": "\ud800"}, reasons.INVALID_UTF8, "surrogate"),
+]
+USER = {"role": "user", "content": "Q"}
+BAD_CHATS: list[tuple[Any, str, str]] = [
+    ([], reasons.EMPTY, "no messages"),
+    ("Q", reasons.WRONG_TYPE, "text, not a list"),
+    ("[1", reasons.BROKEN_JSON, "messages"),
+    ([USER], reasons.NOT_SUPERVISED, "no message of the assistant"),
+    ([USER, "A"], reasons.WRONG_TYPE, "message 2 of 'messages' is text"),
+    ([USER, {"content": "A"}], reasons.MISSING_COLUMN, "message 2 of 'messages' names no role"),
+    ([USER, {"role": "wizard", "content": "A"}], reasons.WRONG_TYPE, "unknown role 'wizard'"),
+    ([USER, {"role": "assistant", "content": ""}], reasons.EMPTY, "message 2"),
+    ([USER, {"role": "assistant", "content": None}], reasons.EMPTY, "message 2"),
+    (
+        [USER, {"role": "assistant", "content": None, "tool_calls": [{}]}],
+        reasons.WRONG_TYPE,
+        "no list of calls with names",
+    ),
+    (
+        [USER, {"role": "assistant", "content": "A", "function_call": {"name": "f"}}],
+        reasons.WRONG_TYPE,
+        "write it as tool_calls",
+    ),
+    (
+        [USER, {"role": "assistant", "content": "A", "weight": 0.5}],
+        reasons.WRONG_TYPE,
+        "weight of message 2 of 'messages' is 0.5; it can be 0 or 1",
+    ),
+    (
+        [{"role": "user", "content": [{"type": "image"}]}],
+        reasons.WRONG_TYPE,
+        "message 1 of 'messages' holds more than text",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "reason", "detail"), BAD_PAIRS)
+def test_a_pair_that_does_not_fit(values: dict[str, Any], reason: str, detail: str) -> None:
+    found = PAIR.convert(row(**values))
+    assert isinstance(found, BadRow)
+    assert (found.place, found.reason) == ("a.jsonl:7", reason)
+    assert detail in found.detail
+    assert found.excerpt.startswith('{"question"')
+
+
+@pytest.mark.parametrize(("messages", "reason", "detail"), BAD_CHATS)
+def test_a_chat_that_does_not_fit(messages: Any, reason: str, detail: str) -> None:
+    found = CHAT.convert(row(messages=messages))
+    assert isinstance(found, BadRow)
+    assert found.reason == reason
+    assert detail in found.detail

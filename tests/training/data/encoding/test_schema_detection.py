@@ -1,0 +1,163 @@
+"""The shape is recognised and told; where it is not clear, columns and remedy are named."""
+
+from typing import Any
+
+import pytest
+
+from infrastructure.training.data.encoding.schema_detection import ShapeRequest, recognise_shape
+from infrastructure.training.data.readers.rows import Row
+
+MESSAGES = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+
+
+def rows(*values: dict[str, Any]) -> list[Row]:
+    return [Row(value, "a.jsonl", number) for number, value in enumerate(values, 1)]
+
+
+def names(*columns: str) -> list[Row]:
+    return rows(dict.fromkeys(columns, "x"))
+
+
+def test_the_reason_is_told() -> None:
+    shape = recognise_shape(names("id", "question", "answer"), ShapeRequest())
+    assert (shape.name, shape.reason) == ("qa", "column 'question' asks, column 'answer' answers")
+    assert shape.used >= {"question", "answer"}
+    assert "id" not in shape.used
+    shape = recognise_shape(names("instruction", "input", "output"), ShapeRequest())
+    assert shape.name == "alpaca"
+    assert "column 'input' is its context" in shape.reason
+    shape = recognise_shape(rows({"messages": MESSAGES}), ShapeRequest())
+    assert shape.reason == "column 'messages' lists messages with 'role' and 'content'"
+    shape = recognise_shape(names("text", "author"), ShapeRequest())
+    assert (shape.name, shape.columns) == ("text", {"text": "text"})
+
+
+def test_a_label_beside_a_text_is_asked_about() -> None:
+    sample = rows({"text": "good", "label": 1}, {"text": "bad", "label": 0})
+    with pytest.raises(ValueError, match=r"data.prompt_column=text and data.answer_column=label"):
+        recognise_shape(sample, ShapeRequest())
+    for request in (ShapeRequest("text"), ShapeRequest(text_column="text")):
+        assert recognise_shape(sample, request).name == "text"
+    shape = recognise_shape(sample, ShapeRequest(prompt_column="text", answer_column="label"))
+    assert shape.columns == {"prompt": "text", "answer": "label"}
+
+
+def test_answers_that_are_marked_as_bad_are_asked_about() -> None:
+    """As data for KTO is: learning all of them would teach the bad ones too."""
+    sample = rows({"prompt": "Q", "completion": "A", "label": False})
+    with pytest.raises(ValueError, match=r"which answers are good and which are bad"):
+        recognise_shape(sample, ShapeRequest())
+    assert recognise_shape(sample, ShapeRequest("prompt")).name == "prompt"
+    sums = rows({"prompt": "Q", "completion": "A", "label": "sums"})
+    assert recognise_shape(sums, ShapeRequest()).name == "prompt"
+
+
+def test_the_context_of_a_question_is_used_and_told() -> None:
+    for columns in (("question", "answer"), ("instruction", "response"), ("prompt", "completion")):
+        shape = recognise_shape(names(*columns, "context"), ShapeRequest())
+        assert shape.columns["context"] == "context"
+        assert "column 'context' is its context" in shape.reason
+    shape = recognise_shape(
+        names("question", "answer", "passage", "context"), ShapeRequest(context_column="passage")
+    )
+    assert shape.columns["context"] == "passage"
+    named = ShapeRequest(prompt_column="question", answer_column="answer")
+    shape = recognise_shape(names("question", "answer", "context"), named)
+    assert "context" not in shape.columns  # whoever names the prompt has put it together
+    with pytest.raises(ValueError, match=r"data.context_column"):
+        recognise_shape(names("question", "answer"), ShapeRequest(context_column="passge"))
+    with pytest.raises(ValueError, match=r"set one of the two kinds"):
+        ShapeRequest(context_column="a", text_column="b").check()
+
+
+def test_structure_goes_before_plain_text() -> None:
+    alpaca = names("instruction", "input", "output", "text")
+    assert recognise_shape(alpaca, ShapeRequest()).name == "alpaca"
+    assert recognise_shape(alpaca, ShapeRequest(text_column="text")).name == "text"
+    assert recognise_shape(alpaca, ShapeRequest(shape="text")).columns == {"text": "text"}
+    chat = rows({"prompt": "Q", "messages": MESSAGES})
+    assert recognise_shape(chat, ShapeRequest()).name == "messages"
+
+
+def test_most_rows_decide() -> None:
+    sample = rows({"question": "Q", "answer": "A"}, {"question": "Q", "answer": "A"}, {"text": "T"})
+    assert recognise_shape(sample, ShapeRequest()).name == "qa"
+
+
+def test_columns_can_be_named() -> None:
+    request = ShapeRequest(prompt_column="ask", answer_column="reply")
+    shape = recognise_shape(names("ask", "reply", "text"), request)
+    assert shape.columns == {"prompt": "ask", "answer": "reply"}
+    shape = recognise_shape(
+        names("problem", "solution", "answer"), ShapeRequest(answer_column="answer")
+    )
+    assert shape.columns == {"prompt": "problem", "answer": "answer"}
+    request = ShapeRequest("alpaca", prompt_column="ask", answer_column="reply")
+    shape = recognise_shape(names("ask", "input", "reply"), request)
+    assert shape.columns == {"prompt": "ask", "answer": "reply", "context": "input"}
+    assert recognise_shape(names("body"), ShapeRequest("text")).columns == {"text": "body"}
+
+
+def test_several_readings_are_refused_and_named() -> None:
+    with pytest.raises(ValueError, match=r"2 ways.*problem, solution, answer.*data\.shape"):
+        recognise_shape(names("problem", "solution", "answer"), ShapeRequest())
+    both = rows({"messages": MESSAGES, "question": "Q", "answer": "A"})
+    with pytest.raises(ValueError, match=r"messages \(column .*; or qa \(column"):
+        recognise_shape(both, ShapeRequest())
+    assert recognise_shape(both, ShapeRequest("qa")).name == "qa"
+
+
+def test_unknown_columns_are_refused_and_named() -> None:
+    with pytest.raises(ValueError, match=r"no known shape \(columns: foo, bar\).*prompt_column"):
+        recognise_shape(names("foo", "bar"), ShapeRequest())
+    with pytest.raises(ValueError, match=r"not of the shape messages \(columns: question"):
+        recognise_shape(names("question", "answer"), ShapeRequest("messages"))
+
+
+QA_ROW, CHAT_ROW = {"question": "Q", "answer": "A"}, {"messages": MESSAGES}
+MIXED: list[tuple[list[dict[str, Any]], str]] = [
+    (
+        [QA_ROW, CHAT_ROW, {"text": "T"}],
+        r"^the rows share no columns: of the first 3, 1 are of the shape qa \(columns: question,"
+        r" answer; a\.jsonl:1\); 1 are of the shape messages \(columns: messages; a\.jsonl:2\);"
+        r" 1 are of the shape text \(columns: text; a\.jsonl:3\): bring them into one shape",
+    ),
+    ([QA_ROW, QA_ROW, CHAT_ROW, CHAT_ROW], "^the rows are of different shapes: of the first 4, 2"),
+    ([QA_ROW, {"a": 1}, {"b": 1}, {"c": 1}, {"d": 1}], r"no clear shape .*; and 1 more: bring"),
+    ([row | {"id": 1} for row in (QA_ROW, CHAT_ROW, {"text": "T"})], "^the rows are of different"),
+    ([{}], r"^the rows share no columns: of the first 1, 1 are of no clear shape \(columns: none;"),
+]
+
+
+@pytest.mark.parametrize(("values", "sentence"), MIXED)
+def test_rows_of_different_shapes_are_refused_with_what_was_seen(
+    values: list[dict[str, Any]], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        recognise_shape(rows(*values), ShapeRequest())
+
+
+def test_a_named_column_of_mixed_rows_gets_the_same_sentence() -> None:
+    with pytest.raises(ValueError, match="the rows share no columns"):
+        recognise_shape(
+            rows(QA_ROW, CHAT_ROW, {"text": "T"}), ShapeRequest(prompt_column="question")
+        )
+
+
+WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
+    ({"shape": "alpacca"}, r"data\.shape: unknown shape 'alpacca'; did you mean 'alpaca'"),
+    ({"prompt_column": "qestion"}, r"data\.prompt_column: .*did you mean 'question'"),
+    ({"answer_column": "zzz"}, r"data\.answer_column: unknown column 'zzz' \(known: answer, qu"),
+    ({"text_column": "body"}, r"data\.text_column: unknown column 'body'"),
+    ({"task_column": "kind"}, r"data\.task_column: unknown column 'kind'"),
+    ({"group_column": "level"}, r"data\.balance_by: unknown column 'level'"),
+    ({"text_column": "answer", "prompt_column": "question"}, "set one of the two kinds"),
+    ({"text_column": "answer", "shape": "qa"}, "does not go with data.shape='qa'"),
+    ({"prompt_column": "question", "shape": "messages"}, "do not go with 'messages'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "sentence"), WRONG_REQUESTS)
+def test_a_wrong_request_is_refused(settings: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        recognise_shape(names("question", "answer"), ShapeRequest(**settings))

@@ -1,0 +1,255 @@
+"""One pass over the data: what is told, what is set aside, what is held out."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infrastructure.training.data.readers import rows as reasons
+from infrastructure.training.data.store.examples import TokenizedExample
+from tests.training.data.builders import (
+    CHATML,
+    byte_level_tokenizer,
+    epoch,
+    held_out,
+    pairs,
+    pipeline,
+    write_jsonl,
+)
+
+
+def same(left: TokenizedExample, right: TokenizedExample) -> bool:
+    return (
+        np.array_equal(left.input_ids, right.input_ids)
+        and np.array_equal(left.supervised, right.supervised)
+        and left.task == right.task
+    )
+
+
+def test_the_report_tells_what_was_found(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache, task_column="task")
+    report = prepared.prepare()
+    assert report.rows_read == 100
+    assert report.num_train + report.num_evaluation == report.rows_used == 100
+    assert prepared.num_examples == report.num_train
+    assert (report.shape, report.files[0]["format"]) == ("qa", "jsonl")
+    examples = [e for batch in prepared.train_batches(0, 0, 8) for e in batch]
+    lengths = [len(example.input_ids) for example in examples]
+    assert report.tokens == sum(lengths)
+    assert report.supervised_tokens == sum(int(e.supervised.sum()) for e in examples)
+    assert report.longest == max(lengths)
+    assert report.length_quantiles["50%"] in lengths
+    assert report.task_counts == Counter(example.task for example in examples)
+    assert report.end_tokens == {"<|endoftext|>": 100}
+    assert prepared.stop_token_ids == [prepared.tokenizer.eos_token_id]
+    told = "\n".join(report.lines())
+    assert "100 rows read from train.jsonl (jsonl)" in told
+    assert "shape qa: column 'question' asks, column 'answer' answers" in told
+    assert "tasks: " in told
+    json.dumps(report.to_dict())
+
+
+def test_the_number_of_processes_does_not_matter(tmp_path: Path, cache: Path) -> None:
+    rows: list[Any] = [*pairs(600), "{broken", {"question": "Q", "answer": ""}]
+    rows.insert(300, {"question": "Q"})
+    data = write_jsonl(tmp_path / "a.jsonl", rows)
+    here = pipeline(data, cache, num_workers=0, task_column="task")
+    there = pipeline(data, tmp_path / "other", num_workers=2, task_column="task")
+    assert not there.report.from_cache
+    assert here.fingerprint == there.fingerprint
+    assert here.report.quarantine == there.report.quarantine
+    for left, right in zip(here.train_batches(0, 0, 9), there.train_batches(0, 0, 9), strict=True):
+        assert all(same(a, b) for a, b in zip(left, right, strict=True))
+    assert here.questions() == there.questions()
+
+
+BAD_ROWS = {
+    1: ("{broken", reasons.BROKEN_JSON),
+    11: ("[]", reasons.WRONG_TYPE),
+    21: ({"question": "Q"}, reasons.MISSING_COLUMN),
+    31: ({"question": "", "answer": "A"}, reasons.EMPTY),
+    41: ({"question": "Q", "answer": {}}, reasons.WRONG_TYPE),
+    51: ({"question": "Q" * 99, "answer": "word " * 300}, reasons.OVER_LONG),
+    61: ('{"question": "Q", "answer": "\\ud800"}', reasons.INVALID_UTF8),
+}
+
+
+def write_with_bad_rows(path: Path) -> None:
+    rows: list[Any] = pairs(100)
+    for line, (row, _) in BAD_ROWS.items():
+        rows[line - 1] = row
+    write_jsonl(path, rows)
+    path.write_bytes(path.read_bytes().replace(b"What is 70", b"What \xff is 70"))
+
+
+def test_bad_rows_are_told_with_file_and_line(tmp_path: Path, cache: Path) -> None:
+    data = tmp_path / "bad.jsonl"
+    write_with_bad_rows(data)
+    prepared = pipeline(data, cache, max_bad_rows_percent=10)
+    for _ in range(2):  # built, then found
+        found = {row.place: row.reason for row in prepared.report.quarantine.bad_rows}
+        expected = {f"bad.jsonl:{line}": reason for line, (_, reason) in BAD_ROWS.items()}
+        assert found == expected | {"bad.jsonl:71": reasons.INVALID_UTF8}
+        assert prepared.report.rows_used == 92
+        assert prepared.report.rows_read == 100
+        prepared = pipeline(data, cache, max_bad_rows_percent=10)
+    told = "\n".join(prepared.report.lines())
+    assert "8 rows set aside (8 %): 2 wrong type, 2 invalid UTF-8" in told
+    assert "bad.jsonl:1: broken JSON (Expecting property name" in told
+    prepared.report.quarantine.write(tmp_path / "run" / "quarantine.jsonl")
+    assert len((tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()) == 8
+
+
+def test_too_many_bad_rows_refuse_the_start(tmp_path: Path, cache: Path) -> None:
+    data = tmp_path / "bad.jsonl"
+    write_with_bad_rows(data)
+    sentence = r"8 of 100 rows \(8\.0 %\).*bad\.jsonl:1: broken JSON.*listed in (.*)\)"
+    with pytest.raises(ValueError, match=sentence) as caught:
+        pipeline(data, cache).prepare()
+    listed = Path(str(caught.value).rpartition("listed in ")[2].rstrip(")"))
+    assert len(listed.read_text("utf-8").splitlines()) == 8
+    assert pipeline(data, cache, max_bad_rows_percent=8).report.from_cache
+
+
+def test_over_long_rows_are_cut_only_if_told(tmp_path: Path, cache: Path) -> None:
+    rows = [*pairs(30), {"question": "Q", "answer": "word " * 300}]
+    data = write_jsonl(tmp_path / "a.jsonl", rows)
+    kept = pipeline(data, cache)
+    assert kept.report.quarantine.counts == {reasons.OVER_LONG: 1}
+    cut = pipeline(data, cache, over_length="truncate", max_length=64)
+    assert cut.report.rows_used == 31
+    assert (cut.report.truncated, cut.report.truncated_examples) == (1, ["a.jsonl:31"])
+    assert "1 rows were cut to 64 tokens: a.jsonl:31" in cut.report.lines()
+    assert cut.stop_token_ids == [cut.tokenizer.eos_token_id]  # not what the cut answer ends with
+    assert max(len(e.input_ids) for b in cut.train_batches(0, 0, 8) for e in b) <= 64
+
+
+def test_the_same_row_is_always_on_the_same_side(tmp_path: Path, cache: Path) -> None:
+    few = pipeline(write_jsonl(tmp_path / "few.jsonl", pairs(100)), cache)
+    many = pipeline(write_jsonl(tmp_path / "many.jsonl", pairs(300)[::-1]), cache)
+    assert set(held_out(few)) <= set(held_out(many))
+    assert set(epoch(few)) <= set(epoch(many))
+    assert 15 <= len(held_out(many)) <= 45
+
+
+def test_duplicates_are_never_on_both_sides(tmp_path: Path, cache: Path) -> None:
+    data = write_jsonl(tmp_path / "a.jsonl", pairs(60) + pairs(60))
+    prepared = pipeline(data, cache, validation_split=0.3)
+    assert not set(epoch(prepared)) & set(held_out(prepared))
+    assert prepared.report.leaked == 0
+    assert prepared.report.duplicates == prepared.report.num_train // 2
+    assert "training rows repeat an earlier one" in "\n".join(prepared.report.lines())
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+@pytest.mark.parametrize("split", [0.05, 0.9])
+def test_few_rows_are_on_both_sides_where_they_can(
+    tmp_path: Path, cache: Path, count: int, split: float
+) -> None:
+    data = write_jsonl(tmp_path / "a.jsonl", pairs(count))
+    prepared = pipeline(data, cache, validation_split=split)
+    assert prepared.num_examples >= 1
+    assert len(held_out(prepared)) == prepared.report.num_evaluation >= min(1, count - 1)
+    assert len({*epoch(prepared), *held_out(prepared)}) == count
+    assert len(prepared.evaluation_rows()) == prepared.report.num_evaluation
+
+
+def test_a_split_that_equal_rows_make_uneven_is_told(tmp_path: Path, cache: Path) -> None:
+    data = write_jsonl(tmp_path / "few.jsonl", pairs(3) * 60)
+    few = pipeline(data, cache, validation_split=0.1)
+    share = round(100 * few.report.num_evaluation / 180)
+    assert share == 33
+    [told] = [line for line in few.report.lines() if "data.validation_split" in line]
+    assert told.startswith(f"{share} % of the rows are held out, and data.validation_split asks")
+    many = pipeline(write_jsonl(tmp_path / "many.jsonl", pairs(200)), cache, validation_split=0.1)
+    assert not [line for line in many.report.lines() if "data.validation_split" in line]
+
+
+def test_no_split_holds_nothing_out(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache, validation_split=0)
+    assert prepared.num_examples == 100
+    assert held_out(prepared) == []
+    assert prepared.evaluation_rows() == prepared.questions() == []
+
+
+def test_held_out_data_of_its_own(data: Path, tmp_path: Path, cache: Path) -> None:
+    other = [{"instruction": r["question"], "output": r["answer"]} for r in pairs(12, start=90)]
+    eval_path = write_jsonl(tmp_path / "eval.jsonl", other)
+    for settings in ({}, {"streaming": True}):
+        prepared = pipeline(data, cache, eval_path=str(eval_path), **settings)
+        assert prepared.num_examples == 100
+        assert len(held_out(prepared)) == 12
+        assert prepared.report.leaked == 10
+        told = "\n".join(prepared.report.lines())
+        assert "10 training rows are in the held-out data as well" in told
+        assert "held-out data has the shape alpaca" in told
+
+
+def test_a_template_that_asks_otherwise_than_it_teaches_is_told(data: Path, cache: Path) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}"
+        "{% generation %}{{ m['content'] }}{% endgeneration %}{% else %}{{ m['content'] }}"
+        "{% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}Answer: {% endif %}"
+    )
+    report = pipeline(data, cache, chat_template=template).report
+    assert any("20 of 20 prompts are written otherwise" in note for note in report.notes)
+
+
+def test_special_tokens_in_the_text_are_told(tmp_path: Path, cache: Path) -> None:
+    rows = [*pairs(20), {"question": "What ends a text?", "answer": "It is <|endoftext|> here."}]
+    report = pipeline(write_jsonl(tmp_path / "a.jsonl", rows), cache).report
+    assert report.special_text_rows == 1
+    assert "1 rows spell a special token" in "\n".join(report.lines())
+
+
+def test_a_folder_of_formats(tmp_path: Path, cache: Path) -> None:
+    folder = tmp_path / "mixed"
+    write_jsonl(folder / "a.jsonl", pairs(20))
+    lines = [f"{row['question']},{row['answer']}\n" for row in pairs(20, start=20)]
+    (folder / "b.csv").write_text("question,answer\n" + "".join(lines))
+    report = pipeline(folder, cache).report
+    assert report.files == [
+        {"name": "a.jsonl", "format": "jsonl", "rows": 20},
+        {"name": "b.csv", "format": "csv", "rows": 20},
+    ]
+    assert report.rows_used == 40
+
+
+def test_plain_texts(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Text number {n}\nhas lines." for n in range(30)))
+    prepared = pipeline(tmp_path / "a.txt", cache, byte_level_tokenizer(CHATML))
+    assert prepared.report.shape == "text"
+    assert all(text.endswith("has lines.<|endoftext|>") for text in epoch(prepared))
+    assert prepared.questions() == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_data_sets(tmp_path: Path, cache: Path, seed: int) -> None:
+    """Whatever the rows, they are all accounted for, and every mode sees the same examples."""
+    rng = np.random.RandomState(seed)
+    rows: list[Any] = []
+    for number in range(rng.randint(5, 120)):
+        good = {"prompt": f"P {number}" + "x" * rng.randint(50), "completion": f"C {number}"}
+        broken = ["{", "[]", {"prompt": "P"}, {"prompt": "P", "completion": " "}, "\t"]
+        rows.append(good if rng.rand() < 0.8 else broken[rng.randint(len(broken))])
+    rows.append({"prompt": "last", "completion": "one"})
+    data = write_jsonl(tmp_path / "a.jsonl", rows)
+    settings: dict[str, Any] = {"max_bad_rows_percent": 100, "validation_split": rng.rand() / 2}
+    stored = pipeline(data, cache, **settings)
+    streamed = pipeline(
+        data, cache, streaming=True, buffer_size=int(rng.randint(1, 30)), **settings
+    )
+    good = sum(isinstance(row, dict) and len(row) == 2 and row["completion"] != " " for row in rows)
+    blank = sum(row == "\t" for row in rows)
+    for prepared in (stored, streamed):
+        report = prepared.report
+        assert report.rows_used == good
+        assert report.rows_used + report.quarantine.total == report.rows_read == len(rows) - blank
+    everything = [*epoch(stored), *held_out(stored)]
+    assert len(set(everything)) == len(everything) == good
+    assert sorted(everything) == sorted([*epoch(streamed), *held_out(streamed)])
+    start = int(rng.randint(streamed.num_examples + 1))
+    assert epoch(streamed, 2, start) == epoch(streamed, 2)[start:]

@@ -1,0 +1,67 @@
+"""Bad rows are counted whole, kept up to a bound, written down, and too many refuse the start."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infrastructure.training.data.preparation import quarantine as module
+from infrastructure.training.data.preparation.quarantine import Quarantine
+from infrastructure.training.data.readers.rows import EMPTY, OVER_LONG, WRONG_TYPE, BadRow
+
+
+def bad(line: int, reason: str = EMPTY) -> BadRow:
+    return BadRow("a.jsonl", line, reason, f"detail {line}", "be\u2028gin", 100 * line)
+
+
+def test_examples_show_different_reasons_first() -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(1), bad(2), bad(3), bad(4, WRONG_TYPE)])
+    assert [row.line for row in quarantine.examples] == [1, 4, 2]
+    assert quarantine.counts == {EMPTY: 3, WRONG_TYPE: 1}
+    assert quarantine.total == 4
+
+
+def test_written_and_read_again(tmp_path: Path) -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(1), bad(2)])
+    quarantine.write(tmp_path / "q.jsonl")
+    first = json.loads((tmp_path / "q.jsonl").read_text("utf-8").split("\n")[0])
+    assert first == {
+        "source": "a.jsonl",
+        "line": 1,
+        "reason": "empty",
+        "detail": "detail 1",
+        "excerpt": "be\u2028gin",
+    }
+    again = Quarantine.read(tmp_path / "q.jsonl", dict(quarantine.counts))
+    assert [str(row) for row in again.bad_rows] == [str(row) for row in quarantine.bad_rows]
+    assert again.counts == quarantine.counts
+
+
+def test_memory_is_bounded_and_counts_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 5)
+    quarantine = Quarantine()
+    quarantine.add(bad(line) for line in range(12))
+    assert (len(quarantine.bad_rows), quarantine.total) == (5, 12)
+    quarantine.write(tmp_path / "q.jsonl")
+    last = json.loads((tmp_path / "q.jsonl").read_text().split("\n")[-2])
+    assert last == {"left_out": 7, "counts": {"empty": 12}}
+    assert Quarantine.read(tmp_path / "q.jsonl", {"empty": 12}).total == 12
+
+
+def test_too_large_a_share_is_refused_with_examples_and_remedy() -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(3), bad(9)])
+    quarantine.check(40, 5.0, Path("q.jsonl"))  # exactly the limit
+    sentence = (
+        r"2 of 39 rows \(5\.1 %\).*max_bad_rows_percent=5 \(2 empty\).*"
+        r"a\.jsonl:3: empty \(detail 3\); a\.jsonl:9.*mend them.*listed in q\.jsonl"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        quarantine.check(39, 5.0, Path("q.jsonl"))
+    quarantine.add([bad(1, OVER_LONG)] * 3)
+    with pytest.raises(ValueError, match=r"raise data\.max_length, set data\.over_length=trunc"):
+        quarantine.check(39, 5.0, Path("q.jsonl"))

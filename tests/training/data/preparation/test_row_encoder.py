@@ -1,0 +1,148 @@
+"""Processes give results in order, few chunks at a time, and a death costs one row at most."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.core.errors import DataError
+from infrastructure.core.process_memory import can_limit_hard
+from infrastructure.training.data.preparation import row_encoder as row_worker
+from infrastructure.training.data.preparation.row_encoder import (
+    CHUNKS_PER_WORKER,
+    Chunk,
+    PreparedChunk,
+    work_on,
+)
+from infrastructure.training.data.readers.rows import BadRow, Row
+
+
+class Counting:
+    """Stands for the worker: gives the chunk's number back. Light enough to start quickly."""
+
+    max_bytes = None
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        sum(range(100_000 * (chunk.file % 3)))  # some take longer
+        return PreparedChunk(chunk.file, 0, [])
+
+
+class Deadly:
+    """Rows are marked: "exit" and "kill" end the process, "once" does so the first time only."""
+
+    max_bytes = None
+
+    def __init__(self, home: int, folder: Path) -> None:
+        self.home, self.folder = home, folder
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        for row in chunk.rows:
+            assert isinstance(row, Row)
+            assert os.getpid() != self.home or row.values["mark"] == ""
+            if row.values["mark"] == "exit":
+                os._exit(1)
+            if row.values["mark"] == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if row.values["mark"] == "once" and not (self.folder / str(row.line)).exists():
+                (self.folder / str(row.line)).touch()
+                os._exit(1)
+        return PreparedChunk(chunk.file, chunk.shape, chunk.rows)  # type: ignore[arg-type]
+
+
+class Homebound:
+    """Lives in no process but this one, as in a script without its main guard."""
+
+    def __init__(self, home: int) -> None:
+        self.home = home
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        if os.getpid() != self.home:
+            os._exit(1)
+        return PreparedChunk(chunk.file, chunk.shape, chunk.rows)  # type: ignore[arg-type]
+
+
+def chunks_of(marks: list[str], size: int = 4) -> list[Chunk]:
+    rows: list[Row | BadRow] = [
+        Row({"mark": mark}, "rows.jsonl", line) for line, mark in enumerate(marks, start=1)
+    ]
+    return [Chunk(0, 0, rows[start : start + size]) for start in range(0, len(rows), size)]
+
+
+def test_results_come_in_order_and_few_are_under_way() -> None:
+    taken: list[int] = []
+
+    def chunks() -> Iterator[Chunk]:
+        for number in range(30):
+            taken.append(number)
+            yield Chunk(number, 0, [])
+
+    worker: Any = Counting()
+    for expected, result in enumerate(work_on(chunks(), worker, 2)):
+        assert result.file == expected
+        assert len(taken) <= expected + 1 + 2 * CHUNKS_PER_WORKER
+    assert len(taken) == 30
+
+
+def test_a_row_that_kills_its_process_is_set_aside_with_its_place(tmp_path: Path) -> None:
+    """Two rows in different chunks; all others are there, once and in order."""
+    marks = ["", "", "exit", "", "", "", "", "", "", "kill", "", ""]
+    worker: Any = Deadly(os.getpid(), tmp_path)
+    prepared = list(work_on(chunks_of(marks), worker, 2))
+    assert [len(chunk.rows) for chunk in prepared] == [4, 4, 4]
+    rows: list[Any] = [row for chunk in prepared for row in chunk.rows]
+    assert [row.line for row in rows] == list(range(1, 13))
+    bad = [row for row in rows if isinstance(row, BadRow)]
+    assert [str(row) for row in bad] == [
+        f"rows.jsonl:{line}: kills its process (the process that prepared it died, 2 times)"
+        for line in (3, 10)
+    ]
+
+
+def test_a_row_that_killed_once_is_used(tmp_path: Path) -> None:
+    worker: Any = Deadly(os.getpid(), tmp_path)
+    prepared = list(work_on(chunks_of(["", "once", "", ""]), worker, 1))
+    assert not any(isinstance(row, BadRow) for chunk in prepared for row in chunk.rows)
+
+
+def test_where_no_process_lives_this_one_does_the_work(caplog: pytest.LogCaptureFixture) -> None:
+    worker: Any = Homebound(os.getpid())
+    chunks = chunks_of([""] * 8)
+    prepared = list(work_on(chunks, worker, 1))
+    assert [chunk.rows for chunk in prepared] == [chunk.rows for chunk in chunks]
+    assert "going on with data.num_workers=0" in caplog.text
+
+
+def test_too_many_rows_that_kill_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_worker, "MAX_DEADLY_ROWS", 1)
+    worker: Any = Deadly(os.getpid(), tmp_path)
+    with pytest.raises(DataError, match=r"too many rows.*rows\.jsonl:3: kills its process"):
+        list(work_on(chunks_of(["", "exit", "exit", ""]), worker, 1))
+
+
+class Hungry:
+    """Holds as many MB as a row is marked with, under a limit."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        for row in chunk.rows:
+            assert isinstance(row, Row)
+            bytearray(int(row.values["mark"]) * 10**6)
+        return PreparedChunk(chunk.file, 0, list(chunk.rows))  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not can_limit_hard(), reason="only Linux refuses memory to one process")
+def test_a_row_that_needs_more_than_a_worker_may_take_is_set_aside() -> None:
+    worker: Any = Hungry(max_bytes=700 * 10**6)
+    prepared = list(work_on(chunks_of(["1", "1", "2000", "1"]), worker, 1))
+    [rows] = [chunk.rows for chunk in prepared]
+    assert [isinstance(row, BadRow) for row in rows] == [False, False, True, False]
+    unlimited: Any = Hungry(max_bytes=10**13)
+    [chunk] = work_on(chunks_of(["2000"]), unlimited, 1)
+    assert not isinstance(chunk.rows[0], BadRow)

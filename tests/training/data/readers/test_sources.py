@@ -1,0 +1,487 @@
+"""Every format is read with places, broken rows are told apart, and wrong files are named."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import h5py
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from infrastructure.training.data.readers import json_format, row_limits
+from infrastructure.training.data.readers import rows as reasons
+from infrastructure.training.data.readers.line_reader import MAX_LINE_BYTES, Start
+from infrastructure.training.data.readers.row_limits import (
+    MAX_ROW_BYTES,
+    too_large_words,
+)
+from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.training.data.readers.sources import (
+    DataFile,
+    discover,
+    register_format,
+    unregister_format,
+)
+from infrastructure.training.data.readers.table_formats import load_huggingface
+
+ROWS = [
+    {"prompt": "one", "answer": "1"},
+    {"prompt": 'two "quoted", with comma', "answer": "line\nbreak"},
+    {"prompt": "drei ä 你好\u2028", "answer": "3"},
+]
+COLUMNS = ("prompt", "answer")
+
+
+def write_csv(path: Path, delimiter: str = ",") -> None:
+    def quoted(text: str) -> str:
+        return '"' + text.replace('"', '""') + '"'
+
+    lines = [delimiter.join(COLUMNS)]
+    lines += [delimiter.join(quoted(row[column]) for column in COLUMNS) for row in ROWS]
+    path.write_bytes(("\n".join(lines) + "\n").encode())
+
+
+def write_parquet(path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=2)
+
+
+def write_hdf5(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        for column in COLUMNS:
+            file.create_dataset(column, data=[row[column] for row in ROWS])
+
+
+def write_jsonl(path: Path) -> None:
+    path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS), "utf-8")
+
+
+def write_gz(path: Path) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in ROWS)
+    path.write_bytes(gzip.compress(text.encode()))
+
+
+WRITERS = {
+    "data.jsonl": write_jsonl,
+    "data.ndjson": write_jsonl,
+    "data.jsonl.gz": write_gz,
+    "array.json": lambda path: path.write_text(json.dumps(ROWS, indent=1), "utf-8"),
+    "object.json": lambda path: path.write_text(
+        json.dumps({"version": [1, {"a": 2}], "data": ROWS, "end": None}), "utf-8"
+    ),
+    "lines.json": write_jsonl,
+    "array.jsonl": lambda path: path.write_text(json.dumps(ROWS, ensure_ascii=False), "utf-8"),
+    "marked.jsonl": lambda path: path.write_bytes(
+        b"\xef\xbb\xbf" + "\r\n".join(json.dumps(row) for row in ROWS).encode()
+    ),
+    "data.csv": write_csv,
+    "semicolon.csv": lambda path: write_csv(path, ";"),
+    "data.tsv": lambda path: write_csv(path, "\t"),
+    "data.parquet": write_parquet,
+    "data.h5": write_hdf5,
+    "saved": lambda path: datasets.Dataset.from_list(ROWS).save_to_disk(str(path)),
+}
+
+
+def one_file(path: Path) -> DataFile:
+    (file,) = discover(str(path))
+    return file
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    WRITERS[name](path)
+    found = list(one_file(path).rows())
+    assert [row.values for row in found if isinstance(row, Row)] == ROWS
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_reading_can_start_at_any_row(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    WRITERS[name](path)
+    file = one_file(path)
+    found = list(file.rows())
+    assert [row.source for row in found] == [name] * len(ROWS)
+    for index, row in enumerate(found):
+        assert list(file.rows(Start(row.offset, row.line))) == found[index:]
+
+
+def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl")  # a blank line between rows
+    assert [row.line for row in one_file(tmp_path / "a.jsonl").rows()] == [1, 3, 5]
+    write_csv(tmp_path / "a.csv")  # the second row holds a line break
+    assert [row.line for row in one_file(tmp_path / "a.csv").rows()] == [2, 3, 5]
+    (tmp_path / "a.json").write_text("[\n{},\n\n{}]")
+    assert [row.line for row in one_file(tmp_path / "a.json").rows()] == [2, 4]
+
+
+def test_json_elements_may_be_cut_by_chunks(tmp_path: Path, monkeypatch: Any) -> None:
+    values = [{"a": "x" * n + '\\" \u00e9 😀', "n": -1.5e-3, "b": [True, None]} for n in range(40)]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(values), "utf-8")
+    monkeypatch.setattr("infrastructure.training.data.readers.json_format.READ_BYTES", 7)
+    assert [row.values for row in one_file(path).rows() if isinstance(row, Row)] == values
+
+
+def test_text_is_read_by_paragraphs_or_by_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("\nfirst\nstill first\n\n\nsecond\n")
+    found = [(row.values, row.line) for row in one_file(path).rows() if isinstance(row, Row)]
+    assert found == [({"text": "first\nstill first"}, 2), ({"text": "second"}, 6)]
+    path.write_text("one\ntwo\nthree\n\n")
+    found = [(row.values, row.line) for row in one_file(path).rows() if isinstance(row, Row)]
+    assert found == [({"text": "one"}, 1), ({"text": "two"}, 2), ({"text": "three"}, 3)]
+
+
+BAD_LINES = {
+    b'{"a": 1': (reasons.BROKEN_JSON, "column 8"),
+    b"{'a': 1}": (reasons.BROKEN_JSON, "column 2"),
+    b"[" * 100_000: (reasons.BROKEN_JSON, ""),
+    b'{"a": "\xff"}': (reasons.INVALID_UTF8, "byte 8"),
+    b"[1, 2]": (reasons.WRONG_TYPE, "a list, not an object"),
+    b"42": (reasons.WRONG_TYPE, "a number"),
+    b"x" * (MAX_LINE_BYTES + 5): (reasons.LINE_TOO_LONG, "16 MiB"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_bad_line_is_set_aside_with_its_place(tmp_path: Path, bad: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + bad + b'\n{"a": 3}\n')
+    first, wrong, last = one_file(path).rows()
+    assert isinstance(first, Row)
+    assert isinstance(last, Row)
+    assert (last.values, last.line) == ({"a": 3}, 3)
+    assert isinstance(wrong, BadRow)
+    reason, detail = BAD_LINES[bad]
+    assert (wrong.place, wrong.reason) == ("a.jsonl:2", reason)
+    assert detail in wrong.detail
+    assert len(wrong.excerpt) <= 120
+
+
+def test_bad_table_rows_are_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'a,b\n1,2\n1,2,3\n\n\xff,2\n"x"y,2\n"ok",2\n')
+    found = list(one_file(path).rows())
+    assert [(row.line, getattr(row, "reason", "")) for row in found] == [
+        (2, ""),
+        (3, reasons.WRONG_COLUMNS),
+        (5, reasons.INVALID_UTF8),
+        (6, reasons.BROKEN_CSV),
+        (7, ""),
+    ]
+
+
+def test_bad_text_and_elements_are_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\n\n\xff\xfeoops\n\nthree\n")
+    found = list(one_file(tmp_path / "a.txt").rows())
+    assert [(row.line, getattr(row, "reason", "")) for row in found] == [
+        (1, ""),
+        (3, reasons.INVALID_UTF8),
+        (5, ""),
+    ]
+    (tmp_path / "a.json").write_bytes(b'[{"a": "x"}, 5,\n{"a": "\xff"}, {"a": "y"}]')
+    found = list(one_file(tmp_path / "a.json").rows())
+    assert [(row.line, getattr(row, "reason", "")) for row in found] == [
+        (1, ""),
+        (1, reasons.WRONG_TYPE),
+        (2, reasons.INVALID_UTF8),
+        (2, ""),
+    ]
+
+
+def test_invalid_utf8_in_binary_tables_is_set_aside(tmp_path: Path) -> None:
+    texts = pyarrow.array([b"good", b"\xff", b"fine"]).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("text", data=np.array([b"good", b"\xff", b"fine"]))
+    for name in ("a.parquet", "a.h5"):
+        found = list(one_file(tmp_path / name).rows())
+        assert [(row.line, getattr(row, "reason", "")) for row in found] == [
+            (1, ""),
+            (2, reasons.INVALID_UTF8),
+            (3, ""),
+        ]
+
+
+PARQUET: dict[str, dict[str, Any]] = {
+    "dictionary": {"compression": "zstd"},
+    "plain": {"compression": "none", "use_dictionary": False},
+    "one dictionary": {"use_dictionary": ["text"], "data_page_version": "2.0"},
+    "falls back": {"dictionary_pagesize_limit": 100, "data_page_size": 200},
+    "delta": {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"},
+    "lengths": {"use_dictionary": False, "column_encoding": "DELTA_LENGTH_BYTE_ARRAY"},
+    "row groups": {"row_group_size": 70, "data_page_size": 100},
+}
+
+
+@pytest.mark.parametrize("how", PARQUET)
+def test_parquet_is_read_alike_however_it_was_written(tmp_path: Path, how: str) -> None:
+    rows = [
+        {
+            "text": None if n % 11 == 0 else f"text {n % 5}" * (n % 3),
+            "binary": b"\xe2\x82\xac %d" % n,
+            "messages": [{"role": "user", "content": f"{n % 4}"}] * (n % 3) if n % 7 else None,
+            "tags": [["a", f"{n}"], [], None] if n % 2 else [],
+        }
+        for n in range(300)
+    ]
+    path, arguments = tmp_path / "a.parquet", PARQUET[how]
+    if "column_encoding" in arguments:
+        leaves = ["messages.list.element.role", "messages.list.element.content"]
+        leaves += ["text", "binary", "tags.list.element.list.element"]
+        arguments = {
+            **arguments,
+            "column_encoding": dict.fromkeys(leaves, arguments["column_encoding"]),
+        }
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, **arguments)
+    found = list(one_file(path).rows())
+    assert [row.values for row in found if isinstance(row, Row)] == rows
+    assert [row.line for row in found] == list(range(1, 301))
+    for start in (1, 69, 70, 71, 299):
+        rest = [row.values for row in one_file(path).rows(Start(start, start + 1))]  # type: ignore[union-attr]
+        assert rest == rows[start:]
+
+
+def test_a_row_that_is_too_large_is_set_aside_and_its_neighbours_stay(tmp_path: Path) -> None:
+    texts = [f"{n}" for n in range(300)]
+    texts[123] = "a" * (MAX_ROW_BYTES + 1)
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    found = list(one_file(tmp_path / "a.parquet").rows())
+    assert [row.offset for row in found] == list(range(300))
+    [bad] = [row for row in found if isinstance(row, BadRow)]
+    assert (bad.line, bad.reason, bad.detail) == (124, reasons.LINE_TOO_LONG, too_large_words())
+
+
+def test_many_values_in_a_line_are_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_limits, "MAX_ROW_VALUES", 1000)
+    lists = b'{"a": [' + b"[]," * 1000 + b"[]]}"
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' + lists + b'\n{"a": 3}\n')
+    kinds = [type(row) for row in one_file(tmp_path / "a.jsonl").rows()]
+    assert kinds == [Row, BadRow, Row]
+    monkeypatch.setattr(json_format, "READ_BYTES", 100)
+    (tmp_path / "a.json").write_bytes(b"[" + lists + b"]")
+    with pytest.raises(ValueError, match=r"a.json:1: .*values\)"):
+        list(one_file(tmp_path / "a.json").rows())
+
+
+def test_a_record_or_a_passage_without_end_is_not_held(tmp_path: Path) -> None:
+    lines = (b"a" * 9999 + b"\n") * (MAX_ROW_BYTES // 10_000 + 1)
+    (tmp_path / "a.csv").write_bytes(b'a,b\n1,2\n"' + lines + b'","' + lines)
+    with pytest.raises(ValueError, match=r"a\.csv:3: a quote opens here"):
+        list(one_file(tmp_path / "a.csv").rows())
+    (tmp_path / "a.txt").write_bytes(b"first\n\n" + lines + b"\nlast\n")
+    first, bad, last = one_file(tmp_path / "a.txt").rows()
+    assert isinstance(first, Row)
+    assert isinstance(bad, BadRow)
+    assert (bad.reason, bad.line) == (reasons.LINE_TOO_LONG, 3)
+    assert isinstance(last, Row)
+    assert last.values == {"text": "last"}
+
+
+def test_hdf5_that_lies_elsewhere_or_is_too_wide_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "wide.h5", "w") as file:
+        file.create_dataset("text", (5,), f"S{MAX_ROW_BYTES + 1}")
+    with pytest.raises(ValueError, match="a field of column 'text' takes 16,777,217 bytes"):
+        list(one_file(tmp_path / "wide.h5").rows())
+    with h5py.File(tmp_path / "away.h5", "w") as file:
+        file.create_dataset("text", (5,), "S2", external=[("secret", 0, 10)])
+    with pytest.raises(ValueError, match="column 'text' lies in other files"):
+        list(one_file(tmp_path / "away.h5").rows())
+    with h5py.File(tmp_path / "link.h5", "w") as file:
+        file["text"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(ValueError, match="no column at the top"):
+        list(one_file(tmp_path / "link.h5").rows())
+
+
+def test_numbers_of_binary_tables_are_plain(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["n"] = np.arange(600)
+    found = [row.values["n"] for row in one_file(tmp_path / "a.h5").rows() if isinstance(row, Row)]
+    assert found == list(range(600))
+    assert type(found[0]) is int
+
+
+WRONG_FILES = {
+    "empty.jsonl": (b" \n", "is empty"),
+    "zipped.jsonl": (gzip.compress(b"{}"), "compressed with gzip.*add .gz"),
+    "excel.csv": (b"PK\x03\x04" + bytes(9), "zip archive"),
+    "nothing.jsonl": (b"PK\x05\x06" + bytes(18), "an empty zip archive"),
+    "archive.txt": (b"a".ljust(257, b"\0") + b"ustar\x0000", "a tar archive"),
+    "zipped.parquet": (b"PK\x03\x04" + bytes(9), "no parquet file but a zip archive"),
+    "page.jsonl": (b"\n<!DOCTYPE html><html>", "web page"),
+    "pointer.jsonl": (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
+    "wide.csv": ("a,b\n".encode("utf-16"), "UTF-16.*save it as UTF-8"),
+    "noise.txt": (b"abc\x00def", "binary"),
+    "table.jsonl": (b"PAR1xxxx", "Parquet file.*name it .parquet"),
+    "model.txt": (b"\x80\x04\x95", "a pickle"),
+    "not.parquet": (b"a,b\n1,2\n", "no parquet file"),
+    "page.parquet": (b"<html>", "no parquet file but a web page"),
+    "cut.parquet": (b"PAR1" + bytes(20), "damaged or cut off"),
+    "not.h5": (b"a,b\n1,2\n", "no hdf5 file"),
+    "cut.h5": (b"\x89HDF\r\n\x1a\n" + bytes(20), "damaged or cut off"),
+    "plain.jsonl.gz": (b'{"a": 1}\n', "no whole gzip file"),
+    "cut.json": (b'[{"a": 1}, {"a": ', "cut.json:1: broken JSON.*nothing past the break"),
+    "wrong.json": (b'[{"a": 1}\n, {"a" 2}, {"a": 3}]' + b" " * 99, "wrong.json:2: broken JSON"),
+    "after.json": (b'[{"a": 1}] {}', "text after the end"),
+    "other.json": (b'{\n"train": [],\n"x": 1}', "no list under \"data\".*'train', 'x'"),
+    "scalar.json": (b'{\n"a" 1}', "scalar.json:2: broken JSON"),
+    "open.csv": (b'a,b\n1,2\n"x,2\n1,2\n', "open.csv:3: a quote opens here"),
+    "twice.csv": (b"a,b,a\n1,2,3\n", "twice.csv:1: the column 'a' appears twice"),
+    "nothing.csv": (b",,\n1,2,3\n", "no header line"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FILES)
+def test_a_wrong_file_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
+    content, sentence = WRONG_FILES[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"(?s){sentence}"):
+        list(one_file(tmp_path / name).rows())
+
+
+def test_a_cut_gzip_file_is_noticed(tmp_path: Path) -> None:
+    rng = np.random.RandomState(0)
+    text = "".join(json.dumps({"a": rng.bytes(50).hex()}) + "\n" for _ in range(3000))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-1000])
+    with pytest.raises(ValueError, match="cut off or damaged"):
+        list(one_file(tmp_path / "a.jsonl.gz").rows())
+
+
+def test_wrong_hdf5_layouts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_group("inner")
+    with pytest.raises(ValueError, match="no column at the top"):
+        list(one_file(path).rows())
+    with h5py.File(path, "w") as file:
+        file["a"], file["b"] = np.zeros(2), np.zeros(3)
+    with pytest.raises(ValueError, match="differ in length"):
+        list(one_file(path).rows())
+    with h5py.File(path, "w") as file:
+        file["a"] = np.zeros((2, 2))
+    with pytest.raises(ValueError, match="'a' has 2 dimensions"):
+        list(one_file(path).rows())
+
+
+def test_a_folder_is_read_in_order_and_tables_come_before_loose_texts(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.csv", "sub/c.jsonl", "README.txt", "x.bin", ".hidden/d.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("a,b\n1,2\n" if name.endswith("csv") else '{"a": "1"}\n')
+    files = discover(str(tmp_path))
+    assert [file.name for file in files] == ["a.csv", "b.jsonl", "sub/c.jsonl"]
+    assert "2 other files left out" in files[0].note
+    assert [file.name for file in discover(str(tmp_path), "text")] == ["README.txt"]
+
+
+def test_a_folder_of_texts_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    assert [file.format for file in discover(str(tmp_path))] == ["text"]
+
+
+def test_a_folder_without_data_says_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"no data file in .*picture\.png.*\.jsonl"):
+        discover(str(tmp_path))
+
+
+def test_what_is_not_there_gets_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match=r"no training data at .*did you mean .*train\.jsonl"):
+        discover(str(tmp_path / "trian.jsonl"))
+    with pytest.raises(ValueError, match="give a file, a folder, or OWNER/NAME"):
+        discover("nowhere")
+
+
+def test_format_overrides_the_name_and_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "data.log").write_text('{"a": "1"}\n')
+    with pytest.raises(ValueError, match=r"no ending that names a data format.*data\.format"):
+        discover(str(tmp_path / "data.log"))
+    assert discover(str(tmp_path / "data.log"), "jsonl")[0].format == "jsonl"
+    with pytest.raises(ValueError, match="did you mean 'jsonl'"):
+        discover(str(tmp_path / "data.log"), "jsnl")
+
+
+def test_json_under_the_wrong_name_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": 1}\n{"a": 2}\n')
+    assert one_file(tmp_path / "a.json").note == "a.json is JSON lines inside"
+    (tmp_path / "b.jsonl").write_text('[{"a": 1}]')
+    assert one_file(tmp_path / "b.jsonl").note == "b.jsonl is one JSON document inside"
+    (tmp_path / "c.jsonl").write_text('[1, 2]\n{"a": 1}\n')  # a bad row, not a document
+    assert one_file(tmp_path / "c.jsonl").format == "jsonl"
+
+
+def test_a_plugin_format_is_used_by_its_ending(tmp_path: Path) -> None:
+    def read_pairs(path: Path) -> Any:
+        for line in path.read_text().splitlines():
+            question, _, answer = line.partition(" -> ")
+            yield {"question": question, "answer": answer} if answer else "not a row"
+
+    (tmp_path / "a.arrows").write_text("1+1 -> 2\noops\n2+2 -> 4\n")
+    register_format("arrows", read_pairs)
+    try:
+        found = list(one_file(tmp_path / "a.arrows").rows())
+        assert isinstance(found[2], Row)
+        assert found[2].values == {"question": "2+2", "answer": "4"}
+        assert isinstance(found[1], BadRow)
+        assert (found[1].line, found[1].reason) == (2, reasons.WRONG_TYPE)
+        assert list(one_file(tmp_path / "a.arrows").rows(Start(1, 2))) == found[1:]
+        with pytest.raises(ValueError, match="registered already"):
+            register_format("arrows", lambda path: [])
+    finally:
+        unregister_format("arrows")
+    with pytest.raises(ValueError, match="built in"):
+        register_format("csv", read_pairs)
+    with pytest.raises(ValueError, match="names a data format"):
+        discover(str(tmp_path / "a.arrows"))
+
+
+def test_splits_of_saved_data_sets(tmp_path: Path) -> None:
+    train, test = datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(ROWS[:1])
+    datasets.DatasetDict({"train": train, "test": test}).save_to_disk(str(tmp_path / "both"))
+    assert len(list(discover(str(tmp_path / "both"))[0].rows())) == 3
+    assert len(list(discover(f"{tmp_path / 'both'}@test")[0].rows())) == 1
+    with pytest.raises(ValueError, match=r"no split 'dev' \(it has train, test: write"):
+        list(discover(f"{tmp_path / 'both'}@dev")[0].rows())
+    train.save_to_disk(str(tmp_path / "one"))
+    with pytest.raises(ValueError, match="it has no splits"):
+        list(discover(f"{tmp_path / 'one'}@test")[0].rows())
+
+
+def test_the_hub_loader_reads_what_load_dataset_reads(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "owner" / "name"
+    folder.mkdir(parents=True)
+    write_jsonl(folder / "train.jsonl")
+    loaded = load_huggingface("owner/name@train[:2]")
+    assert [dict(row) for row in loaded] == ROWS[:2]
+
+
+def test_a_name_that_the_hub_does_not_have_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="no-such-owner/nothing is no file or folder here"):
+        discover("no-such-owner/nothing")
+
+
+def test_content_hash_does_not_depend_on_the_place(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        write_jsonl(tmp_path / name)
+    first, second = one_file(tmp_path / "a.jsonl"), one_file(tmp_path / "b.jsonl")
+    assert first.sha256() == second.sha256()
+    with second.path.open("a") as file:
+        file.write(" ")
+    assert first.sha256() != second.sha256()
+    dataset = datasets.Dataset.from_list(ROWS)
+    dataset.save_to_disk(str(tmp_path / "x"))
+    datasets.Dataset.from_list(ROWS[:2]).save_to_disk(str(tmp_path / "y"))
+    assert one_file(tmp_path / "x").sha256() == one_file(tmp_path / "x").sha256()
+    assert one_file(tmp_path / "x").sha256() != one_file(tmp_path / "y").sha256()

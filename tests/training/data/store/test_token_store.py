@@ -1,0 +1,164 @@
+"""Examples come back as they were written; any flipped bit or cut file is noticed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infrastructure.core.errors import DataError
+from infrastructure.training.data.store import token_store as module
+from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.data.store.token_store import (
+    CHUNK_BYTES,
+    META,
+    DamagedEntryError,
+    StoreWriter,
+    TokenStore,
+)
+
+IN_MEMORY, MAPPED = 10**9, 0
+
+
+def random_examples(count: int, vocabulary_size: int = 50_000) -> list[TokenizedExample]:
+    rng = np.random.RandomState(count)
+    return [
+        TokenizedExample(
+            rng.randint(0, vocabulary_size, size=length).astype(np.int32),
+            rng.randint(0, 2, size=length).astype(bool),
+            f"task {rng.randint(3)}",
+        )
+        for length in rng.randint(1, 40, size=count)
+    ]
+
+
+def write(folder: Path, examples: list[TokenizedExample], vocabulary_size: int = 50_000) -> None:
+    folder.mkdir()
+    with StoreWriter(folder, vocabulary_size) as writer:
+        for start in range(0, len(examples), 7):
+            writer.append(examples[start : start + 7])
+        writer.append([])
+        (folder / "notes.jsonl").write_text('{"a": "\u2028"}\n')
+        writer.finish({"about": "ä"})
+
+
+def same(left: TokenizedExample, right: TokenizedExample) -> bool:
+    return (
+        np.array_equal(left.input_ids, right.input_ids)
+        and np.array_equal(left.supervised, right.supervised)
+        and (left.task, left.input_ids.dtype, left.supervised.dtype)
+        == (right.task, right.input_ids.dtype, right.supervised.dtype)
+    )
+
+
+@pytest.mark.parametrize("memory_bytes", [IN_MEMORY, MAPPED])
+@pytest.mark.parametrize("vocabulary_size", [50_000, 200_000])
+def test_examples_come_back(tmp_path: Path, memory_bytes: int, vocabulary_size: int) -> None:
+    examples = random_examples(100, vocabulary_size)
+    write(tmp_path / "entry", examples, vocabulary_size)
+    store = TokenStore(tmp_path / "entry", memory_bytes)
+    assert len(store) == 100
+    assert store.is_in_memory == (memory_bytes == IN_MEMORY)
+    assert all(same(store.example(i), example) for i, example in enumerate(examples))
+    assert store.lines("notes.jsonl") == ['{"a": "\u2028"}']
+    assert store.meta["about"] == "ä"
+    ids = np.load(tmp_path / "entry" / "input_ids.npy", allow_pickle=False)
+    assert ids.dtype == (np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+    assert len(ids) == sum(len(example.input_ids) for example in examples)
+
+
+@pytest.mark.parametrize("memory_bytes", [IN_MEMORY, MAPPED])
+def test_an_empty_store_can_be_opened(tmp_path: Path, memory_bytes: int) -> None:
+    write(tmp_path / "entry", [])
+    assert len(TokenStore(tmp_path / "entry", memory_bytes)) == 0
+
+
+def flip_bit(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 4
+    path.write_bytes(data)
+
+
+FILES = ["input_ids.npy", "supervised.npy", "offsets.npy", "tasks.npy", META]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("position", [20, 140, -2])
+def test_a_flipped_bit_is_noticed_at_opening(tmp_path: Path, name: str, position: int) -> None:
+    write(tmp_path / "entry", random_examples(200))
+    flip_bit(tmp_path / "entry" / name, position)
+    with pytest.raises(DamagedEntryError):
+        TokenStore(tmp_path / "entry", IN_MEMORY)
+
+
+@pytest.mark.parametrize("name", [*FILES, "notes.jsonl"])
+def test_a_cut_or_missing_file_is_noticed_at_opening(tmp_path: Path, name: str) -> None:
+    for remaining in (-2, 0):
+        folder = tmp_path / f"entry{remaining}"
+        write(folder, random_examples(20))
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:remaining])
+        with pytest.raises(DamagedEntryError):
+            TokenStore(folder, MAPPED)
+        (folder / name).unlink()
+        with pytest.raises(DamagedEntryError):
+            TokenStore(folder, MAPPED)
+
+
+@pytest.mark.parametrize("memory_bytes", [IN_MEMORY, MAPPED])
+def test_a_damaged_line_file_is_noticed_at_opening(tmp_path: Path, memory_bytes: int) -> None:
+    write(tmp_path / "entry", random_examples(20))
+    flip_bit(tmp_path / "entry" / "notes.jsonl", 3)
+    with pytest.raises(DamagedEntryError, match=r"notes\.jsonl is damaged"):
+        TokenStore(tmp_path / "entry", memory_bytes)
+
+
+def test_damage_after_opening_is_told_with_the_remedy(tmp_path: Path) -> None:
+    write(tmp_path / "entry", random_examples(20))
+    store = TokenStore(tmp_path / "entry", MAPPED)
+    flip_bit(tmp_path / "entry" / "notes.jsonl", 3)
+    with pytest.raises(DataError, match=r"notes\.jsonl is damaged in MiB 0.*delete this folder"):
+        store.lines("notes.jsonl")
+    (tmp_path / "entry" / "tasks.npy").unlink()
+    with pytest.raises(DataError, match=r"tasks\.npy cannot be read: No such file.*delete this"):
+        store.array("tasks.npy")
+
+
+def test_a_mapped_file_is_checked_where_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_BYTES", 256)
+    examples = random_examples(200)
+    write(tmp_path / "entry", examples)
+    flip_bit(tmp_path / "entry" / "input_ids.npy", -1)
+    store = TokenStore(tmp_path / "entry", MAPPED)
+    assert same(store.example(0), examples[0])
+    with pytest.raises(DataError, match=r"input_ids\.npy is damaged.*delete this folder"):
+        store.example(199)
+
+
+def test_an_unfinished_entry_cannot_be_opened(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path, 100) as writer:
+        writer.append(random_examples(3))
+    with pytest.raises(DamagedEntryError, match=r"meta\.json cannot be read"):
+        TokenStore(tmp_path, IN_MEMORY)
+
+
+def test_a_store_of_several_chunks(tmp_path: Path) -> None:
+    long = TokenizedExample(
+        np.arange(CHUNK_BYTES, dtype=np.int32) % 60_000, np.ones(CHUNK_BYTES, dtype=bool)
+    )
+    write(tmp_path / "entry", [*random_examples(5), long, *random_examples(5)])
+    store = TokenStore(tmp_path / "entry", MAPPED)
+    assert same(store.example(5), long)
+    assert len(store.meta["files"]["input_ids.npy"]["crc32"]) == 3
+
+
+def test_memory_that_is_released_is_read_from_the_files_from_then_on(tmp_path: Path) -> None:
+    examples = random_examples(100)
+    write(tmp_path / "entry", examples)
+    store = TokenStore(tmp_path / "entry", IN_MEMORY)
+    assert store.release_memory(unused_seconds=60.0) == 0
+    num_tokens = sum(len(example.input_ids) for example in examples)
+    assert store.release_memory() == 2 * num_tokens + -(-num_tokens // 8)
+    assert store.release_memory() == 0
+    assert all(same(store.example(i), example) for i, example in enumerate(examples))

@@ -1,0 +1,128 @@
+"""What a configuration becomes before a training, the same at every door; and the quantum step that
+comes with the sample data, and with nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colab.form_state import FormState
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sources.load import load_config
+from infrastructure.core.errors import RunFailedError
+from infrastructure.deployment import detached
+from infrastructure.training.data.defaults import make_ready, problems_of
+from infrastructure.training.quantum.quantum_records import quantum_extension_of
+from infrastructure.training.trainer_factory import TrainerFactory
+from tests.deployment.runs import write_rows
+from tests.training.quantum.quantum_runs import records
+
+TINY = {
+    "model": {
+        "embedded": {
+            **{"hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2},
+            "intermediate_size": 16,
+        }
+    },
+    "device": "cpu",
+}
+
+
+def ready(**settings: Any) -> DeploymentConfig:
+    config = DeploymentConfig(**settings)
+    make_ready(config)
+    return config
+
+
+def test_the_sample_data_comes_with_a_small_quantum_step() -> None:
+    config = ready()
+    assert config.training.extensions == ["quantum"]
+    assert config.quantum.candidates == 20
+    before = config.to_dict()
+    make_ready(config)
+    assert config.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"training.enabled_extensions": []},
+        {"data.path": "my.jsonl"},
+        {"model.name": "someone/model", "data.path": "my.jsonl"},
+    ],
+    ids=str,
+)
+def test_nobody_else_gets_one(settings: dict[str, Any]) -> None:
+    config = ready(**settings)
+    assert config.training.extensions == []
+    assert config.quantum == DeploymentConfig().quantum
+
+
+def test_a_quantum_step_of_ones_own_is_left_as_it_is() -> None:
+    assert ready(**{"training.enabled_extensions": ["quantum"]}).quantum.candidates == "auto"
+    assert ready(**{"quantum.candidates": 30}).quantum.candidates == 30
+    assert ready(**{"quantum.max_overhead_percent": 7.0}).quantum.max_overhead_percent == 7.0
+
+
+def test_the_flag_that_names_no_extension_switches_it_off(tmp_path: Path) -> None:
+    no_file = tmp_path / "c.yaml"
+    no_file.write_text("{}")
+    config = load_config(no_file, environment={}, flags={"training.enabled_extensions": ""})
+    make_ready(config)
+    assert config.training.extensions == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"quantum.data_budget": 0.5},
+        {"quantum.data_budget": 0.5, "training.enabled_extensions": []},
+        {"quantum.data_budget": 0.5, "data.path": "my.jsonl"},
+        {"quantum.answer": "gredy"},
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_told_alike_by_forms_and_trainings(settings: dict[str, Any]) -> None:
+    config = DeploymentConfig(**settings)
+    before = config.to_dict()
+    told = problems_of(config)
+    assert config.to_dict() == before
+    state = FormState(DeploymentConfig())
+    state.update(settings)
+    assert len(state.problems()) == len(told)
+    if not told:
+        make_ready(config)
+        return
+    with pytest.raises(ConfigurationError) as raised:
+        make_ready(config)
+    assert str(raised.value) == "; ".join(told)
+
+
+def test_a_detached_training_takes_what_one_in_the_foreground_takes(tmp_path: Path) -> None:
+    """It begins, and ends at the first thing that no configuration can know."""
+    place = {"output_dir": str(tmp_path), "device": "cuda:77"}
+    training = detached.start(DeploymentConfig(**{**place, "quantum.data_budget": 0.5}))
+    with pytest.raises(RunFailedError, match="cuda:77"):
+        detached.follow(training, lambda line: None)
+    own = {"quantum.data_budget": 0.5, "data.path": "my.jsonl"}
+    refused = DeploymentConfig(**{**place, **own})
+    with pytest.raises(ConfigurationError, match="no quantum step is made"):
+        detached.start(refused)
+
+
+def test_a_training_that_names_no_data_makes_one_quantum_step(tmp_path: Path) -> None:
+    once = {"training.max_steps": 1, "cache.directory": str(tmp_path), "data.num_workers": 0}
+    trainer = TrainerFactory().for_run(DeploymentConfig(**TINY, **once))
+    trainer.train()
+    (record,) = records(trainer)
+    assert (record["outcome"], record["num_variables"]) == ("answered", 20)
+    assert record["num_selected"] == record["num_examples"] - 2
+    assert "18 of the 20 that were looked at" in record["chosen"]
+    none = {**once, "training.enabled_extensions": []}
+    trainer = TrainerFactory().for_run(DeploymentConfig(**TINY, **none))
+    assert quantum_extension_of(trainer.hooks.hooks) is None
+    own = {**once, "data.path": str(write_rows(tmp_path / "rows.jsonl"))}
+    trainer = TrainerFactory().for_run(DeploymentConfig(**TINY, **own))
+    assert quantum_extension_of(trainer.hooks.hooks) is None

@@ -1,0 +1,380 @@
+"""A loss that is not finite, or a spike: back to the last good state, and past the batch."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.core.errors import DeviceFailedError, StorageError, TrainingDivergedError
+from infrastructure.training.checkpoints import checkpoint_manager
+from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Event, Observer
+from infrastructure.training.recovery.recovery_log import num_rollbacks
+from tests.slow import slow_but
+from tests.training.loop.test_loop_recovery import counts, lasting, with_metrics
+from tests.training.toy import ToySource
+from tests.training.toy_training import Training
+
+POISON = 13
+OFTEN: dict[str, Any] = {"checkpoint_frequency": 2, "log_frequency": 1}
+
+
+def batch_with(example: int, epoch: int) -> tuple[int, list[int]]:
+    """The number, from 0, of the batch of six in an epoch that holds `example`, and the batch."""
+    batches = list(ToySource().train_batches(epoch, 0, 6))
+    return next((n, list(batch)) for n, batch in enumerate(batches) if example in batch)
+
+
+def poisoned(directory: Path, **settings: Any) -> Training:
+    training = with_metrics(
+        directory, **{"checkpoint_frequency": 2, "log_frequency": 1, **settings}
+    )
+    training.adapter.poison_example = POISON
+    return training
+
+
+def trained_without(directory: Path, **settings: Any) -> Training:
+    """The reference: the batches that hold the poison are left out from the beginning."""
+    training = with_metrics(
+        directory, **{"checkpoint_frequency": 2, "log_frequency": 1, **settings}
+    )
+    update = training.loop._step
+
+    def step(state: TrainingState, examples: Any) -> None:
+        if POISON not in examples:
+            update(state, examples)
+            return
+        state.batch = examples
+        training.loop.fire(Event.STEP_START, state)
+        training.loop.scheduler.step()  # type: ignore[union-attr]
+        training.loop._count_step(state)
+
+    training.loop._step = step  # type: ignore[method-assign]
+    return training.run()
+
+
+@pytest.mark.parametrize("log_frequency", slow_but([3], [1, 3, 100]))
+def test_a_poisoned_row_is_named_and_passed_over(tmp_path: Path, log_frequency: int) -> None:
+    """In each of three epochs; weights, schedule and hooks are as if those batches were not."""
+    settings = {"log_frequency": log_frequency, "recovery": {"max_rollbacks": 9}}
+    training = poisoned(tmp_path / "poisoned", **settings).run()
+    reference = trained_without(tmp_path / "reference", **settings)
+    assert training.state.step == reference.state.step == training.state.total_steps == 12
+    assert torch.equal(training.weights, reference.weights)
+    assert counts(training) == counts(reference)
+    assert lasting(tmp_path / "poisoned") == lasting(tmp_path / "reference")
+    assert len(training.state.skipped) == 3
+    for epoch, skipped in enumerate(training.state.skipped):
+        number, batch = batch_with(POISON, epoch)
+        row = f"example {6 * number + batch.index(POISON)} of epoch {epoch}"
+        assert (skipped.step, skipped.epoch, skipped.example) == (
+            4 * epoch + number + 1,
+            epoch,
+            6 * number,
+        )
+        assert skipped.rows == (row,)
+    assert num_rollbacks(training.state) == 3
+
+
+@pytest.mark.parametrize("log_frequency", slow_but([1], [1, 3]))
+def test_a_run_killed_before_in_or_after_going_back_ends_the_same(
+    tmp_path: Path, log_frequency: int
+) -> None:
+    """Any version that was ever committed could have been the last one before a kill."""
+    settings: dict[str, Any] = {"log_frequency": log_frequency, "num_epochs": 2}
+    settings["recovery"] = {"max_rollbacks": 9}
+    whole = poisoned(tmp_path / "whole", **settings).run()
+    versions = whole.checkpoints.checkpoints()
+    assert len(versions) > 6
+    for number, version in enumerate(versions[::2]):
+        again = poisoned(tmp_path / str(number), **settings)
+        again.resume(version)
+        assert torch.equal(again.weights, whole.weights)
+        assert again.state.skipped == whole.state.skipped
+        assert counts(again) == counts(whole)
+
+
+def test_going_back_waits_for_the_version_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = trained_without(tmp_path / "reference", num_epochs=1)
+    monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", 0)
+    training = poisoned(tmp_path / "poisoned", num_epochs=1, checkpoint_frequency=1).run()
+    assert torch.equal(training.weights, reference.weights)
+    (skipped,) = training.state.skipped
+    back_to = f"went back to step {skipped.step - 1}"
+    assert training.state.recoveries[0]["action"].startswith(back_to)
+
+
+class Killed(BaseException):
+    """As SIGKILL, but that nothing of it is rescued."""
+
+
+class KilledAt(Observer):
+    """Kills at the n-th event of all."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def _count(self, state: TrainingState) -> None:
+        self.number -= 1
+        if self.number == 0:
+            raise Killed
+
+    phase_start = epoch_start = step_start = after_loss = after_backward = _count
+    step_end = eval_end = checkpoint_saved = epoch_end = _count
+
+
+@pytest.mark.parametrize("log_frequency", slow_but([3], [1, 3]))
+def test_killed_anywhere_and_resumed_from_the_newest_it_ends_the_same(
+    tmp_path: Path, log_frequency: int
+) -> None:
+    settings: dict[str, Any] = {"log_frequency": log_frequency, "num_epochs": 1}
+    whole = poisoned(tmp_path / "whole", **settings).run()
+    for number in range(2, 60, 13):
+        directory = tmp_path / str(number)
+        killed = poisoned(directory, **settings)
+        killed.loop.hooks.hooks.append(KilledAt(number))
+        killed.loop._rescue = lambda state, error: None  # type: ignore[method-assign]
+        try:
+            killed.run()
+        except Killed:
+            again = poisoned(directory, **settings)
+            again.resume(killed.checkpoints.newest())
+            assert torch.equal(again.weights, whole.weights)
+            assert lasting(directory) == lasting(tmp_path / "whole")
+
+
+def everything_poisoned(directory: Path, **recovery: Any) -> Training:
+    training = Training(directory, recovery=recovery)
+    loss = training.adapter.compute_loss
+
+    def compute(model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+        if training.state.step >= 3:
+            batch["features"] = batch["features"] * float("nan")
+        return loss(model, batch)
+
+    training.loop.strategy.compute_loss = compute
+    return training
+
+
+def test_after_too_many_ways_back_the_evidence_is_kept(tmp_path: Path) -> None:
+    training = everything_poisoned(tmp_path, max_rollbacks=2)
+    with pytest.raises(TrainingDivergedError) as caught:
+        training.run()
+    text = str(caught.value)
+    assert text.startswith("step 6: loss nan, gradient norm nan, rows example 6 of epoch 1")
+    assert "training.recovery.max_rollbacks is 2" in text
+    assert "step 4: went back to step 0" in text
+    assert "step 5: went back to step 4" in text
+    evidence = training.checkpoints.checkpoints()[-1]
+    assert str(evidence) in text
+    assert not training.checkpoints.is_healthy(evidence)
+    assert step_of(evidence) == 6
+    assert load_checkpoint(evidence).tensors["model"]["head.weight"].isnan().any()
+    good = load_checkpoint(training.checkpoints.newest())
+    assert all(t.isfinite().all() for t in good.tensors["model"].values())
+
+
+def test_the_count_of_ways_back_outlives_a_resume(tmp_path: Path) -> None:
+    training = everything_poisoned(tmp_path, max_rollbacks=2)
+    with pytest.raises(TrainingDivergedError):
+        training.run()
+    again = everything_poisoned(tmp_path, max_rollbacks=2)
+    with pytest.raises(TrainingDivergedError, match="max_rollbacks is 2"):
+        again.resume(training.checkpoints.newest())
+    assert num_rollbacks(again.state) == 2
+
+
+@pytest.mark.parametrize(
+    ("directory", "recovery", "reason"),
+    [
+        ("runs", {"not_finite": "stop"}, "training.recovery.not_finite is stop"),
+        ("runs", {"max_rollbacks": 0}, "training.recovery.max_rollbacks is 0"),
+        (None, {}, "no checkpoints are saved"),
+    ],
+)
+def test_what_may_not_go_back_stops(
+    tmp_path: Path, directory: str | None, recovery: dict[str, Any], reason: str
+) -> None:
+    training = Training(tmp_path / directory if directory else None, recovery=recovery)
+    training.adapter.poison_example = POISON
+    with pytest.raises(TrainingDivergedError, match=reason):
+        training.run()
+    assert not training.state.skipped
+
+
+def spiking(directory: Path, example: int, **settings: Any) -> Training:
+    """One example's loss is a thousand times the others'."""
+    training = Training(directory, dropout=0.0, num_epochs=8, checkpoint_frequency=2, **settings)
+    prepare = training.adapter.prepare_batch
+
+    def prepare_batch(examples: Any) -> dict[str, Any]:
+        batch = prepare(examples)
+        if example in examples and training.state.position.epoch == 6:
+            batch["features"] = batch["features"] * 40.0
+        return batch
+
+    training.adapter.prepare_batch = prepare_batch  # type: ignore[method-assign]
+    return training
+
+
+@pytest.mark.parametrize("log_frequency", [1, 3])
+def test_a_loss_spike_is_gone_back_from(tmp_path: Path, log_frequency: int) -> None:
+    policy = {"loss_spike": "roll_back", "loss_spike_factor": 20.0}
+    training = spiking(tmp_path, POISON, recovery=policy, log_frequency=log_frequency)
+    if log_frequency == 3:
+        training.loop.watch.recent = [3.0] * 20  # so few losses are read in so short a training
+    training.run()
+    (skipped,) = training.state.skipped
+    number, batch = batch_with(POISON, 6)
+    assert (skipped.kind, skipped.step) == ("loss_spike", 24 + number + 1)
+    assert skipped.rows == (f"example {6 * number + batch.index(POISON)} of epoch 6",)
+    assert training.state.step == 32
+
+
+@pytest.mark.parametrize("failure", [StorageError("refused"), KeyboardInterrupt()])
+def test_a_bad_state_is_not_rescued_when_going_back_fails(
+    tmp_path: Path, failure: BaseException
+) -> None:
+    """The save that it waits for is refused once too often, or the user gives up just then."""
+    policy = {"loss_spike": "roll_back", "loss_spike_factor": 20.0, "max_failed_saves": 0}
+    training = spiking(tmp_path, POISON, recovery=policy)
+    collect = training.loop.collect
+
+    def fail(wait: bool) -> Any:
+        if wait and training.state.error is None:
+            raise failure
+        return collect(wait)
+
+    training.loop.collect = fail
+    with pytest.raises(type(failure)):
+        training.run()
+    assert training.state.step > 24  # the spike's
+    assert step_of(training.checkpoints.newest()) < training.state.step
+
+
+def test_a_loss_spike_is_only_noted_by_default(tmp_path: Path) -> None:
+    noted = spiking(tmp_path, POISON).run()
+    assert [entry["kind"] for entry in noted.state.recoveries] == ["loss_spike"]
+    assert "nothing" in noted.state.recoveries[0]["action"]
+    assert noted.state.skipped == []
+
+
+def test_a_checkpoint_whose_weights_overflowed_is_not_gone_back_to(tmp_path: Path) -> None:
+    """Loss and gradient were numbers, and the update was not: the next loss tells."""
+    training = Training(tmp_path, checkpoint_frequency=1)
+
+    class Overflows(Observer):
+        """Once; going back comes past the same step again."""
+
+        done = False
+
+        def step_end(self, state: TrainingState) -> None:
+            if state.step == 5 and not self.done:
+                self.done = True
+                state.model.head.weight.data[0, 0] = math.inf
+
+    training.loop.hooks.hooks.append(Overflows())
+    training.run()
+    assert training.state.step == 12
+    assert training.weights.isfinite().all()
+    assert "went back to step 4" in training.state.recoveries[0]["action"]
+
+
+def test_a_scaler_goes_on_after_a_way_back(tmp_path: Path) -> None:
+    """The step was broken off between unscaling and its update."""
+    whole = Training(dropout=0.0, batch_size=6, gradient_accumulation=1)
+    whole.loop.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    whole.run()
+    training = Training(dropout=0.0, batch_size=6, gradient_accumulation=1)
+    training.loop.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    class Fails(Observer):
+        def after_backward(self, state: TrainingState) -> None:
+            if state.step == 3 and state.micro_batch_size > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory: planted")
+
+    training.loop.hooks.hooks.append(Fails())
+    training.run()
+    assert training.state.micro_batch_size == 1
+    assert torch.allclose(training.weights, whole.weights, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_refused", [0, 1])
+def test_at_the_end_what_is_still_being_written_is_waited_for(
+    num_refused: int, tmp_path: Path
+) -> None:
+    """Also a version that was refused, and is tried once more."""
+    training = Training()
+    loop, state = training.loop, training.state
+    begun: list[Path] = []
+    loop.save = lambda state, kind: begun.append(tmp_path / kind)
+    loop.collect = lambda wait: [begun.pop()] if wait and begun else []
+    loop.failures.count = num_refused
+    if not num_refused:
+        loop.save(state, "scheduled")
+    loop._finish_saving(state)
+    assert (state.checkpoint, loop.failures.count) == (tmp_path / "scheduled", 0)
+
+
+def test_between_a_bad_loss_and_the_way_back_nothing_is_saved() -> None:
+    training = Training()
+    saved: list[str] = []
+    training.loop.save = lambda state, kind: saved.append(kind)
+    training.loop.schedule.kind_due = lambda step: "scheduled"  # type: ignore[method-assign]
+    training.loop.boundary = None
+    training.loop.poll(training.state)
+    assert saved == []
+    training.loop._mark(training.state)
+    training.loop.poll(training.state)
+    assert saved == ["scheduled"]
+
+
+@pytest.mark.parametrize(("saved_size", "size_after"), [(4, 2), (1, 1)])
+def test_what_was_learnt_of_the_memory_since_is_kept_on_a_way_back(
+    saved_size: int, size_after: int, tmp_path: Path
+) -> None:
+    training = Training()
+
+    def go_back(state: TrainingState) -> Path:
+        state.micro_batch_size = saved_size
+        return tmp_path
+
+    training.loop.go_back = go_back
+    training.state.micro_batch_size = 2
+    training.loop._go_back(training.state)
+    assert training.state.micro_batch_size == size_after
+
+
+def test_what_was_chosen_on_a_way_back_is_saved_at_once() -> None:
+    training = Training()
+    saved: list[str] = []
+    training.loop.save = lambda state, kind: saved.append(kind)
+    training.loop._save_choice(training.state)
+    assert saved == ["scheduled"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kinds"),
+    [
+        (RuntimeError("a bug"), ["emergency"]),
+        (KeyboardInterrupt(), ["stopped"]),
+        (TrainingDivergedError("its loss is no number"), []),
+        (DeviceFailedError("it fell off the bus"), []),
+    ],
+)
+def test_what_ends_a_training_decides_whether_it_is_saved(
+    error: BaseException, kinds: list[str]
+) -> None:
+    training = Training()
+    saved: list[str] = []
+    training.loop.save = lambda state, kind: saved.append(kind)
+    training.state.step = 3
+    training.loop._mark(training.state)
+    training.loop._rescue(training.state, error)
+    assert saved == kinds

@@ -1,0 +1,297 @@
+"""The loop: order of events, accumulation, exact resume, out of memory, divergence."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    load_checkpoint,
+)
+from infrastructure.training.checkpoints.checkpoint_paths import by_step, step_of
+from infrastructure.training.checkpoints.snapshot import (
+    restore_snapshot,
+    take_snapshot,
+)
+from infrastructure.training.core.state import Phase, TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.forward.gradient_accumulation import split
+from tests.training.toy import ToyModel, ToySource, items_of
+from tests.training.toy_training import Training
+
+
+def test_the_events_of_one_epoch_come_in_their_order(tmp_path: Path) -> None:
+    training = Training(tmp_path, num_epochs=1, num_examples=9, checkpoint_interval=1).run()
+    step = ["step_start", *["after_loss"] * 3, "after_backward", "step_end"]
+    short = ["step_start", *["after_loss"] * 2, "after_backward", "step_end"]
+    assert training.recorder.events == [
+        *["train_start", "checkpoint_saved", "phase_start", "epoch_start"],
+        *step,
+        *short,
+        *["eval_end", "epoch_end", "phase_end", "checkpoint_saved", "train_end"],
+    ]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 6, 8, 11])
+def test_resuming_anywhere_gives_the_same_bits(tmp_path: Path, step: int) -> None:
+    """Dropout on, accumulation 3, a short last batch, mid-epoch and at epoch ends."""
+    whole = Training(tmp_path, checkpoint_frequency=1).run()
+    assert len(whole.recorder.losses) == 12
+    again = Training(tmp_path / "again", checkpoint_frequency=1)
+    again.resume(by_step(whole.checkpoints.store)[step])
+    assert again.recorder.losses == whole.recorder.losses[step:]
+    assert torch.equal(again.weights, whole.weights)
+    assert again.source.seen == whole.source.seen[consumed_examples(step) :]
+
+
+def consumed_examples(step: int) -> int:
+    epochs, steps = divmod(step, 4)
+    return epochs * 20 + min(steps * 6, 20)
+
+
+@pytest.mark.parametrize("left_out", ["torch", "optimizer", "scheduler", "position"])
+def test_a_checkpoint_without_a_part_would_be_noticed(tmp_path: Path, left_out: str) -> None:
+    """The test above can fail: each missing part changes the result."""
+    whole = Training(tmp_path, checkpoint_frequency=1).run()
+    saved = load_checkpoint(by_step(whole.checkpoints.store)[5])
+    again = Training()
+    fresh = take_snapshot(again.state, again.parts)
+    if left_out == "torch":
+        saved.tensors["random"]["torch"] = fresh.tensors["random"]["torch"]
+    elif left_out == "optimizer":
+        saved.tensors["optimizer"] = {}
+    elif left_out == "scheduler":
+        saved.values["scheduler"] = fresh.values["scheduler"]
+    else:
+        saved.values["position"] = fresh.values["position"]
+    restore_snapshot(saved, again.state, again.parts)
+    assert not torch.equal(again.run().weights, whole.weights)
+
+
+def test_how_a_batch_is_split_does_not_matter() -> None:
+    settings: dict[str, Any] = {"dropout": 0.0, "num_epochs": 1, "num_examples": 24}
+    whole = Training(batch_size=8, gradient_accumulation=1, **settings).run()
+    pieces = Training(batch_size=1, gradient_accumulation=8, **settings).run()
+    assert torch.allclose(whole.weights, pieces.weights, rtol=0, atol=1e-6)
+    assert whole.recorder.losses == pytest.approx(pieces.recorder.losses, abs=1e-6)
+
+
+def test_running_out_of_memory_shrinks_the_micro_batch_and_nothing_else() -> None:
+    settings: dict[str, Any] = {"dropout": 0.0, "batch_size": 6, "gradient_accumulation": 1}
+    usual = Training(**settings).run()
+    tight = Training(**settings)
+    tight.adapter.fail_above = 2
+    tight.run()
+    assert tight.state.micro_batch_size == 1
+    assert tight.state.step == usual.state.step
+    assert torch.allclose(tight.weights, usual.weights, rtol=0, atol=1e-6)
+
+
+def test_one_example_that_does_not_fit_is_an_error() -> None:
+    training = Training(batch_size=1)
+    training.adapter.fail_above = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        training.run()
+    assert training.recorder.events[-2:] == ["error", "train_end"]
+    assert isinstance(training.state.error, torch.OutOfMemoryError)
+
+
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path: Path) -> None:
+    training = Training(tmp_path, checkpoint_frequency=1, recovery={"not_finite": "stop"})
+    training.adapter.poison_example = 7
+    with pytest.raises(TrainingDivergedError, match="loss nan"):
+        training.run()
+    for checkpoint in filter(training.checkpoints.is_healthy, training.checkpoints.checkpoints()):
+        weights = load_checkpoint(checkpoint).tensors["model"]
+        assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+class StopAt(Observer):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            state.stop("enough")
+
+
+def test_a_stop_saves_and_can_be_gone_on_from(tmp_path: Path) -> None:
+    whole = Training().run()
+    stopped = Training(tmp_path, hooks=[StopAt(5)]).run()
+    assert stopped.state.step == 5
+    assert stopped.state.stop_reason == "enough"
+    again = Training().resume(stopped.checkpoints.newest())
+    assert torch.equal(again.weights, whole.weights)
+
+
+class FailAt(Observer):
+    """Fails inside the accumulation window of one step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_loss(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            raise OSError("the disk went away")
+
+
+def test_an_error_inside_a_window_saves_the_steps_before_it(tmp_path: Path) -> None:
+    whole = Training().run()
+    failed = Training(tmp_path, hooks=[FailAt(5)])
+    with pytest.raises(OSError, match="disk went away"):
+        failed.run()
+    again = Training().resume(failed.checkpoints.newest())
+    assert again.recorder.losses == whole.recorder.losses[5:]
+    assert torch.equal(again.weights, whole.weights)
+
+
+def test_phases_train_their_own_parameters() -> None:
+    phases = [Phase("head", 1, frozenset({"head.weight", "head.bias"})), Phase("rest", 1)]
+    training = Training(num_epochs=2, phases=phases)
+    before = training.state.model.inner.weight.detach().clone()
+    changed: list[bool] = []
+
+    class Watch(Observer):
+        def phase_end(self, state: TrainingState) -> None:
+            changed.append(not torch.equal(before, state.model.inner.weight))
+
+    training.loop.hooks.hooks.append(Watch())
+    training.run()
+    assert changed == [False, True]
+
+
+def test_max_steps_ends_the_training() -> None:
+    training = Training(max_steps=5).run()
+    assert training.state.step == 5
+    assert training.recorder.events.count("train_end") == 1
+
+
+def test_split_keeps_every_example_in_order() -> None:
+    assert list(split(list(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 1)])
+def test_the_weights_are_those_of_plain_pytorch(sizes: tuple[int, int]) -> None:
+    """With SGD, to which the size of a gradient matters: Adam would hide a wrong mean."""
+    settings: dict[str, Any] = {"optimizer": "sgd", "max_grad_norm": None, "learning_rate": 0.05}
+    settings |= {"warmup_steps": 0, "scheduler_type": "constant", "weight_decay": 0.0}
+    settings |= {"batch_size": sizes[0], "gradient_accumulation": sizes[1]}
+    training = Training(dropout=0.0, num_epochs=2, **settings).run()
+    model, source, losses = ToyModel(dropout=0.0), ToySource(), []
+    for epoch in range(2):
+        for examples in source.train_batches(epoch, 0, math.prod(sizes)):
+            rows = np.concatenate([items_of(example) for example in examples])
+            features = torch.tensor(rows, dtype=torch.float32)
+            loss = ((model(features) - features.sum(dim=1)) ** 2).mean()
+            losses.append(float(loss.detach()))
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter -= 0.05 * gradient
+    expected = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.allclose(training.weights, expected, rtol=0, atol=1e-6)
+    assert training.recorder.losses == pytest.approx(losses, abs=1e-5)
+
+
+class Rhythm(Observer):
+    """The steps after which something happened."""
+
+    def __init__(self) -> None:
+        self.logged: list[int] = []
+        self.evaluated: list[int] = []
+        self.saved: list[int] = []
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.metrics:
+            self.logged.append(state.step)
+
+    def eval_end(self, state: TrainingState) -> None:
+        self.evaluated.append(state.step)
+
+    def checkpoint_saved(self, state: TrainingState) -> None:
+        self.saved.append(step_of(state.checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("settings", "evaluated"),
+    [
+        ({"validation_interval": 1}, [4, 8, 12]),
+        ({"validation_interval": 2}, [8, 12]),
+        ({"validation_interval": None}, [12]),
+        ({"validation_interval": None, "validation_frequency": 5}, [5, 10, 12]),
+    ],
+)
+def test_it_is_evaluated_when_it_is_due(
+    settings: dict[str, int | None], evaluated: list[int]
+) -> None:
+    rhythm = Rhythm()
+    Training(hooks=[rhythm], **settings).run()
+    assert rhythm.evaluated == evaluated
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved"),
+    [
+        ({"checkpoint_interval": 1}, [0, 4, 8, 12]),
+        ({"checkpoint_interval": 2}, [0, 8, 12]),
+        ({"checkpoint_interval": None}, [0, 12]),
+        ({"checkpoint_interval": None, "checkpoint_frequency": 5}, [0, 5, 10, 12]),
+    ],
+)
+def test_it_is_saved_when_it_is_due(
+    tmp_path: Path, settings: dict[str, int | None], saved: list[int]
+) -> None:
+    rhythm = Rhythm()
+    Training(tmp_path, hooks=[rhythm], **settings).run()
+    assert rhythm.saved == saved
+
+
+def test_it_is_logged_when_it_is_due_and_at_the_end_of_each_epoch() -> None:
+    rhythm = Rhythm()
+    Training(hooks=[rhythm], log_frequency=5).run()
+    assert rhythm.logged == [1, 4, 5, 8, 10, 12]
+
+
+def test_the_best_loss_is_the_least_that_is_a_number() -> None:
+    training = Training()
+    losses = iter([2.0, math.nan, 3.0])
+    training.loop.evaluate = lambda: {"eval_loss": next(losses)}
+    training.run()
+    assert training.state.best_evaluation_loss == 2.0
+
+
+def test_a_source_that_ends_too_early_is_no_endless_loop() -> None:
+    training = Training()
+    training.source.num_examples = 18
+    batches = training.source.train_batches
+    training.loop.data = Short(batches)  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="ended at example 18 of epoch 0, before its 20"):
+        training.run()
+
+
+class Short:
+    """Says that it has more examples than it gives."""
+
+    num_examples = 20
+
+    def __init__(self, train_batches: Any) -> None:
+        self.train_batches = train_batches
+
+
+def test_steps_of_ones_own_loop_tell_of_themselves() -> None:
+    training = Training()
+    loss = training.loop.single_step(training.state, [0, 1, 2])
+    assert loss == training.state.loss == training.recorder.losses[0]
+    assert 0 < training.state.metrics["seconds"] < 60
+    assert training.recorder.events[-1] == "step_end"
+    assert (training.state.step, training.state.position.example) == (1, 3)
+    assert not training.state.step_is_ending
+
+
+def test_a_phase_is_one_pass_over_the_data_unless_told_otherwise() -> None:
+    training = Training(phases=[Phase()]).run()  # 20 examples in batches of 6
+    assert training.state.step == 4

@@ -1,0 +1,187 @@
+"""When the loop saves besides its configured rhythm, and what a checkpoint says of itself."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.backup.format.store import Store
+from infrastructure.training.checkpoints.save_schedule import SaveSchedule
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
+from tests.training.toy_training import Training
+
+QUIET: dict[str, Any] = {"checkpoint_interval": None, "validation_frequency": 2}
+
+
+class Clock:
+    """A clock that a step takes ten seconds of."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Doing(Observer):
+    """Does something after one step."""
+
+    def __init__(self, step: int, action: Callable[[TrainingState], None]) -> None:
+        self.step = step
+        self.action = action
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            self.action(state)
+
+
+class Ticking(Observer):
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def step_end(self, state: TrainingState) -> None:
+        self.clock.now += 10.0
+
+
+def manifests(directory: Path) -> list[tuple[int, str, float | None]]:
+    """Of all checkpoints but the one that a training begins with."""
+    store = Store(directory)
+    read = [store.read(name) for name in reversed(store.versions())]
+    return [(m.step, m.kind, m.score) for m in read if m.step > 0]
+
+
+def training_with(
+    directory: Path, schedule: SaveSchedule, *hooks: Observer, **settings: Any
+) -> Any:
+    training = Training(directory, hooks=hooks, **{**QUIET, **settings})
+    training.loop.schedule = schedule
+    return training
+
+
+def test_a_checkpoint_names_its_kind_and_its_score(tmp_path: Path) -> None:
+    training = Training(tmp_path, checkpoint_frequency=3, validation_frequency=6, num_epochs=3)
+    training.run()
+    assert manifests(tmp_path) == [
+        (3, "scheduled", None),
+        (6, "scheduled", 1.0),
+        (9, "scheduled", None),
+        (12, "scheduled", 1.0),
+    ]
+
+
+def test_by_time_without_any_rhythm(tmp_path: Path) -> None:
+    clock = Clock()
+    training_with(tmp_path, SaveSchedule(40, clock=clock), Ticking(clock)).run()
+    assert [step for step, _, _ in manifests(tmp_path)] == [4, 8, 12]
+
+
+def test_saving_by_time_changes_nothing_else(tmp_path: Path) -> None:
+    clock = Clock()
+    undisturbed = Training(log_frequency=5, **QUIET).run()
+    saving = training_with(
+        tmp_path, SaveSchedule(10, clock=clock), Ticking(clock), log_frequency=5
+    ).run()
+    assert len(manifests(tmp_path)) == 12
+    assert torch.equal(saving.weights, undisturbed.weights)
+    assert str(saving.recorder.losses) == str(undisturbed.recorder.losses)  # NaN equals itself
+
+
+def test_a_touched_file(tmp_path: Path) -> None:
+    request = tmp_path / "save_now"
+    touch = Doing(5, lambda state: request.touch())
+    training_with(tmp_path, SaveSchedule(request=request), touch).run()
+    assert manifests(tmp_path) == [(5, "manual", None), (12, "scheduled", 1.0)]
+    assert not request.exists()
+
+
+def test_the_deadline_saves_and_stops(tmp_path: Path) -> None:
+    clock = Clock()
+    schedule = SaveSchedule(deadline_seconds=100, clock=clock)
+    stopped = training_with(tmp_path, schedule, Ticking(clock)).run()
+    assert stopped.state.stop_reason == "the deadline is near"
+    assert stopped.state.is_interrupted
+    assert clock.now < 100
+    assert manifests(tmp_path) == [(stopped.state.step, "stopped", None)]
+    resumed = Training(**QUIET).resume(stopped.checkpoints.newest())
+    assert torch.equal(resumed.weights, Training(**QUIET).run().weights)
+
+
+@pytest.mark.parametrize("at_epoch_end", [True, False])
+def test_an_evaluation_is_broken_off_and_done_again(tmp_path: Path, at_epoch_end: bool) -> None:
+    """SIGTERM comes while the held-out data is being measured."""
+    step = 4 if at_epoch_end else 6
+    settings = {"checkpoint_interval": None, "validation_frequency": step}
+    training = Training(tmp_path, **settings)
+    num_measured = 0
+
+    def evaluate() -> dict[str, float]:
+        nonlocal num_measured
+        num_measured += 1
+        torch.rand(3)  # whatever it draws must not matter
+        training.state.interrupt("SIGTERM received")
+        training.loop.poll(training.state)
+        raise AssertionError("the evaluation goes on")
+
+    training.loop.evaluate = evaluate
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM received"):
+        training.run()
+    assert num_measured == 1
+    assert manifests(tmp_path) == [(step, "stopped", None)]
+    resumed = Training(**settings).resume(training.checkpoints.newest())
+    undisturbed = Training(**settings).run()
+    assert resumed.recorder.events[:2] == ["train_start", "step_end"]
+    assert resumed.recorder.events.count("eval_end") == undisturbed.recorder.events.count(
+        "eval_end"
+    )
+    assert torch.equal(resumed.weights, undisturbed.weights)
+
+
+def test_a_long_evaluation_saves_the_steps_before_it(tmp_path: Path) -> None:
+    clock = Clock()
+    settings = {"checkpoint_interval": None, "validation_frequency": 8}
+    training = training_with(tmp_path, SaveSchedule(60, clock=clock), **settings)
+
+    def evaluate() -> dict[str, float]:
+        for _ in range(5):
+            clock.now += 50.0
+            torch.rand(3)
+            training.loop.poll(training.state)
+        return {"eval_loss": 1.0}
+
+    training.loop.evaluate = evaluate
+    random_before = torch.get_rng_state()
+    training.run()
+    undisturbed = Training(**settings)
+    undisturbed.loop.evaluate = lambda: (torch.rand(15), {"eval_loss": 1.0})[1]
+    torch.set_rng_state(random_before)
+    undisturbed.run()
+    assert torch.equal(training.weights, undisturbed.weights)
+    during = training.checkpoints.checkpoints()[1]
+    assert manifests(tmp_path)[0][:2] == (8, "scheduled")
+    resumed = Training(**settings)
+    resumed.loop.evaluate = lambda: (torch.rand(15), {"eval_loss": 1.0})[1]
+    resumed.resume(during)
+    assert torch.equal(resumed.weights, undisturbed.weights)
+
+
+def test_the_last_save_is_not_broken_off(tmp_path: Path) -> None:
+    """A save may take longer than the patience of whoever stops the training."""
+    training = Training(tmp_path, **QUIET)
+    save, allowed = training.loop.save, []
+    assert save is not None
+
+    def slow_save(state: TrainingState, kind: str) -> None:
+        allowed.append((state.step, kind, training.loop.may_break_off))
+        save(state, kind)
+
+    training.loop.save = slow_save
+    training.loop.evaluate = lambda: (
+        training.state.interrupt("SIGTERM received") or (training.loop.poll(training.state) or {})
+    )
+    with pytest.raises(KeyboardInterrupt):
+        training.run()
+    assert allowed == [(0, "scheduled", False), (2, "stopped", False)]
+    assert not training.loop.may_break_off

@@ -1,0 +1,168 @@
+"""What a real toy training tells its monitor and its log, and that it changes nothing."""
+
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.monitoring.training_monitor import TrainingMonitor
+from infrastructure.training.core.flops import arithmetic_of
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.observers import monitor_observer
+from infrastructure.training.observers.monitor_observer import MonitorObserver, RunLogObserver
+from tests.monitoring.scripted_machine import ScriptedGpus, ScriptedMachine
+from tests.training.toy_training import Training
+
+FP32 = Precision("fp32", "cpu")
+
+
+def quiet_monitor(**options: Any) -> TrainingMonitor:
+    """Takes a sample at the end only."""
+    options = {"interval_seconds": 1000.0, "sinks": []} | options
+    return TrainingMonitor(machine=ScriptedMachine(), gpus=ScriptedGpus(), **options)
+
+
+def watched(directory: Path | None = None, **settings: Any) -> tuple[Training, TrainingMonitor]:
+    training = Training(directory, **settings)
+    monitor = quiet_monitor()
+    hooks = training.loop.hooks.hooks
+    hooks.append(MonitorObserver(monitor, training.adapter, FP32))
+    return training, monitor
+
+
+def test_each_logged_step_is_told() -> None:
+    training, monitor = watched(log_frequency=2)
+    training.run()
+    told = list(monitor.recent_metrics)
+    logged = [n for n in range(1, 13) if n % 2 == 0 or n == 1]
+    assert [metrics.step for metrics in told] == logged
+    newest = told[-1]
+    assert newest.loss == training.state.loss
+    assert newest.batch_size == len(training.state.batch)
+    assert newest.gradient_norm is not None
+    assert newest.seconds_per_step is not None
+    assert 0 < newest.seconds_per_step < 5
+    assert newest.samples_per_second is not None
+    mean_batch = (6 + 2) / 2  # of steps 11 and 12, of which the last ends an epoch of 20
+    assert newest.samples_per_second * newest.seconds_per_step == pytest.approx(mean_batch)
+    assert newest.model_flops_utilization is not None
+    assert 0 < newest.model_flops_utilization <= 1
+
+
+def test_utilization_is_of_the_devices_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor_observer, "measure_operations_per_second", lambda *_: 1e15)
+    training, monitor = watched()
+    training.state.num_processes = 4
+    training.run()
+    newest = monitor.recent_metrics[-1]
+    assert newest.tokens_per_second is not None
+    assert newest.samples_per_second is not None
+    length = newest.tokens_per_second / newest.samples_per_second
+    done = arithmetic_of(training.state.model).per_second(newest.tokens_per_second, length)
+    assert newest.model_flops_utilization == pytest.approx(done / 4e15)
+
+
+def test_training_is_the_same_with_and_without_it(tmp_path: Path) -> None:
+    training, _ = watched(tmp_path / "watched")
+    training.run()
+    assert torch.equal(training.weights, Training(tmp_path / "alone").run().weights)
+
+
+def test_waiting_for_data_is_told_as_a_share_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, monitor = watched()
+    whole = training.source.train_batches
+
+    def slow(*arguments: Any) -> Generator[Sequence[Any], None, None]:
+        for batch in whole(*arguments):
+            time.sleep(0.1)
+            yield batch
+
+    monkeypatch.setattr(training.source, "train_batches", slow)
+    training.run()
+    shares = [metrics.data_wait_percent for metrics in monitor.recent_metrics]
+    assert min(share for share in shares if share is not None) > 50
+    assert training.state.data_wait_seconds > 0.1 * len(shares)
+
+
+def test_checkpoints_get_older_until_the_next(tmp_path: Path) -> None:
+    training, monitor = watched(tmp_path)
+    age = monitor.probes["checkpoint_age_seconds"]
+    assert age() is None
+    training.run()
+    first, _ = age(), time.sleep(0.02)
+    assert first is not None
+    later = age()
+    assert later is not None
+    assert first + 0.02 <= later < 60
+
+
+def test_one_forward_pass_is_measured_at_an_evaluation() -> None:
+    training, monitor = watched()
+    training.run()
+    latency = monitor.probes["inference_latency_seconds"]()
+    assert latency is not None
+    assert 0 < latency < 5
+    assert monitor.recent_samples[-1]["inference_latency_seconds"] == latency
+
+
+def test_the_monitor_begins_and_ends_with_the_training() -> None:
+    training = Training()
+    monitor, order = quiet_monitor(), list[str]()
+    training.loop.hooks.hooks.append(
+        MonitorObserver(
+            monitor,
+            training.adapter,
+            FP32,
+            start=lambda: order.append("start"),
+            stop=lambda: order.append("stop"),
+        )
+    )
+    training.run()
+    assert order == ["start", "stop"]
+    assert monitor.recent_samples[-1]["step"] == training.state.step
+    monitor.start_monitoring()  # so it had been stopped
+    monitor.stop_monitoring()
+
+
+def test_a_monitor_that_fails_is_told_once_and_the_training_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    training, monitor = watched()
+
+    def broken(metrics: object) -> None:
+        raise RuntimeError("out of order")
+
+    monitor.log_training_metrics = broken  # type: ignore[method-assign]
+    training.run()
+    assert training.state.step == training.state.total_steps
+    assert caplog.text.count("the monitor is off, the training goes on") == 1
+    monitor.start_monitoring()  # it was ended all the same
+    monitor.stop_monitoring()
+
+
+def test_an_overflow_that_a_loss_scaler_looks_for_is_no_alert() -> None:
+    state = TrainingState(torch.nn.Linear(1, 1))
+    state.metrics = {"learning_rate": 0.1, "grad_norm": float("inf")}
+    training = Training()
+    told = []
+    for name in ("fp16", "bf16"):
+        monitor = quiet_monitor()
+        MonitorObserver(monitor, training.adapter, Precision(name, "cpu")).step_end(state)
+        told.append(monitor.recent_metrics[-1].gradient_norm)
+    assert told == [None, float("inf")]
+
+
+def test_the_log_has_beginning_evaluations_checkpoints_and_end(tmp_path: Path) -> None:
+    records: list[dict[str, Any]] = []
+    training = Training(tmp_path, hooks=[RunLogObserver(records.append)])
+    training.run()
+    told = [record["message"] for record in records]
+    assert told[0] == "the training begins"
+    assert told[-1] == "the training has ended"
+    assert told.count("evaluated") == 3
+    assert "a checkpoint is safe" in told
+    assert records[-1]["step"] == training.state.total_steps

@@ -1,0 +1,333 @@
+"""Observers on the events that a training fires, in the order in which the loop fires them."""
+
+import io
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
+from infrastructure.training.checkpoints.checkpoint_paths import by_step
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Event, HookRunner, Observer
+from infrastructure.training.metrics.metrics_logger import MetricsLogger
+from infrastructure.training.metrics.progress import Progress
+from infrastructure.training.metrics.sinks import make_sinks
+from infrastructure.training.observers.run_observers import (
+    ERRORS_FILE,
+    MAX_ERROR_LINES,
+    EarlyStopping,
+    ErrorsObserver,
+    MetricsObserver,
+    ProgressObserver,
+    ReportObserver,
+)
+from infrastructure.training.recovery.recovery_log import note
+from tests.training.toy_training import Training
+
+
+@pytest.fixture
+def state() -> TrainingState:
+    return TrainingState(torch.nn.Linear(1, 1), total_steps=100)
+
+
+def log_step(state: TrainingState, hooks: HookRunner, step: int, loss: float) -> None:
+    state.step = step
+    state.metrics = {"loss": loss, "tokens_per_second": 100.0}
+    hooks.fire(Event.STEP_END, state)
+
+
+def evaluate(state: TrainingState, hooks: HookRunner, loss: float) -> None:
+    state.evaluation = {"eval_loss": loss}
+    hooks.fire(Event.EVAL_END, state)
+
+
+def metrics_hooks(directory: Path) -> HookRunner:
+    return HookRunner([MetricsObserver(MetricsLogger(make_sinks(["jsonl"], directory)))])
+
+
+# --- metrics -----------------------------------------------------------------
+
+
+def test_logged_steps_and_evaluations_are_written(tmp_path: Path, state: TrainingState) -> None:
+    hooks = metrics_hooks(tmp_path)
+    hooks.fire(Event.TRAIN_START, state)
+    log_step(state, hooks, 1, 5.0)
+    state.step, state.metrics = 2, {}  # a step that the loop did not read
+    hooks.fire(Event.STEP_END, state)
+    state.position.epoch = 1
+    log_step(state, hooks, 10, 4.0)
+    evaluate(state, hooks, 4.5)
+    hooks.fire(Event.TRAIN_END, state)
+    assert read_metrics(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "epoch": 0, "loss": 5.0, "tokens_per_second": 100.0},
+        {"step": 10, "epoch": 1, "loss": 4.0, "tokens_per_second": 100.0},
+        {"step": 10, "epoch": 1, "kind": "evaluation", "eval_loss": 4.5},
+    ]
+
+
+def test_a_resumed_run_has_every_step_once(tmp_path: Path, state: TrainingState) -> None:
+    killed = metrics_hooks(tmp_path)
+    killed.fire(Event.TRAIN_START, state)
+    for step in (10, 20, 30):
+        log_step(state, killed, step, 1.0)
+    killed.fire(Event.TRAIN_END, state)
+    resumed = metrics_hooks(tmp_path)
+    state.step, state.metrics = 20, {}
+    resumed.fire(Event.TRAIN_START, state)
+    log_step(state, resumed, 30, 2.0)
+    resumed.fire(Event.TRAIN_END, state)
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(r["step"], r["loss"]) for r in records] == [(10, 1.0), (20, 1.0), (30, 2.0)]
+
+
+def test_the_step_that_diverged_is_written_too(tmp_path: Path, state: TrainingState) -> None:
+    hooks = metrics_hooks(tmp_path)
+    hooks.fire(Event.TRAIN_START, state)
+    log_step(state, hooks, 1, 5.0)
+    state.step, state.metrics = 2, {"loss": math.nan}
+    state.error = TrainingDivergedError("step 2")
+    hooks.fire(Event.ERROR, state)
+    hooks.fire(Event.TRAIN_END, state)
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [record["step"] for record in records] == [1, 2]
+    assert math.isnan(records[1]["loss"])
+
+
+def test_an_error_of_another_kind_writes_nothing_twice(
+    tmp_path: Path, state: TrainingState
+) -> None:
+    hooks = metrics_hooks(tmp_path)
+    hooks.fire(Event.TRAIN_START, state)
+    log_step(state, hooks, 1, 5.0)
+    hooks.fire(Event.ERROR, state)
+    hooks.fire(Event.TRAIN_END, state)
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+class Crash(Observer):
+    """Raises after a step, as a machine that goes away does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            raise RuntimeError("the machine went away")
+
+
+def lasting(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records without what differs from one moment to the next."""
+    changing = {"seconds", "tokens_per_second", "memory_bytes"}
+    return [{k: v for k, v in record.items() if k not in changing} for record in records]
+
+
+def test_the_numbers_of_a_killed_run_are_those_of_a_whole_one(tmp_path: Path) -> None:
+    def observed(directory: Path, *hooks: Observer) -> Training:
+        sinks = make_sinks(["jsonl", "csv"], directory)
+        observer = MetricsObserver(MetricsLogger(sinks))
+        settings = {"log_frequency": 2, "checkpoint_frequency": 4, "validation_frequency": 3}
+        return Training(directory / "checkpoints", hooks=[observer, *hooks], **settings)
+
+    observed(tmp_path / "whole").run()
+    crashing = observed(tmp_path / "killed", Crash(step=7))
+    with pytest.raises(RuntimeError, match="went away"):
+        crashing.run()
+    observed(tmp_path / "killed").resume(by_step(crashing.checkpoints.store)[4])
+    whole = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    killed = read_metrics(tmp_path / "killed" / "metrics.jsonl")
+    assert lasting(killed) == lasting(whole)
+    assert {record["step"] for record in whole if "kind" in record} == {3, 6, 9, 12}
+    table = (tmp_path / "killed" / "metrics.csv").read_text().splitlines()
+    assert len(table) == 1 + len(whole)
+
+
+# --- progress ----------------------------------------------------------------
+
+
+def test_progress_follows_the_training(state: TrainingState) -> None:
+    stream = io.StringIO()
+    hooks = HookRunner([ProgressObserver(lambda total, step: Progress(total, step, stream))])
+    state.step = 50
+    hooks.fire(Event.TRAIN_START, state)
+    log_step(state, hooks, 55, math.nan)
+    state.step, state.metrics = 60, {}
+    hooks.fire(Event.STEP_END, state)
+    hooks.fire(Event.TRAIN_END, state)
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("training  55 % · step 55 of 100 · loss NaN · 100 tokens/s")
+    assert second.startswith("training  60 % · step 60 of 100 · loss NaN · 100 tokens/s")
+
+
+@pytest.mark.parametrize("closed_at_step", [0, 10])
+def test_a_closed_terminal_does_not_stop_the_training(
+    state: TrainingState, closed_at_step: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = io.StringIO()
+    observer = ProgressObserver(lambda total, step: Progress(total, step, stream))
+    hooks = HookRunner([observer])
+    if closed_at_step == 0:
+        stream.close()
+    hooks.fire(Event.TRAIN_START, state)
+    stream.close()
+    for step in (10, 20, 30):
+        log_step(state, hooks, step, 1.0)
+    hooks.fire(Event.TRAIN_END, state)
+    assert len(caplog.records) == 1
+    assert "the progress display is off, the training goes on" in caplog.text
+
+
+# --- early stopping ----------------------------------------------------------
+
+
+def test_early_stopping_counts_evaluations_without_improvement(state: TrainingState) -> None:
+    hooks = HookRunner([EarlyStopping(patience=2, min_delta=0.1)])
+    for loss in (5.0, 4.0, 3.95, 3.0, 2.95):
+        evaluate(state, hooks, loss)
+        assert state.stop_reason is None
+    evaluate(state, hooks, math.nan)
+    assert state.stop_reason == ("eval_loss has not improved for 2 evaluations (best 3.0, now nan)")
+
+
+def test_early_stopping_goes_on_where_it_was(state: TrainingState) -> None:
+    first = HookRunner([EarlyStopping(patience=2)])
+    evaluate(state, first, 3.0)
+    evaluate(state, first, 3.5)
+    saved = json.loads(json.dumps(first.state_dict(), allow_nan=False))
+    second = HookRunner([EarlyStopping(patience=2)])
+    second.load_state_dict(saved)
+    evaluate(state, second, 3.2)
+    assert state.stop_reason is not None
+
+
+def test_a_fresh_early_stopping_can_be_saved_as_strict_json() -> None:
+    json.dumps(EarlyStopping(patience=1).state_dict(), allow_nan=False)
+
+
+def test_only_nan_from_the_start_stops_too(state: TrainingState) -> None:
+    hooks = HookRunner([EarlyStopping(patience=2)])
+    evaluate(state, hooks, math.nan)
+    evaluate(state, hooks, math.inf)
+    assert state.stop_reason is not None
+
+
+def test_early_stopping_on_another_metric(state: TrainingState) -> None:
+    hooks = HookRunner([EarlyStopping(patience=1, metric="eval_error")])
+    with pytest.raises(ValueError, match="needs 'eval_error'; the evaluation gave eval_loss"):
+        evaluate(state, hooks, 1.0)
+
+
+@pytest.mark.parametrize(("patience", "min_delta"), [(0, 0.0), (1, -0.1), (1, math.nan)])
+def test_impossible_settings_are_refused(patience: int, min_delta: float) -> None:
+    with pytest.raises(ValueError, match="early_stopping_"):
+        EarlyStopping(patience, min_delta)
+
+
+# --- report ------------------------------------------------------------------
+
+
+def test_the_report_is_written_after_evaluations_but_not_too_often(
+    tmp_path: Path, state: TrainingState
+) -> None:
+    now = [0.0]
+    hooks = HookRunner([ReportObserver(tmp_path, interval_seconds=60, clock=lambda: now[0])])
+    report = tmp_path / "report.html"
+    evaluate(state, hooks, 3.0)
+    assert report.exists()
+    report.unlink()
+    now[0] = 59.0
+    evaluate(state, hooks, 2.9)
+    assert not report.exists()
+    now[0] = 60.0
+    evaluate(state, hooks, 2.8)
+    assert report.exists()
+    report.unlink()
+    hooks.fire(Event.TRAIN_END, state)
+    assert report.exists()
+
+
+def test_a_report_that_cannot_be_written_is_no_reason_to_stop(
+    tmp_path: Path, state: TrainingState, caplog: pytest.LogCaptureFixture
+) -> None:
+    hooks = HookRunner([ReportObserver(tmp_path / "gone")])
+    with caplog.at_level(logging.WARNING):
+        evaluate(state, hooks, 3.0)
+    assert "report.html was not written" in caplog.text
+
+
+# --- errors ------------------------------------------------------------------
+
+
+def errors_of(directory: Path) -> list[dict[str, Any]]:
+    return read_metrics(directory / ERRORS_FILE)
+
+
+def test_each_recovery_and_the_error_that_ends_a_run_are_written(tmp_path: Path) -> None:
+    training = Training(
+        tmp_path / "checkpoints",
+        hooks=[ErrorsObserver(tmp_path), Crash(9)],
+        batch_size=6,
+        gradient_accumulation=1,
+    )
+    training.adapter.fail_above, training.adapter.poison_example = 3, 13
+    with pytest.raises(RuntimeError):
+        training.run()
+    written = errors_of(tmp_path)
+    assert written[:-1] == training.state.recoveries
+    kinds = [(record["kind"], record["step"]) for record in written]
+    assert kinds[0] == ("out_of_memory", 1)
+    assert ("not_finite", 2) in kinds
+    assert kinds[-1] == ("RuntimeError", 9)
+    assert written[-1]["action"] == "the run stopped"
+    assert written[-1]["message"] == "the machine went away"
+
+
+def test_a_resumed_run_writes_what_is_missing_and_nothing_twice(
+    tmp_path: Path, state: TrainingState
+) -> None:
+    note(state, "save_refused", "goes on", "first")
+    note(state, "save_refused", "goes on", "second")
+    for _ in range(2):
+        observer = ErrorsObserver(tmp_path)
+        observer.train_start(state)
+        observer.step_end(state)
+        observer.train_end(state)
+    note(state, "save_refused", "goes on", "third")
+    ErrorsObserver(tmp_path).train_start(state)
+    assert errors_of(tmp_path) == state.recoveries
+
+
+def test_a_run_without_errors_has_no_file(tmp_path: Path) -> None:
+    Training(hooks=[ErrorsObserver(tmp_path)]).run()
+    assert not (tmp_path / "logs").exists()
+
+
+def test_an_interrupt_is_no_error(tmp_path: Path, state: TrainingState) -> None:
+    state.error = KeyboardInterrupt()
+    ErrorsObserver(tmp_path).error(state)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_file_of_errors_does_not_grow_without_end(tmp_path: Path, state: TrainingState) -> None:
+    observer = ErrorsObserver(tmp_path)
+    observer.train_start(state)
+    for number in range(MAX_ERROR_LINES + 10):
+        note(state, "save_refused", "goes on", str(number))
+        observer.step_end(state)
+    assert len(errors_of(tmp_path)) == MAX_ERROR_LINES
+
+
+def test_errors_that_cannot_be_written_are_told_once(
+    tmp_path: Path, state: TrainingState, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    observer = ErrorsObserver(tmp_path)
+    for number in range(3):
+        note(state, "save_refused", "goes on", str(number))
+        observer.step_end(state)
+    assert caplog.text.count("is not complete") == 1

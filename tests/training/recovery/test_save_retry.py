@@ -1,0 +1,86 @@
+"""A store that refuses: the training goes on, tries again, and stops when it was enough."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.core.errors import StorageError
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.recovery.save_retry import SaveFailures
+from tests.training.toy_training import Training
+
+
+def refusing(directory: Path, is_refused: Callable[[int], bool], **settings: Any) -> Training:
+    """A training whose n-th save, from 0, is refused where `is_refused(n)`."""
+    training = Training(directory, **{"checkpoint_frequency": 2, **settings})
+    training.loop.failures.retry_seconds = 1e9
+    save, attempts = training.loop.save, []
+    assert save is not None
+
+    def refuse(state: TrainingState, kind: str) -> None:
+        attempts.append(state.step)
+        if is_refused(len(attempts) - 1):
+            raise StorageError("planted") from OSError(errno.ENOSPC, "No space left on device")
+        save(state, kind)
+
+    training.loop.save = refuse
+    training.attempts = attempts  # type: ignore[attr-defined]
+    return training
+
+
+def test_a_refused_save_does_not_stop_the_training(tmp_path: Path) -> None:
+    whole = Training(tmp_path / "whole", checkpoint_frequency=2).run()
+    training = refusing(tmp_path / "refused", lambda number: number in (1, 2, 4)).run()
+    assert torch.equal(training.weights, whole.weights)
+    assert [step_of(path) for path in training.checkpoints.checkpoints()] == [0, 6, 10, 12]
+    kinds = [(entry["kind"], entry["step"]) for entry in training.state.recoveries]
+    assert kinds == [("save_refused", 2), ("save_refused", 4), ("save_refused", 8)]
+    assert "planted" in training.state.recoveries[0]["message"]
+
+
+def test_too_many_in_a_row_stop_it_with_a_last_attempt(tmp_path: Path) -> None:
+    training = refusing(tmp_path, lambda number: 1 <= number <= 3)
+    with pytest.raises(StorageError, match=r"3 saves in a row failed.*saves is 2.*planted"):
+        training.run()
+    assert step_of(training.checkpoints.newest()) == 6  # the last attempt, by then granted
+    assert training.attempts == [0, 2, 4, 6, 6]  # type: ignore[attr-defined]
+
+
+def test_none_is_borne_where_the_configuration_says_so(tmp_path: Path) -> None:
+    training = refusing(tmp_path, lambda number: True, recovery={"max_failed_saves": 0})
+    with pytest.raises(StorageError, match="1 saves in a row failed"):
+        training.run()
+    assert training.state.step == 0
+
+
+def test_a_refused_save_is_tried_again_soon(tmp_path: Path) -> None:
+    training = refusing(tmp_path, lambda number: number == 1, checkpoint_frequency=6)
+    now = [0.0]
+    training.loop.failures = SaveFailures(2, retry_seconds=2.0, clock=lambda: now[0])
+    end_step = training.recorder.step_end
+
+    def step_end(state: TrainingState) -> None:
+        now[0] += 1.0
+        end_step(state)
+
+    training.recorder.step_end = step_end  # type: ignore[method-assign]
+    training.run()
+    assert training.attempts == [0, 6, 9, 12]  # type: ignore[attr-defined]
+
+
+def test_a_refused_last_save_is_tried_once_more(tmp_path: Path) -> None:
+    training = refusing(tmp_path, lambda number: number == 1, checkpoint_frequency=99)
+    training.run()
+    assert step_of(training.checkpoints.newest()) == 12
+
+
+def test_an_error_of_another_kind_is_not_borne() -> None:
+    state = TrainingState(torch.nn.Linear(1, 1))
+    with pytest.raises(KeyError), SaveFailures(9).borne(state):
+        raise KeyError("a mistake in the code")
+    assert state.recoveries == []

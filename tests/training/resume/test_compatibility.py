@@ -1,0 +1,222 @@
+"""What may differ when a run goes on, what may not, and what says so."""
+
+from typing import Any
+
+import pytest
+
+from infrastructure.core.errors import CheckpointError
+from infrastructure.optimization.size_grid import SizeGrid
+from infrastructure.training.resume.compatibility import (
+    Verdict,
+    agree,
+    canonical_name,
+    differences,
+    recorded_grid,
+)
+
+VERSIONS = {"python": "3.11.9", "torch": "2.8.0+cpu", "numpy": "2.0.1", "tokenizers": "0.22.0"}
+FACTS: dict[str, Any] = {
+    "settings": {"training.learning_rate": 0.01, "data.path": "/a/rows.jsonl", "training.seed": 0},
+    "resolved": {"training.learning_rate": 0.01, "training.num_epochs": 2},
+    "data": "ab" * 32,
+    "num_examples": 9,
+    "precision": "fp32",
+    "planned_steps": 6,
+    "total_steps": 6,
+    "base_model": "cd" * 32,
+    "base_is_frozen": True,
+    "device": "cpu",
+    "deterministic": True,
+    "world_size": 1,
+    "machine": "a processor",
+    "versions": VERSIONS,
+}
+
+
+def changed(**facts: Any) -> dict[str, Any]:
+    return {**FACTS, **facts}
+
+
+def with_settings(**settings: Any) -> dict[str, Any]:
+    return changed(settings={**FACTS["settings"], **settings})
+
+
+def with_versions(**versions: str) -> dict[str, Any]:
+    return changed(versions={**VERSIONS, **versions})
+
+
+def test_nothing_differs_where_nothing_has_changed() -> None:
+    assert differences(FACTS, changed()) == []
+    assert agree(FACTS, changed()) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [
+        (with_settings(**{"training.seed": 1}), "seed"),
+        (changed(data="ef" * 32), "data"),
+        (changed(base_model="ef" * 32), "base_model"),
+        (changed(device="NVIDIA L4"), "device"),
+        (changed(precision="bf16"), "precision"),
+        (changed(deterministic=False), "deterministic"),
+        (with_versions(torch="2.9.0+cpu"), "torch"),
+        (with_versions(numpy="2.1.0"), "numpy"),
+        (with_versions(python="3.12.1"), "python"),
+    ],
+)
+def test_what_changes_the_result_stops_until_it_is_accepted(
+    found: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(CheckpointError, match=f"--accept {name}"):
+        agree(FACTS, found)
+    (difference,) = agree(FACTS, found, [name])
+    assert difference.verdict is Verdict.CHANGES_THE_RESULT
+
+
+def test_a_run_that_began_with_other_labels_does_not_go_on_with_these() -> None:
+    """Older versions learnt tokens after an answer's end; nothing changes in the middle of a run
+    unless somebody accepts it."""
+    with pytest.raises(CheckpointError, match=r"data: was .* tokens after the end of an answer"):
+        agree(FACTS, {**FACTS, "data": "ef" * 32, "labels": 2})
+    assert agree(FACTS, {**FACTS, "labels": 2}) == []  # nothing that it learns is different
+    with pytest.raises(CheckpointError) as raised:
+        agree({**FACTS, "labels": 2}, {**FACTS, "data": "ef" * 32, "labels": 2})
+    assert "labels" not in str(raised.value)
+
+
+def test_all_that_stops_is_told_at_once_with_both_values() -> None:
+    found = {**with_settings(**{"training.seed": 1}), "data": "ef" * 32}
+    with pytest.raises(CheckpointError) as raised:
+        agree(FACTS, found, ["learning_rate"])
+    text = str(raised.value)
+    assert "seed: was 0, is 1; data: was abababababab, is efefefefefef" in text
+    assert "--accept seed,data" in text
+    assert "--new-run" in text
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        with_versions(torch="2.8.1+cpu"),
+        with_versions(numpy="2.0.2"),
+        with_versions(python="3.11.13"),
+        with_versions(tokenizers="0.23.0"),
+        with_versions(bitsandbytes="0.48.0"),
+        changed(machine="another processor"),
+        with_settings(**{"data.path": "/b/other.jsonl"}),
+    ],
+)
+def test_what_changes_nothing_is_told_and_stops_nobody(found: dict[str, Any]) -> None:
+    (difference,) = agree(FACTS, found)
+    assert difference.verdict is Verdict.HARMLESS
+    assert ": was " in str(difference)
+
+
+def test_another_number_of_processes_is_told_and_stops_nobody() -> None:
+    (difference,) = agree(FACTS, changed(world_size=2))
+    assert difference.verdict is Verdict.ROUNDS_OTHERWISE
+    assert str(difference) == "world_size: was 1, is 2"
+
+
+def test_auto_equals_the_number_that_it_means() -> None:
+    assert agree(FACTS, with_settings(**{"training.learning_rate": "auto"})) == []
+
+
+def test_on_a_gpu_a_patch_of_what_computes_there_stops() -> None:
+    was = {**FACTS, "device": "NVIDIA L4"}
+    found = {**with_versions(torch="2.8.1+cu128"), "device": "NVIDIA L4"}
+    with pytest.raises(CheckpointError, match="--accept torch"):
+        agree(was, found)
+
+
+def test_a_base_that_all_steps_have_overwritten_is_not_compared() -> None:
+    was = {**FACTS, "base_is_frozen": False}
+    assert agree(was, {**was, "base_model": "ef" * 32}) == []
+
+
+@pytest.mark.parametrize(
+    ("was", "found", "name"),
+    [
+        (FACTS, with_settings(**{"model.embedded.num_layers": 5}), "num_layers"),
+        (FACTS, with_settings(**{"model.lora_config": True}), "lora_config"),
+        (changed(precision="fp16"), FACTS, "precision"),
+    ],
+)
+def test_what_has_no_place_in_the_checkpoint_cannot_be_accepted(
+    was: dict[str, Any], found: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(CheckpointError, match="cannot change within a run") as raised:
+        agree(was, found, [name])
+    assert "--accept" not in str(raised.value)
+
+
+def test_a_format_of_old_gpus_is_brought_back_by_its_flag() -> None:
+    with pytest.raises(CheckpointError, match="--mixed-precision fp16"):
+        agree(changed(precision="fp16"), FACTS)
+
+
+def test_an_unknown_name_gets_the_nearest_one() -> None:
+    with pytest.raises(ValueError, match=r"--accept 'learnig_rate'.*did you mean 'learning_rate'"):
+        agree(FACTS, FACTS, ["learnig_rate"])
+
+
+def test_a_name_may_be_given_in_full() -> None:
+    assert canonical_name("training.learning_rate") == "learning_rate"
+    assert canonical_name("data.path") == canonical_name("data.path")
+
+
+def test_lengths_are_rounded_as_the_run_began_to() -> None:
+    assert recorded_grid(FACTS) is SizeGrid.EXACT  # before there was a choice
+    assert all(recorded_grid(changed(size_grid=grid.value)) is grid for grid in SizeGrid)
+    with pytest.raises(CheckpointError, match=r"a way \(thirds\) that this version does not know"):
+        recorded_grid(changed(size_grid="thirds"))
+
+
+def test_a_checkpoint_of_ones_own_loop_says_nothing_and_goes_on() -> None:
+    assert agree({}, FACTS) == []
+
+
+def test_of_a_hash_the_beginning_is_shown_and_of_a_text_all() -> None:
+    text = "a prompt of sixty-four characters, which is no hash of anything."
+    assert len(text) == 64
+    (difference,) = agree(FACTS, with_settings(**{"training.seed": text}), ["seed"])
+    assert str(difference) == f"seed: was 0, is {text}"
+
+
+def test_another_name_of_the_same_base_changes_nothing() -> None:
+    (difference,) = agree(FACTS, with_settings(**{"model.name": "elsewhere"}))
+    assert difference.verdict is Verdict.HARMLESS
+
+
+def test_another_setting_of_the_same_base_changes_the_result() -> None:
+    found = with_settings(**{"training.seed": 1})
+    with pytest.raises(CheckpointError, match="--accept seed"):
+        agree(FACTS, found)
+
+
+def test_another_name_of_a_base_that_nobody_has_hashed_changes_the_result() -> None:
+    was = changed(base_model=None, base_is_frozen=False)
+    found = {**was, "settings": {**FACTS["settings"], "model.name": "elsewhere"}}
+    with pytest.raises(CheckpointError, match=r"--accept model\.name"):
+        agree(was, found)
+
+
+def test_other_data_under_another_path_changes_the_result_twice() -> None:
+    found = {**with_settings(**{"data.path": "/b/other.jsonl"}), "data": "ef" * 32}
+    with pytest.raises(CheckpointError) as raised:
+        agree(FACTS, found)
+    assert "data.path" in str(raised.value)
+    assert "data: was" in str(raised.value)
+
+
+def test_on_a_gpu_a_patch_of_what_does_not_compute_there_changes_nothing() -> None:
+    was = {**FACTS, "device": "NVIDIA L4"}
+    found = {**with_versions(numpy="2.0.2"), "device": "NVIDIA L4"}
+    (difference,) = agree(was, found)
+    assert difference.verdict is Verdict.HARMLESS
+
+
+def test_another_name_with_another_base_changes_the_result_twice() -> None:
+    found = {**with_settings(**{"model.name": "elsewhere"}), "base_model": "ef" * 32}
+    verdicts = {each.name: each.verdict for each in differences(FACTS, found)}
+    assert verdicts == dict.fromkeys(["model.name", "base_model"], Verdict.CHANGES_THE_RESULT)

@@ -1,0 +1,153 @@
+"""An accepted change takes effect, and the training still ends where it should."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import CheckpointError
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_paths import by_step
+from infrastructure.training.core.state import Position, TrainingState
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.resume.overrides import explain
+
+
+class Steps(Observer):
+    """Learning rate, position and batch of each step."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.positions: list[Position] = []
+        self.num_rows: list[int] = []
+
+    def step_start(self, state: TrainingState) -> None:
+        assert state.optimizer is not None
+        self.rates.append(state.optimizer.param_groups[0]["lr"])
+        self.positions.append(Position(**vars(state.position)))
+        self.num_rows.append(len(state.batch))
+
+
+def write_rows(path: Path, numbers: range) -> None:
+    rows = [{"prompt": f"Reverse {n}", "completion": str(n)[::-1]} for n in numbers]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+class Training:
+    """12 rows, 4 a step, 3 epochs: 9 steps."""
+
+    def __init__(self, model: Path, folder: Path, **settings: Any) -> None:
+        data = folder / "rows.jsonl"
+        if not data.exists():
+            write_rows(data, range(100, 112))
+        values = {
+            **{"batch_size": 4, "num_epochs": 3, "learning_rate": 1e-3, "warmup_steps": 0},
+            **{"scheduler_type": "linear", "checkpoint_frequency": 1, "keep_checkpoints": 99},
+        }
+        self.steps = Steps()
+        self.trainer = EnhancedTrainer(
+            ModelConfig(name=str(model)),
+            TrainingConfig(**{**values, **settings}),
+            DataConfig(path=str(data), max_length=64, validation_split=0, num_workers=0),
+            device="cpu",
+            cache_config=CacheConfig(directory=str(folder / "cache")),
+            checkpoint_directory=folder / "checkpoints",
+            hooks=[self.steps],
+        )
+
+    def go_on(self, folder: Path, step: int, accept: list[str]) -> "Training":
+        checkpoint = by_step(CheckpointManager(folder / "checkpoints").store)[step]
+        self.trainer.restore(checkpoint, accept)
+        self.trainer.train()
+        return self
+
+
+@pytest.fixture
+def begun(saved_llama: Path, tmp_path: Path) -> Path:
+    training = Training(saved_llama, tmp_path)
+    training.trainer.train()
+    assert len(training.steps.rates) == 9
+    return tmp_path
+
+
+def test_another_learning_rate_holds_from_the_next_step_on(begun: Path, saved_llama: Path) -> None:
+    undisturbed = Training(saved_llama, begun).go_on(begun, 4, []).steps.rates
+    faster = Training(saved_llama, begun, learning_rate=2e-3)
+    faster.go_on(begun, 4, ["learning_rate"])
+    assert faster.steps.rates == pytest.approx([2 * rate for rate in undisturbed])
+
+
+def test_the_change_lives_on_in_the_checkpoints_after_it(begun: Path, saved_llama: Path) -> None:
+    Training(saved_llama, begun, learning_rate=2e-3).go_on(begun, 4, ["learning_rate"])
+    again = Training(saved_llama, begun, learning_rate=2e-3).go_on(begun, 6, [])
+    assert again.steps.rates[0] == pytest.approx(2e-3 * 3 / 9)
+    with pytest.raises(CheckpointError, match=r"learning_rate: was 0\.002, is 0\.001"):
+        Training(saved_llama, begun).go_on(begun, 6, [])
+
+
+def test_other_decay_and_betas_hold_too(begun: Path, saved_llama: Path) -> None:
+    changed = Training(saved_llama, begun, weight_decay=0.5, adam_beta1=0.5)
+    changed.go_on(begun, 4, ["weight_decay", "adam_beta1"])
+    group = changed.trainer.prepare().optimizer.param_groups[0]
+    assert (group["weight_decay"], group["betas"][0]) == (0.5, 0.5)
+
+
+def test_with_other_data_the_epoch_begins_again_and_all_of_it_is_seen(
+    begun: Path, saved_llama: Path
+) -> None:
+    write_rows(begun / "rows.jsonl", range(200, 220))  # 20 rows: 5 steps an epoch
+    changed = Training(saved_llama, begun).go_on(begun, 4, ["data"])
+    positions = [(p.epoch, p.example) for p in changed.steps.positions]
+    assert positions == [(epoch, 4 * step) for epoch in (1, 2) for step in range(5)]
+    assert changed.trainer.state is not None
+    assert changed.trainer.state.step == 4 + 10
+    assert changed.steps.rates[-1] == pytest.approx(1e-3 * 1 / 14)
+
+
+def test_at_the_end_of_an_epoch_other_data_begins_with_the_next(
+    begun: Path, saved_llama: Path
+) -> None:
+    write_rows(begun / "rows.jsonl", range(200, 220))
+    changed = Training(saved_llama, begun).go_on(begun, 3, ["data"])
+    assert changed.steps.positions[0].epoch == 1
+    assert len(changed.steps.rates) == 10
+
+
+def test_a_larger_batch_goes_on_at_the_same_row(begun: Path, saved_llama: Path) -> None:
+    changed = Training(saved_llama, begun, batch_size=8).go_on(begun, 4, ["batch_size"])
+    assert changed.steps.num_rows == [8, 8, 4]
+    assert changed.steps.positions[0] == Position(0, 1, 4)
+    assert changed.trainer.state is not None
+    assert changed.trainer.state.micro_batch_size == 8
+    assert changed.trainer.state.step == 7
+
+
+def test_a_finished_training_goes_on_with_more_epochs(begun: Path, saved_llama: Path) -> None:
+    longer = Training(saved_llama, begun, num_epochs=4).go_on(begun, 9, ["num_epochs"])
+    assert [p.epoch for p in longer.steps.positions] == [3, 3, 3]
+    assert longer.steps.rates[0] > 0
+
+
+def test_fewer_epochs_than_are_done_end_at_once(begun: Path, saved_llama: Path) -> None:
+    shorter = Training(saved_llama, begun, num_epochs=1).go_on(begun, 5, ["num_epochs"])
+    assert shorter.steps.rates == []
+
+
+def test_another_optimizer_begins_without_a_memory(begun: Path, saved_llama: Path) -> None:
+    changed = Training(saved_llama, begun, optimizer="sgd").go_on(begun, 4, ["optimizer"])
+    optimizer = changed.trainer.prepare().optimizer
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert changed.steps.rates[0] == pytest.approx(1e-3 * 5 / 9)
+
+
+def test_what_an_accepted_change_means_is_said() -> None:
+    assert explain(["data", "learning_rate"]) == [
+        "data: the current epoch begins again, with the new data"
+    ]

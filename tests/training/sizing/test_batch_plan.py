@@ -1,0 +1,110 @@
+"""How many examples at once and in a step: as configured, as measured, as a run began."""
+
+from pathlib import Path
+
+import pytest
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.optimization.batch_size import BatchChoice, Trial
+from infrastructure.training.sizing.batch_plan import (
+    BatchPlan,
+    accumulation_for,
+    configured,
+    largest_size,
+    measured,
+    measured_before,
+    repeated,
+)
+
+KEY = {"device": "a machine"}
+PLENTY = 1 << 40
+
+
+def choice(size: int, peak_bytes: int = 1000) -> BatchChoice:
+    return BatchChoice(size, (Trial(size, peak_bytes, 100.0),), "larger ones are no faster")
+
+
+def test_numbers_in_the_configuration_hold() -> None:
+    plan = configured(TrainingConfig(batch_size=4, gradient_accumulation=3))
+    assert plan == BatchPlan(4, 3)
+    assert plan.examples_per_step == 12
+    assert plan.decided() == {}
+    assert plan.lines() == []
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "share"), [(1, (4, 3)), (2, (4, 2)), (3, (4, 1)), (5, (3, 1)), (20, (1, 1))]
+)
+def test_several_processes_do_a_share_of_each_step(
+    num_processes: int, share: tuple[int, int]
+) -> None:
+    assert BatchPlan(4, 3).of_one_process(num_processes) == BatchPlan(*share)
+
+
+def test_auto_makes_an_optimizer_step_of_the_usual_size(tmp_path: Path) -> None:
+    config = TrainingConfig(batch_size="auto")
+    plan = measured(config, 10_000, lambda most: choice(8), measured_before(tmp_path), KEY, PLENTY)
+    assert (plan.batch_size, plan.gradient_accumulation) == (8, 4)
+    assert plan.decided()["training.batch_size"]["value"] == 8
+    assert "measured on this machine" in plan.lines()[0]
+
+
+def test_an_accumulation_that_was_given_holds(tmp_path: Path) -> None:
+    config = TrainingConfig(batch_size="auto", gradient_accumulation=4)
+    plan = measured(config, 10_000, lambda most: choice(16), measured_before(tmp_path), KEY, PLENTY)
+    assert plan.examples_per_step == 64
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_examples", "largest"),
+    [
+        ({}, 1_000_000, 256),
+        ({}, 1000, 60),  # 3 epochs in at least 50 steps
+        ({"gradient_accumulation": 4}, 1000, 15),
+        ({"num_epochs": 1}, 1000, 20),
+        ({"num_epochs": 1000}, 20, 20),
+        ({}, 5, 1),
+    ],
+)
+def test_small_data_keeps_enough_steps(
+    settings: dict[str, int], num_examples: int, largest: int
+) -> None:
+    assert largest_size(TrainingConfig(batch_size="auto", **settings), num_examples) == largest
+
+
+def test_a_step_of_small_data_is_smaller_too() -> None:
+    config = TrainingConfig(batch_size="auto")
+    assert accumulation_for(config, size=4, largest=12) == 3
+    assert accumulation_for(config, size=64, largest=256) == 1
+
+
+def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
+    config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
+    first = measured(config, 10_000, lambda most: choice(8), cache, KEY, PLENTY)
+    again = measured(config, 10_000, lambda most: choice(64), cache, KEY, PLENTY)
+    assert again.resolved() == first.resolved()
+    assert again.origin == "measured on this machine before"
+
+
+def test_it_is_measured_again_where_there_is_less_memory_now(tmp_path: Path) -> None:
+    config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
+    measured(config, 10_000, lambda most: choice(8, peak_bytes=1000), cache, KEY, 2000)
+    plan = measured(config, 10_000, lambda most: choice(4, peak_bytes=500), cache, KEY, 900)
+    assert plan.batch_size == 4
+
+
+@pytest.mark.parametrize("result", [{"size": 8}, {"size": "8", "peak_bytes": 10}, {}, 8, None])
+def test_what_was_remembered_in_part_is_measured_again(tmp_path: Path, result: object) -> None:
+    config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
+    cache.put({**KEY, "largest": largest_size(config, 10_000)}, result)
+    plan = measured(config, 10_000, lambda most: choice(4), cache, KEY, PLENTY)
+    assert plan.batch_size == 4
+
+
+def test_a_run_that_goes_on_repeats_what_it_began_with() -> None:
+    saved = {"training.batch_size": 16, "training.gradient_accumulation": 2}
+    plan = repeated(TrainingConfig(batch_size="auto"), saved)
+    assert plan is not None
+    assert plan.resolved() == saved
+    assert repeated(TrainingConfig(batch_size=4), saved) is None
+    assert repeated(TrainingConfig(batch_size="auto"), {"training.num_epochs": 3}) is None

@@ -1,0 +1,75 @@
+"""Compiling is decided once, by measurement, and leaves no trace in the numbers."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.training.sizing import compile_benchmark as compile_trial
+from infrastructure.training.sizing.compile_benchmark import CompileTrial
+from tests.training.toy import ToyAdapter
+from tests.training.toy_training import Training
+
+SLOWER_SECONDS = 0.004
+
+
+class Compiler:
+    """Makes a toy adapter slow until it is compiled; counts how often it was asked."""
+
+    def __init__(self, adapter: ToyAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[bool] = []
+        prepare = adapter.prepare_batch
+
+        def slow_batch(examples: Sequence[int]) -> dict[str, Any]:
+            if not self.asked or not self.asked[-1]:
+                time.sleep(SLOWER_SECONDS)
+            return prepare(examples)
+
+        monkeypatch.setattr(adapter, "prepare_batch", slow_batch)
+        monkeypatch.setattr(adapter, "set_compiled", self.asked.append)
+
+
+def training_with_trial(
+    monkeypatch: pytest.MonkeyPatch, directory: Path | None = None
+) -> tuple[Training, CompileTrial, Compiler]:
+    trial = CompileTrial(lambda: training.loop)
+    training = Training(directory, hooks=[trial], num_epochs=10, checkpoint_frequency=5)
+    return training, trial, Compiler(training.adapter, monkeypatch)
+
+
+def test_a_compiler_that_pays_is_kept_and_the_weights_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training, trial, compiler = training_with_trial(monkeypatch)
+    training.run()
+    assert compiler.asked == [True, True]  # to measure, and to keep
+    assert trial.decision is not None
+    assert trial.decision.pays
+    assert trial.decision.steps_left == training.state.total_steps
+    plain = Training(num_epochs=10, checkpoint_frequency=5).run()
+    assert torch.equal(training.weights, plain.weights)
+
+
+def test_a_run_that_goes_on_does_as_it_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first, _, _ = training_with_trial(monkeypatch, tmp_path)
+    first.run()
+    checkpoint = first.checkpoints.checkpoints()[1]
+    again, trial, compiler = training_with_trial(monkeypatch)
+    again.resume(checkpoint)
+    assert compiler.asked == [True]
+    assert trial.decision is None
+    assert torch.equal(first.weights, again.weights)
+
+
+def test_where_nothing_can_be_compiled_nothing_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compile_trial, "can_compile", lambda device: "there is no C++ compiler")
+    training, trial, compiler = training_with_trial(monkeypatch)
+    training.run()
+    assert compiler.asked == []
+    assert trial.state_dict() == {"is_compiled": False}
+    assert "torch.compile is not used: there is no C++ compiler" in caplog.text

@@ -1,0 +1,185 @@
+"""A training stays inside its memory, and is told where it does not."""
+
+import gc
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.core.errors import MemoryLimitError
+from infrastructure.core.process_memory import can_limit_hard, resident_bytes
+from infrastructure.optimization.leak_watch import LeakWatch
+from infrastructure.optimization.recommendations import Recommendation
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Extension, Observer
+from infrastructure.training.sizing.memory_extension import (
+    LEAK,
+    SHORT_OF_MEMORY,
+    MemoryExtension,
+    MemorySettings,
+)
+from tests.slow import slow
+from tests.training.toy_training import Training
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+
+class Leaking(Extension):
+    """Holds on to memory at every step, as a list of losses with their graphs does; so much that
+    it counts in a process that has run many tests."""
+
+    def __init__(self) -> None:
+        self.held: list[torch.Tensor] = []
+
+    def step_end(self, state: TrainingState) -> None:
+        self.held.append(torch.ones(3 * MIB))  # the line that leaks
+
+
+def test_a_run_whose_memory_grows_is_told_the_line_that_holds_it() -> None:
+    watch = LeakWatch(window=10, min_growth_bytes=16 * MIB)
+    memory = MemoryExtension(MemorySettings(), CPU, leak_seconds=0.0, leak_watch=watch)
+    training = Training(hooks=[Leaking(), memory], num_examples=120).run()
+    [leak] = [one for one in training.state.recoveries if one["kind"] == LEAK]
+    assert "memory grows steadily" in leak["message"]
+    line = leak["message"].split("was made at ")[1].split(" ")[0]
+    assert line.startswith(f"{__file__}:")
+    source = Path(__file__).read_text().splitlines()[int(line.rsplit(":", 1)[1]) - 1]
+    assert "the line that leaks" in source
+
+
+def test_a_training_computes_the_same_with_and_without_it() -> None:
+    with_it = Training(hooks=[MemoryExtension(MemorySettings(), CPU)]).run()
+    without = Training().run()
+    assert torch.equal(with_it.weights, without.weights)
+    assert with_it.state.recoveries == []
+
+
+class Watching(Observer):
+    def step_end(self, state: TrainingState) -> None:
+        self.collected_by_itself = gc.isenabled()
+
+
+def test_garbage_is_collected_between_steps_and_by_python_again_afterwards() -> None:
+    memory, watching = MemoryExtension(MemorySettings(), CPU), Watching()
+    Training(hooks=[memory, watching]).run()
+    assert not watching.collected_by_itself
+    assert gc.isenabled()
+    assert memory.facts()["garbage_collections"] >= 1
+
+
+def test_a_limit_below_what_is_there_is_told_before_the_first_step() -> None:
+    memory = MemoryExtension(MemorySettings(limit_bytes=MIB), CPU)
+    training = Training(hooks=[memory])
+    with pytest.raises(MemoryLimitError, match=r"cpu_memory_limit is 1 MiB, and model and data"):
+        training.run()
+    assert training.state.step == 0
+    assert gc.isenabled()
+
+
+def test_above_its_limit_the_training_goes_on_in_smaller_pieces_and_is_advised() -> None:
+    """A GPU's training is not held by the kernel, so the guard answers."""
+    saving = Recommendation("training.optimizer: adamw_8bit", 64 * MIB, "moments in 8 bits", False)
+    memory = MemoryExtension(
+        MemorySettings(limit_bytes=1 << 50), torch.device("cuda"), recommend=lambda state: [saving]
+    )
+    training = Training(hooks=[memory], max_steps=2)
+
+    class Tighten(Extension):
+        def step_start(self, state: TrainingState) -> None:
+            memory.guard.limit_bytes = MIB
+
+    memory._look_for_leaks = lambda state: None  # type: ignore[method-assign]  # asks the GPU
+    training.loop.hooks.hooks.insert(0, Tighten())
+    training.run()
+    assert training.state.micro_batch_size == 1
+    noted = [one for one in training.state.recoveries if one["kind"] == SHORT_OF_MEMORY]
+    assert noted[0]["action"] == "micro-batches of 1 from now on"
+    assert "; training.optimizer: adamw_8bit saves 64 MiB (counted)" in noted[0]["message"]
+    assert memory.facts()["num_releases"] >= 1
+
+
+def test_the_limit_of_the_system_is_lifted_whatever_happens() -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    memory = MemoryExtension(MemorySettings(limit_bytes=resident_bytes() + 2**30), CPU)
+    seen: list[int] = []
+
+    class Failing(Observer):
+        def step_end(self, state: TrainingState) -> None:
+            seen.append(resource.getrlimit(resource.RLIMIT_DATA)[0])
+            raise MemoryError("no more")
+
+    training = Training(hooks=[memory, Failing()])
+    with pytest.raises(MemoryError) as raised:
+        training.run()
+    assert "memory.cpu_memory_limit allows no more than" in " ".join(raised.value.__notes__)
+    if can_limit_hard():
+        assert seen[0] not in (before[0], resource.RLIM_INFINITY)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_data_that_nobody_uses_leaves_memory_after_its_time() -> None:
+    asked: list[float] = []
+
+    def release(unused_seconds: float) -> int:
+        asked.append(unused_seconds)
+        return 0
+
+    now = [0.0]
+    memory = MemoryExtension(
+        MemorySettings(cache_seconds=5), CPU, release_data=release, clock=lambda: now[0]
+    )
+    state = TrainingState(torch.nn.Linear(1, 1))
+    for now[0] in (0.0, 1.0, 5.0):
+        memory.step_end(state)
+    assert asked == [5.0, 5.0]
+
+
+RUN = """
+import json, sys
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.process_memory import peak_resident_bytes, resident_bytes
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.trainer_factory import TrainerFactory
+
+class Start(Observer):
+    def train_start(self, state):
+        self.bytes = resident_bytes()
+
+folder, limit = sys.argv[1], sys.argv[2]
+config = DeploymentConfig(**{
+    "training.batch_size": 128, "training.max_steps": 3, "data.packing": False,
+    "training.validation_interval": None, "device": "cpu", "cache.directory": folder,
+    "training.mixed_precision": False, "memory.cpu_memory_limit": limit})
+start = Start()
+trainer = TrainerFactory().for_run(config, hooks=[start])
+state = trainer.train()
+peak = peak_resident_bytes()
+print(json.dumps({"start": start.bytes, "peak": peak, "loss": state.loss,
+                  "micro": state.micro_batch_size, "kinds": [r["kind"] for r in state.recoveries]}))
+"""
+
+
+def run(folder: Path, limit: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", RUN, str(folder), limit]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@slow
+@pytest.mark.skipif(not can_limit_hard(), reason="only Linux refuses memory to one process")
+def test_a_real_training_stays_below_its_limit_and_learns_the_same(tmp_path: Path) -> None:
+    free = run(tmp_path / "free", "none")
+    limit = free["start"] + int(0.6 * (free["peak"] - free["start"]))
+    held = run(tmp_path / "held", f"{limit}B")
+    assert held["peak"] <= limit < free["peak"]
+    assert held["micro"] < free["micro"] == 128
+    assert "out_of_memory" in held["kinds"]
+    assert held["loss"] == pytest.approx(free["loss"], rel=1e-3)

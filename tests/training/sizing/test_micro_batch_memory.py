@@ -1,0 +1,40 @@
+"""What fitted is remembered from training to training."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from infrastructure.training.sizing.micro_batch_memory import (
+    RememberedLimit,
+    describe_device,
+    memory_limits,
+)
+
+T4 = {"device": "Tesla T4", "memory_bytes": 15 << 30, "model": "a", "lora": True}
+
+
+def test_the_next_training_takes_what_fitted_and_no_more_than_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert RememberedLimit(memory_limits(tmp_path), T4).at_most(8) == 8
+    RememberedLimit(memory_limits(tmp_path), T4).remember(4)
+    assert not caplog.text
+    again = RememberedLimit(memory_limits(tmp_path), T4)
+    assert again.at_most(2) == 2
+    assert not caplog.text
+    assert again.at_most(8) == 4
+    assert "micro-batches of 4, not of 8" in caplog.text
+    assert RememberedLimit(memory_limits(tmp_path), {**T4, "lora": False}).at_most(8) == 8
+
+
+@pytest.mark.parametrize("size", ["4", 0, -1, 2.5, True, None])
+def test_a_size_that_is_none_is_passed_over(tmp_path: Path, size: object) -> None:
+    memory_limits(tmp_path).put(T4, size)
+    assert memory_limits(tmp_path).get(T4) is None
+
+
+def test_the_processor_is_a_device_with_a_name_and_memory() -> None:
+    facts = describe_device(torch.device("cpu"))
+    assert facts["device"]
+    assert facts["memory_bytes"] > 1 << 28
