@@ -81,7 +81,7 @@ def complete(
         cause = down.problem if down.state == DOWN else None  # of all that is missing
         return Completion(published, cause or redact(str(error)))
     status = backup.status()
-    if status.confirmed_name != backup.newest_name():
+    if status.confirmed_name != backup.store.newest_healthy():
         problem = status.problem or "the place has not confirmed the last checkpoint"
         return Completion(published, problem)
     return Completion(published)

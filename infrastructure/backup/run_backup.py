@@ -14,7 +14,6 @@ from typing import Self
 
 from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Store
-from infrastructure.backup.free_space import require_room
 from infrastructure.backup.inventory import (
     HERE,
     BackupEntry,
@@ -43,7 +42,7 @@ from infrastructure.backup.replication.status import (
 from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.errors import StorageError
 from infrastructure.core.redact import redact, redact_urls
 from infrastructure.core.waiting import within
 
@@ -214,7 +213,7 @@ class RunBackup:
             " backup create",
             num_failures=copier.num_failures,
             in_flight_step=None,
-            newest_name=self.newest_name(),
+            newest_name=self.store.newest_healthy(),
         )
         if status.newest_name is not None and status.newest_name != known.newest_name:
             status = replace(status, newest_step=self.store.read(status.newest_name).step)
@@ -256,21 +255,6 @@ class RunBackup:
         try:
             settings = self._settings(str(self.options.place))
             return [*told, *prune_once(self._link, settings.retention, record)]
-        except OSError as error:
-            raise self._unreachable(error) from error
-
-    def require_room(self, bytes_per_version: int) -> list[str]:
-        """Sentences on the room here and at the place, before the first step.
-
-        Raises:
-            StorageError: what rotation keeps does not fit.
-        """
-        told = require_room(HERE, self.store, self.retention.keep_last, bytes_per_version)
-        if self._link is None:
-            return [told]
-        try:
-            url, keep = self._link.place.url, self.options.keep
-            return [told, require_room(f"at {url}", self._link.store, keep, bytes_per_version)]
         except OSError as error:
             raise self._unreachable(error) from error
 
@@ -345,7 +329,7 @@ class RunBackup:
         longest = self.options.finish_seconds if seconds is None else seconds
         deadline = time.monotonic() + longest
         self.nudge()
-        newest = self.newest_name()
+        newest = self.store.newest_healthy()
         while True:
             status = self.status()
             is_over = status.is_settled(newest) or status.state in (OFF, "fenced", DOWN)
@@ -358,7 +342,7 @@ class RunBackup:
         has nothing left to copy is gone when this returns, and writes in the run no more."""
         if self._copier is None:
             return
-        is_over = read_status(self.status_path).confirmed_name == self.newest_name()
+        is_over = read_status(self.status_path).confirmed_name == self.store.newest_healthy()
         self._copier.close(ENDS_SECONDS if is_over else 0.0)
 
     def wait_ended(self, seconds: float) -> bool:
@@ -424,16 +408,6 @@ class RunBackup:
     def _unreachable(self, error: OSError) -> StorageError:
         link = self._require_link()
         return StorageError(f"{link.place.url}: {redact(str(error))}; {link.place.advice(error)}")
-
-    def newest_name(self) -> str | None:
-        """The newest version here that a resume may choose; its manifest alone is read."""
-        return next((name for name in self.store.versions() if self._is_healthy(name)), None)
-
-    def _is_healthy(self, name: str) -> bool:
-        try:
-            return self.store.read(name).healthy
-        except CheckpointError:
-            return False
 
 
 def place_options(config: DeploymentConfig) -> BackupConfig:

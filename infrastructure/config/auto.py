@@ -50,26 +50,6 @@ def num_epochs_for(
     return SCRATCH_EPOCHS if from_scratch else FINETUNE_EPOCHS
 
 
-def resolve_auto(
-    training: TrainingConfig,
-    model: ModelConfig,
-    *,
-    num_steps_per_epoch: int,
-    from_scratch: bool | None = None,
-) -> TrainingConfig:
-    """A copy of the training section whose learning rate and number of epochs are numbers.
-
-    Args:
-        num_steps_per_epoch: optimizer steps of one pass over the data.
-        from_scratch: whether the weights are new; None: they are for the embedded model.
-    """
-    scratch = trains_from_scratch(model) if from_scratch is None else from_scratch
-    return training.copy_with(
-        learning_rate=learning_rate_for(training, model, scratch),
-        num_epochs=num_epochs_for(training, scratch, num_steps_per_epoch),
-    )
-
-
 def attention_for(model: ModelConfig, training: TrainingConfig) -> str:
     """The attention implementation that both sections ask for; "auto" where neither does.
 

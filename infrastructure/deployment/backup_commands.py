@@ -72,7 +72,7 @@ def create(told: Told) -> int:
         status = backup.status()
     finally:
         backup.close()
-    is_safe = status.confirmed_name == backup.newest_name() and end.is_complete
+    is_safe = status.confirmed_name == backup.store.newest_healthy() and end.is_complete
     facts = {"run": run.run_id, "confirmed": is_safe, **asdict(status)}
     lines = [status.possible_loss(time.time()).text]
     if is_finished:

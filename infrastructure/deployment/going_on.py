@@ -1,7 +1,6 @@
 """What a run is told anew when it goes on, and what it is remembered to have been told."""
 
 import hashlib
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ from infrastructure.deployment.same_training import settings_in, settings_now
 from infrastructure.training.data.readers.sources import discover
 from infrastructure.training.resume.compatibility import Difference, Verdict
 from infrastructure.training.resume.overrides import explain
-
-log = logging.getLogger(__name__)
 
 AS_IT_WENT_ON = Source(Layer.KEYWORD, "accepted when the run went on")
 

@@ -138,7 +138,7 @@ class RunCopies:
 
     def _wait(self, seconds: float) -> BackupStatus:
         """How the copy stands when the newest version is confirmed, or time is over."""
-        newest = self.backup.newest_name()
+        newest = self.backup.store.newest_healthy()
         self.backup.try_again()
         status = self.backup.status()
         if newest is None or status.confirmed_name == newest or seconds <= 0:

@@ -41,10 +41,6 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
-    def report_file(self) -> Path:
-        return self.path / "report.html"
-
-    @property
     def before_file(self) -> Path:
         """What was measured before the first step."""
         return self.path / "before.json"

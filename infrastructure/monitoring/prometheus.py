@@ -7,7 +7,6 @@ nothing is measured for it, and without a request there is no cost.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from infrastructure.core.optional import require
@@ -17,7 +16,6 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "temper_"
 Rows = Sequence[tuple[tuple[str, ...], float]]  # values of the labels, and the number
-DASHBOARD_FILE = Path(__file__).with_name("grafana_dashboard.json")
 
 
 class MonitorCollector:

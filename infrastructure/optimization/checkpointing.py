@@ -15,7 +15,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all": {},
     "offload": {"offload": True},
 }
-MODES = ("off", *OPTIONS)
 
 
 def can_checkpoint(model: torch.nn.Module) -> bool:

@@ -1,6 +1,5 @@
 """torch.compile, kept only where it pays back inside the run: decided by measurement."""
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +9,6 @@ import torch
 
 TIMED_STEPS = 3
 LEAST_GAIN = 0.02  # a smaller gain may be chance
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ than the model as it is. TorchScript and torch.export give a program that can be
 consumer without this code.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
 NUM_TIMED = 10
 NUM_WARMUPS = 3
 
-log = logging.getLogger(__name__)
 
 Inputs = tuple[torch.Tensor, ...]
 

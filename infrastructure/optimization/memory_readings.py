@@ -48,11 +48,6 @@ class MemoryInfo:
     peak_process_bytes: int
     gpus: tuple[DeviceMemory, ...] = ()
 
-    @property
-    def used_percent(self) -> float:
-        """Share of main memory that is not available, in percent."""
-        return 100.0 * (self.total_bytes - self.available_bytes) / self.total_bytes
-
 
 def read_memory() -> MemoryInfo:
     """Look at everything; takes about a millisecond."""

@@ -267,14 +267,6 @@ def test_the_runs_of_a_place_are_those_with_a_version(backups: BackupSystem, pla
     assert runs_at(open_place(str(place))) == ["backups"]
 
 
-def test_room_is_told_and_demanded_before_the_first_step(backups: BackupSystem) -> None:
-    here, there = backups.require_room(1000)
-    assert here.startswith("here: ")
-    assert "MB free" in there
-    with pytest.raises(StorageError, match="make room"):
-        backups.require_room(1 << 60)
-
-
 def test_prune_removes_what_newer_ones_replace_here_and_there(
     backups: BackupSystem, place: Path
 ) -> None:

@@ -1,6 +1,11 @@
 import pytest
 
-from infrastructure.config.auto import attention_for, resolve_auto
+from infrastructure.config.auto import (
+    attention_for,
+    learning_rate_for,
+    num_epochs_for,
+    trains_from_scratch,
+)
 from infrastructure.config.sections.model_config import EmbeddedModelConfig, LoraConfig, ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 
@@ -13,33 +18,30 @@ LORA = ModelConfig(name="some/model", lora_config=LoraConfig())
     [(EMBEDDED, 1.5e-3, 4), (HUB, 2e-5, 3), (LORA, 2e-4, 3)],
 )
 def test_auto(model: ModelConfig, learning_rate: float, num_epochs: int) -> None:
-    given = TrainingConfig()
-    resolved = resolve_auto(given, model, num_steps_per_epoch=10)
-    assert (resolved.learning_rate, resolved.num_epochs) == (learning_rate, num_epochs)
-    assert (given.learning_rate, given.num_epochs) == ("auto", "auto")
+    is_new = trains_from_scratch(model)
+    assert learning_rate_for(TrainingConfig(), model, is_new) == learning_rate
+    assert num_epochs_for(TrainingConfig(), is_new, num_steps_per_epoch=10) == num_epochs
 
 
 def test_a_wider_new_model_learns_slower() -> None:
     wide = ModelConfig(embedded=EmbeddedModelConfig(hidden_size=384, num_heads=6, num_kv_heads=6))
-    resolved = resolve_auto(TrainingConfig(), wide, num_steps_per_epoch=10)
-    assert resolved.learning_rate == pytest.approx(5e-4)
+    assert learning_rate_for(TrainingConfig(), wide, True) == pytest.approx(5e-4)
 
 
 def test_what_is_given_stays() -> None:
     given = TrainingConfig(learning_rate=0.5, num_epochs=7, max_steps=1000)
-    resolved = resolve_auto(given, EMBEDDED, num_steps_per_epoch=10)
-    assert (resolved.learning_rate, resolved.num_epochs) == (0.5, 7)
+    assert learning_rate_for(given, EMBEDDED, True) == 0.5
+    assert num_epochs_for(given, True, num_steps_per_epoch=10) == 7
 
 
 def test_the_caller_may_know_that_a_model_is_new() -> None:
-    resolved = resolve_auto(TrainingConfig(), HUB, num_steps_per_epoch=1, from_scratch=True)
-    assert resolved.learning_rate == 1e-3
+    assert learning_rate_for(TrainingConfig(), HUB, True) == 1e-3
 
 
 @pytest.mark.parametrize(("max_steps", "num_epochs"), [(1, 1), (10, 1), (11, 2), (500, 50)])
 def test_epochs_enough_for_the_steps(max_steps: int, num_epochs: int) -> None:
     given = TrainingConfig(max_steps=max_steps)
-    assert resolve_auto(given, EMBEDDED, num_steps_per_epoch=10).num_epochs == num_epochs
+    assert num_epochs_for(given, True, num_steps_per_epoch=10) == num_epochs
 
 
 @pytest.mark.parametrize(

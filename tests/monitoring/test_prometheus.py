@@ -6,16 +6,19 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.monitoring.prometheus import DASHBOARD_FILE, PrometheusEndpoint
+from infrastructure.monitoring import prometheus
+from infrastructure.monitoring.prometheus import PrometheusEndpoint
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from tests.monitoring.scripted_machine import Moments, ScriptedGpus, ScriptedMachine
 
+DASHBOARD_FILE = Path(prometheus.__file__).with_name("grafana_dashboard.json")
 ALL_NUMBERS = {
     "gradient_norm": 1e3,  # and an alert
     "seconds_per_step": 0.5,

@@ -20,7 +20,7 @@ HEAVY = [
     *["numpy", "torch", "torch.optim.lr_scheduler", "torch._dynamo", "torch.distributed"],
     *["transformers", "transformers.trainer", "transformers.models.llama.modeling_llama"],
     *["tokenizers", "safetensors.torch", "accelerate", "peft", "trl", "datasets"],
-    *["pyarrow.parquet", "h5py", "pydantic_settings", "yaml", "psutil", "blake3", "zstandard"],
+    *["pyarrow.parquet", "h5py", "pydantic", "yaml", "psutil", "blake3", "zstandard"],
     *["dimod", "dwave.samplers", "fsspec", "httpx", "rich.table", "tqdm", "pytest"],
 ]
 OPTIONS = ["-q", "-s", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0"]

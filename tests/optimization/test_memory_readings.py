@@ -10,8 +10,7 @@ def test_a_look_at_memory_is_the_machines_and_this_processs() -> None:
     info = read_memory()
     assert info.total_bytes == memory().total_bytes
     assert 0 < info.process_bytes <= info.peak_process_bytes
-    assert 0 < info.used_percent < 100
-    assert info.available_bytes < info.total_bytes
+    assert 0 < info.available_bytes < info.total_bytes
 
 
 def test_releasing_gives_free_pages_back_to_the_system() -> None:

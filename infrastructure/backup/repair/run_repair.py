@@ -5,7 +5,7 @@ cannot be brought back is named. Nothing is looked at elsewhere while all is who
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -190,12 +190,6 @@ def contents_of(pack: Pack, manifest: Manifest) -> list[str]:
         for name in names
     )
     return sorted(set(found))
-
-
-def warn_of(repairs: Iterable[Repair]) -> None:
-    """Tell of repairs through logging."""
-    for repair in repairs:
-        log.warning("%s", repair.text)
 
 
 def _silent(done_bytes: int, total_bytes: int) -> None:

@@ -14,11 +14,10 @@ RECENT = 256  # values by which the percentile is told
 class Statistics:
     """Count, mean, least, largest and newest of all values; the 95th percentile of recent ones.
 
-    Values that are no numbers are counted apart.
+    Values that are no numbers are left out.
     """
 
     count: int = 0
-    num_not_finite: int = 0
     total: float = 0.0
     least: float = math.inf
     largest: float = -math.inf
@@ -27,7 +26,6 @@ class Statistics:
 
     def add(self, value: float) -> None:
         if not math.isfinite(value):
-            self.num_not_finite += 1
             return
         self.count += 1
         self.total += value

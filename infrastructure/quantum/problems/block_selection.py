@@ -11,6 +11,8 @@ What was measured (tiny models): one step is predicted very well (correlation 0.
 blocks train best until the next decision; the quadratic term is 2 to 10 % of the linear one, so
 that the optimum is nearly always the k largest decreases, and as good as the k largest gradient
 norms, which need no second backward pass. It is here to be compared, not because it is better.
+A budget of costs (each block that the backward pass reaches costs, chosen or not) was tried, too:
+asked for the best ratio it chose nearly all blocks, at 23 % above training all without asking.
 """
 
 from collections.abc import Sequence

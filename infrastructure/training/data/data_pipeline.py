@@ -46,6 +46,7 @@ from infrastructure.training.data.readers.rows import Conversation
 from infrastructure.training.data.serving.example_order import Indices, random_selection
 from infrastructure.training.data.serving.example_sources import (
     AugmentedExamples,
+    ExampleSource,
     Order,
     StoredConversations,
     StoredExamples,
@@ -70,7 +71,7 @@ class _Prepared:
     entry: CacheEntry
     report: DataReport
     encoder: ConversationEncoder
-    source: StoredExamples | AugmentedExamples | StreamedExamples
+    source: ExampleSource
     held_out: Indices
 
 
@@ -237,7 +238,7 @@ class DataPipeline:
 
     def _order(self) -> Order:
         source = self._ready().source
-        if isinstance(source, StreamedExamples):
+        if not isinstance(source, StoredExamples | AugmentedExamples):
             raise ValueError(
                 "data.streaming reads examples in an order of its own: none can be selected"
             )
@@ -332,7 +333,7 @@ class DataPipeline:
 
     def _make_source(
         self, plan: PreparationPlan, store: TokenStore, augment: Augmentation | None
-    ) -> StoredExamples | AugmentedExamples | StreamedExamples:
+    ) -> ExampleSource:
         if self.config.streaming:
             return StreamedExamples(self._stream(plan, store), self._texts(plan, augment))
         rows: Indices = store.array("train_rows.npy")

@@ -349,7 +349,7 @@ class TrainerRun:
 
     def wait_for_copies(self, seconds: float) -> None:
         """Wait until the newest version is confirmed, at most `seconds`; Ctrl-C ends the wait."""
-        deadline, newest = time.monotonic() + seconds, self.backup.newest_name()
+        deadline, newest = time.monotonic() + seconds, self.backup.store.newest_healthy()
         self.backup.try_again()
         try:
             while (left := deadline - time.monotonic()) > 0:

@@ -24,7 +24,6 @@ from infrastructure.training.models.quantization import (
     MIN_CPU_WIDTH,
     keep_trainable_layout,
     quantization_config,
-    quantized_layers,
 )
 from infrastructure.training.models.source import (
     ModelSource,
@@ -360,9 +359,3 @@ def choose_attention(
             " use 'sdpa'"
         )
     return given or wanted
-
-
-def is_quantized(model: torch.nn.Module) -> bool:
-    """Whether any weight is quantised, by whichever library."""
-    config = getattr(model, "config", None)
-    return bool(quantized_layers(model)) or hasattr(config, "quantization_config")

@@ -7,7 +7,6 @@ fails, and the loop does the same batch in smaller pieces. Memory that grows ste
 the line that holds it.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,8 +31,6 @@ LEAK, SHORT_OF_MEMORY = "memory_leak", "short_of_memory"
 LEAK_SECONDS = 10.0  # between two readings
 CACHE_SECONDS = 60.0
 NUM_RECOMMENDED = 3
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,9 @@ import queue
 import secrets
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -213,9 +212,6 @@ class CacheStatistics:
         examples_built, pages_built: computed here and written.
         pages_damaged: found on the disk and not believed.
         bytes_written, bytes_read: of pages that were written, of values that were read.
-        compute_seconds: inside the caller's function.
-        build_seconds: computing and writing.
-        read_seconds: reading and comparing hashes, in the thread that trains.
     """
 
     hits: int = 0
@@ -225,22 +221,6 @@ class CacheStatistics:
     pages_damaged: int = 0
     bytes_written: int = 0
     bytes_read: int = 0
-    compute_seconds: float = 0.0
-    build_seconds: float = 0.0
-    read_seconds: float = 0.0
-
-    @property
-    def seconds_saved(self) -> float | None:
-        """What computing all hits would have taken, less building and reading; None where nothing
-        was computed here that tells how long it takes."""
-        if not self.examples_built:
-            return None
-        computing = self.hits * self.compute_seconds / self.examples_built
-        return computing - self.build_seconds - self.read_seconds
-
-    def as_dict(self) -> dict[str, float | None]:
-        """All of it, for a report."""
-        return {**asdict(self), "seconds_saved": self.seconds_saved}
 
 
 class Cache(Protocol):
@@ -402,13 +382,11 @@ class ActivationCache:
         Raises:
             StorageError: a page that was damaged cannot be written.
         """
-        began = time.perf_counter()
         if not self.covers(ids):
             self.statistics.misses += len(ids)
             return None
         places = [place for identity in ids if (place := self._find(identity)) is not None]
         values: dict[tuple[int, int], torch.Tensor] = {}
-        spent = self.statistics.build_seconds
         for number in dict.fromkeys(number for number, _ in places):
             rows = [row for page, row in dict.fromkeys(places) if page == number]
             places_here = ((number, row) for row in rows)
@@ -416,8 +394,6 @@ class ActivationCache:
         read = [values[place] for place in places]
         self.statistics.hits += len(ids)
         self.statistics.bytes_read += sum(value.nbytes for value in values.values())
-        rebuilding = self.statistics.build_seconds - spent
-        self.statistics.read_seconds += time.perf_counter() - began - rebuilding
         return read
 
     def prefetch(self, ids: Sequence[bytes]) -> None:
@@ -489,7 +465,6 @@ class ActivationCache:
 
     def _build_page(self, number: int) -> None:
         assert self._compute is not None, "pages are built by `build`, and after it"
-        began = time.perf_counter()
         lengths = self.pages.lengths(number)
         with torch.no_grad():
             computed = self._compute(self.pages.examples(number))
@@ -498,7 +473,6 @@ class ActivationCache:
             if found != expected:
                 raise ValueError(f"hidden states of the shapes {found}; {expected} were expected")
             values = [value.detach().to(self.dtype).cpu().contiguous() for value in computed]
-        self.statistics.compute_seconds += time.perf_counter() - began
         data = [to_bytes(value).data for value in values]
         try:
             with atomic_write(self._path(number)) as file:
@@ -516,7 +490,6 @@ class ActivationCache:
         self.statistics.pages_built += 1
         self.statistics.examples_built += len(lengths)
         self.statistics.bytes_written += self._page_bytes(number)
-        self.statistics.build_seconds += time.perf_counter() - began
 
     def _digest(self, number: int, values: Iterable[Buffer]) -> str:
         identity = [self._key_hash.encode(), number.to_bytes(8, "little")]

@@ -6,15 +6,13 @@ and puts it between them (MIDAS, 2409.19044).
 """
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.stackwise.stack_phases import Unit
 
-Run = Callable[[], Any]
 _NUMBER = re.compile(r"\d+")
 
 

@@ -135,11 +135,6 @@ class TimeStepCaches:
             self._drop(lambda time_step, unit: time_step == name[0] and unit < name[1], key)
         return cache
 
-    def drop_units_before(self, unit: int) -> None:
-        """Drop the caches of all older units, of whatever time step."""
-        for key in list(self._keys.values())[-1:]:
-            self._drop(lambda _, older: older < unit, key)
-
     def discard(self) -> None:
         """Delete all caches of this training that nobody else uses: it is over."""
         for key in list(self._keys.values())[-1:]:

@@ -134,7 +134,7 @@ def test_qwen3_learns_every_answer_of_60_conversations(tmp_path: Path) -> None:
     tokenizer = tokenizer_for(own)
     data = prepared(chats(60), tmp_path, tokenizer, max_bad_rows_percent=0)
     report = data.prepare()
-    assert report.rows_used == 60
+    assert report.num_train + report.num_evaluation == 60
     (line,) = [line for line in report.lines() if "writes an answer otherwise" in line]
     assert "training template of TRL 1." in line
     assert tokenizer.chat_template == own  # what is saved and used
@@ -155,7 +155,8 @@ def test_qwen3_learns_all_as_its_own_template_writes_it(tmp_path: Path) -> None:
     tokenizer = tokenizer_for(model_template("qwen3"))
     settings = {"max_bad_rows_percent": 0, "train_on": "all", "validation_split": 0}
     data = prepared(chats(60), tmp_path, tokenizer, **settings)
-    assert data.prepare().rows_used == 60
+    report = data.prepare()
+    assert report.num_train + report.num_evaluation == 60
     whole = tokenizer.apply_chat_template(chats(60)[7]["messages"])["input_ids"]
     assert data.examples([7])[0].input_ids.tolist() == whole
     assert not any("TRL" in line for line in data.report.lines())

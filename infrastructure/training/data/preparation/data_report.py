@@ -55,10 +55,6 @@ class DataReport:
     seconds: float = 0.0
 
     @property
-    def rows_used(self) -> int:
-        return self.num_train + self.num_evaluation
-
-    @property
     def supervised_share(self) -> float:
         """Share of the training tokens that are learnt."""
         return self.supervised_tokens / self.tokens if self.tokens else 0.0

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infrastructure.training.data.preparation.data_report import DataReport
 from infrastructure.training.data.readers import rows as reasons
 from infrastructure.training.data.store.examples import TokenizedExample
 from tests.training.data.builders import (
@@ -19,6 +20,10 @@ from tests.training.data.builders import (
     pipeline,
     write_jsonl,
 )
+
+
+def rows_used(report: DataReport) -> int:
+    return report.num_train + report.num_evaluation
 
 
 def same(left: TokenizedExample, right: TokenizedExample) -> bool:
@@ -33,7 +38,7 @@ def test_the_report_tells_what_was_found(data: Path, cache: Path) -> None:
     prepared = pipeline(data, cache, task_column="task")
     report = prepared.prepare()
     assert report.rows_read == 100
-    assert report.num_train + report.num_evaluation == report.rows_used == 100
+    assert report.num_train + report.num_evaluation == 100
     assert prepared.num_examples == report.num_train
     assert (report.shape, report.files[0]["format"]) == ("qa", "jsonl")
     examples = [e for batch in prepared.train_batches(0, 0, 8) for e in batch]
@@ -93,7 +98,7 @@ def test_bad_rows_are_told_with_file_and_line(tmp_path: Path, cache: Path) -> No
         found = {row.place: row.reason for row in prepared.report.quarantine.bad_rows}
         expected = {f"bad.jsonl:{line}": reason for line, (_, reason) in BAD_ROWS.items()}
         assert found == expected | {"bad.jsonl:71": reasons.INVALID_UTF8}
-        assert prepared.report.rows_used == 92
+        assert rows_used(prepared.report) == 92
         assert prepared.report.rows_read == 100
         prepared = pipeline(data, cache, max_bad_rows_percent=10)
     told = "\n".join(prepared.report.lines())
@@ -120,7 +125,7 @@ def test_over_long_rows_are_cut_only_if_told(tmp_path: Path, cache: Path) -> Non
     kept = pipeline(data, cache)
     assert kept.report.quarantine.counts == {reasons.OVER_LONG: 1}
     cut = pipeline(data, cache, over_length="truncate", max_length=64)
-    assert cut.report.rows_used == 31
+    assert rows_used(cut.report) == 31
     assert (cut.report.truncated, cut.report.truncated_examples) == (1, ["a.jsonl:31"])
     assert "1 rows were cut to 64 tokens: a.jsonl:31" in cut.report.lines()
     assert cut.stop_token_ids == [cut.tokenizer.eos_token_id]  # not what the cut answer ends with
@@ -215,7 +220,7 @@ def test_a_folder_of_formats(tmp_path: Path, cache: Path) -> None:
         {"name": "a.jsonl", "format": "jsonl", "rows": 20},
         {"name": "b.csv", "format": "csv", "rows": 20},
     ]
-    assert report.rows_used == 40
+    assert rows_used(report) == 40
 
 
 def test_plain_texts(tmp_path: Path, cache: Path) -> None:
@@ -246,8 +251,8 @@ def test_random_data_sets(tmp_path: Path, cache: Path, seed: int) -> None:
     blank = sum(row == "\t" for row in rows)
     for prepared in (stored, streamed):
         report = prepared.report
-        assert report.rows_used == good
-        assert report.rows_used + report.quarantine.total == report.rows_read == len(rows) - blank
+        assert rows_used(report) == good
+        assert rows_used(report) + report.quarantine.total == report.rows_read == len(rows) - blank
     everything = [*epoch(stored), *held_out(stored)]
     assert len(set(everything)) == len(everything) == good
     assert sorted(everything) == sorted([*epoch(streamed), *held_out(streamed)])
