@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.config.auto import learning_rate_for
 from infrastructure.training.choices import starts_from_scratch
+from infrastructure.training.core.preserve import preserve
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.forward.gradient_accumulation import split
@@ -221,33 +221,16 @@ def undone(subject: Subject) -> Iterator[None]:
 
     Copies what trains and every buffer. What is frozen is not copied: see `fingerprints`.
     """
-    model = subject.model
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    kept = {n: t.detach().clone() for n, t in [*trained.items(), *model.named_buffers()]}
-    with leaving_no_trace(subject):
-        try:
-            yield
-        finally:
-            living = dict([*model.named_parameters(), *model.named_buffers()])
-            with torch.no_grad():
-                for name, tensor in kept.items():
-                    living[name].copy_(tensor)
+    with leaving_no_trace(subject), preserve(subject.model, weights=True, buffers=True):
+        yield
 
 
 @contextlib.contextmanager
 def leaving_no_trace(subject: Subject) -> Iterator[None]:
     """Modes, random state and gradients are afterwards what they were; nothing is compiled."""
-    model, device = subject.model, subject.device
-    random = capture_random(device)
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
-        model.zero_grad()
-        restore_random(random, device)
+    kept = preserve(subject.model, random=subject.device, modes=True, gradients=True)
+    with kept, torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def be_quiet(subject: Subject) -> None:

@@ -1,20 +1,18 @@
 """The loss on held-out examples, measured without leaving a trace."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.training.core.error_handlers import (
     can_be_halved,
     free_memory,
-    is_device_fault,
     let_go,
 )
 from infrastructure.training.core.precision import Precision
+from infrastructure.training.core.preserve import preserve
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 
 
@@ -43,7 +41,8 @@ class HeldOutLoss:
     @torch.no_grad()
     def measure(self, batches: Iterable[Sequence[Any]]) -> dict[str, float]:
         """`eval_loss` per supervised item and the adapter's means; nothing of nothing."""
-        with leaving_no_trace(self.model, self.adapter.device):
+        with preserve(self.model, random=self.adapter.device, modes=True):
+            self.model.eval()
             for examples in batches:
                 self._add(examples)
         if self.num_items == 0:
@@ -85,23 +84,3 @@ class HeldOutLoss:
             output = self.adapter.compute_loss(self.model, batch)
         metrics = self.adapter.compute_metrics(self.model, batch)
         return float(output.loss_sum), output.num_items, metrics
-
-
-@contextmanager
-def leaving_no_trace(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, the model is in evaluation mode; afterwards each module's mode and the random state
-    are what they were. Not after the device failed: it is not touched any more."""
-    random_state = capture_random(device)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    device_failed = False
-    try:
-        yield
-    except Exception as error:
-        device_failed = is_device_fault(error)
-        raise
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
-        if not device_failed:
-            restore_random(random_state, device)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.lookup import nearest
+from infrastructure.training.core.preserve import preserve
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.models.trainable_state import trainable_state
 from infrastructure.training.resume.compatibility import (
@@ -115,11 +115,8 @@ def data_facts(dataset: Any, device: torch.device) -> dict[str, Any]:
         num_examples = len(dataset)
     except TypeError:
         return {"num_examples": None, "rows": None}
-    before = capture_random(device)
-    try:
+    with preserve(random=device):
         first, second = _hash_of_rows(dataset, num_examples), _hash_of_rows(dataset, num_examples)
-    finally:
-        restore_random(before, device)
     return {"num_examples": num_examples, "rows": first if first == second else None}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.errors import TemperError
+from infrastructure.training.core.preserve import preserve
 
 IGNORED_LABEL = -100
 # What a model may raise when a probe asks of it what it was not made for.
@@ -124,14 +125,9 @@ def probing(model: torch.nn.Module) -> Generator[None, None, None]:
 
     Afterwards each module has its own mode back.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    with preserve(model, modes=True), torch.compiler.set_stance("force_eager"):
+        model.eval()
+        yield
 
 
 def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -21,9 +21,9 @@ from infrastructure.training.core.flops import (
     synchronize,
 )
 from infrastructure.training.core.precision import Precision
+from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.forward.evaluation_loss import leaving_no_trace
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,8 @@ class MonitorObserver(Observer):
     def _measure_latency(self, adapter: ModelAdapter, state: TrainingState) -> None:
         """One forward pass over the first example of the last batch, after one of warm-up."""
         device = adapter.device
-        with leaving_no_trace(state.model, device):
+        with preserve(state.model, random=device, modes=True):
+            state.model.eval()
             batch = adapter.prepare_batch(state.batch[:1])
             for _ in range(2):
                 synchronize(device)

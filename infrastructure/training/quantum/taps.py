@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.errors import TemperError
-from infrastructure.training.forward.evaluation_loss import leaving_no_trace
+from infrastructure.training.core.preserve import preserve
 
 Told = Callable[[torch.Tensor, torch.Tensor], None]  # kept tensor, gradient of the output
 
@@ -86,22 +86,13 @@ def measuring(
     Afterwards weights, gradients, what trains, modes, buffers and random state are what they were,
     bit for bit.
     """
-    parameters = list(model.parameters())
-    gradients = [parameter.grad for parameter in parameters]
-    trained = [parameter.requires_grad for parameter in parameters]
-    with leaving_no_trace(model, device), torch.enable_grad():
+    kept = preserve(model, random=device, modes=True, requires_grad=True, gradients=True)
+    with kept, torch.enable_grad():
         for module in model.modules():  # a layer looks at its own mode when it checkpoints
             module.training = bool(getattr(module, "gradient_checkpointing", False))
-        try:
-            for parameter in parameters:
-                parameter.grad = None
-                if not parameters_have_gradients:
-                    parameter.requires_grad_(False)
-            yield
-        finally:
-            for parameter, gradient, trains in zip(parameters, gradients, trained, strict=True):
-                parameter.requires_grad_(trains)
-                parameter.grad = gradient
+        if not parameters_have_gradients:
+            model.requires_grad_(False)
+        yield
 
 
 def check_heard(heard: set[str], wanted: Mapping[str, torch.nn.Module]) -> None:

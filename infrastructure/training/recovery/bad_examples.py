@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from infrastructure.training.core.error_handlers import is_out_of_memory
-from infrastructure.training.forward.evaluation_loss import leaving_no_trace
+from infrastructure.training.core.preserve import preserve
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.recovery.loss_spikes import LossWatch
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
@@ -30,7 +30,8 @@ def find_bad_rows(
     """
     losses: list[float] = []
     try:
-        with leaving_no_trace(model, adapter.device):
+        with preserve(model, random=adapter.device, modes=True):
+            model.eval()
             for example in examples:
                 batch = {**adapter.prepare_batch([example])}
                 batch["total_items"] = max(1, adapter.count_items([example]))

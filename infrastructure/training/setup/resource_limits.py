@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.types import amount_bytes
@@ -17,6 +16,7 @@ from infrastructure.optimization.gpu_capability import (
 from infrastructure.optimization.leak_watch import LeakWatch
 from infrastructure.optimization.recommendations import Recommendation, measure_use, recommend
 from infrastructure.training.core.error_handlers import is_out_of_memory
+from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.preparation.plan import total_bytes_of
 from infrastructure.training.data.store.token_cache import MEGABYTE
@@ -115,15 +115,13 @@ def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[
         with trainer.precision.autocast():
             return trainer.adapter.compute_loss(state.model, batch)
 
-    random = capture_random(trainer.device)
-    try:
-        use = measure_use(state.model, forward, state.optimizer)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        use = measure_use(state.model, optimizer=state.optimizer)
-    finally:
-        restore_random(random, trainer.device)
+    with preserve(random=trainer.device):
+        try:
+            use = measure_use(state.model, forward, state.optimizer)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            use = measure_use(state.model, optimizer=state.optimizer)
     return recommend(
         use.of_examples(state.micro_batch_size),
         micro_batch_size=state.micro_batch_size,

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.optimization.compiling import (
     TIMED_STEPS,
     CompileDecision,
     decide_compiling,
 )
 from infrastructure.optimization.gpu_capability import can_compile
+from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.forward.gradient_accumulation import accumulate
@@ -68,16 +68,13 @@ class CompileTrial(Extension):
         with closing(batches):
             trial = list(islice(batches, TIMED_STEPS))
         device = loop.adapter.device
-        random = capture_random(device)
-        try:
+        with preserve(random=device):
             self.decision = decide_compiling(
                 lambda number: _gradients(loop, state, trial[number % len(trial)]),
                 loop.adapter.set_compiled,
                 steps_left=loop.total_steps - state.step,
                 device=device,
             )
-        finally:
-            restore_random(random, device)
         log.info("%s", self.decision)
         return self.decision.pays
 

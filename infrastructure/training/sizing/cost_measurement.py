@@ -29,7 +29,7 @@ from infrastructure.training.core.error_handlers import free_memory, is_out_of_m
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.sizing.batch_plan import BatchPlan
-from infrastructure.training.sizing.dry_run import StepProbe, without_a_trace
+from infrastructure.training.sizing.dry_run import StepProbe, dry_run
 from infrastructure.training.sizing.step_sample import MOST_DRAWN, StepSample, num_sizes
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
@@ -212,7 +212,7 @@ class MachineFit:
     @contextmanager
     def probing(self, accumulates: bool) -> Iterator[StepProbe]:
         """A probe with an optimizer of its own; the training is afterwards what it was."""
-        with without_a_trace(self.model, self.adapter.device):
+        with dry_run(self.model, self.adapter.device):
             optimizer = self.create_optimizer()
             yield StepProbe(self.model, self.adapter, self.strategy, optimizer, accumulates)
             optimizer.state.clear()

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.optimization.peak_memory import peak_memory
 from infrastructure.training.core.error_handlers import free_memory
+from infrastructure.training.core.preserve import preserve
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
@@ -36,7 +36,7 @@ class MicroCost:
 
 @dataclass
 class StepProbe:
-    """Measures parts of optimizer steps. Use it inside `without_a_trace`.
+    """Measures parts of optimizer steps. Use it inside `dry_run`.
 
     Attributes:
         optimizer: not the training's own: it is stepped.
@@ -103,23 +103,14 @@ class StepProbe:
 
 
 @contextmanager
-def without_a_trace(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, the model trains; afterwards gradients are gone, and modes, buffers and random
-    state are what they were."""
-    random_state = capture_random(device)
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    model.train()
+def dry_run(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Inside, the model trains and has no gradients yet; afterwards it is what it was, and memory
+    that nothing uses is given back. Weights are not kept: they are not to be changed."""
     try:
-        yield
+        with preserve(model, random=device, modes=True, gradients=True, buffers=True):
+            model.train()
+            yield
     finally:
-        model.zero_grad()
-        with torch.no_grad():
-            for buffer, was in buffers:
-                buffer.copy_(was)
-        for module, was_training in modes:
-            module.training = was_training
-        restore_random(random_state, device)
         free_memory(device)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.training.sizing.dry_run import dry_run
 from tests.training.small_runs import small_trainer
 
 SETTINGS: list[dict[str, Any]] = [
@@ -38,13 +39,14 @@ def test_measuring_leaves_no_trace(saved_llama: Path, tmp_path: Path, settings: 
         assert torch.equal(mine, other)
 
 
-def test_buffers_are_put_back(tmp_path: Path) -> None:
-    from infrastructure.training.sizing.dry_run import without_a_trace
-
+def test_the_model_trains_inside_and_its_gradients_are_set_aside() -> None:
     model = torch.nn.BatchNorm1d(3).eval()
-    with without_a_trace(model, torch.device("cpu")):
+    given = model.weight.grad = torch.ones(3)
+    with dry_run(model, torch.device("cpu")):
         assert model.training
+        assert model.weight.grad is None
         model(torch.randn(8, 3)).sum().backward()
     assert not model.training
     assert torch.equal(model.running_mean, torch.zeros(3))
-    assert model.weight.grad is None
+    assert model.weight.grad is given
+    assert torch.equal(given, torch.ones(3))

@@ -1,0 +1,134 @@
+"""Trying something on a model that trains, and leaving the training as it was.
+
+    with preserve(model, random=device, modes=True):
+        model.eval()
+        loss = ...
+
+What is put back is named at the call, so that reading it tells what may be done inside.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from infrastructure.backup.state.random_state import capture_random, restore_random
+from infrastructure.training.core.error_handlers import is_device_fault
+
+Restore = Callable[[], None]
+
+
+@contextmanager
+def preserve(
+    model: torch.nn.Module | None = None,
+    *,
+    random: torch.device | None = None,
+    modes: bool = False,
+    requires_grad: bool = False,
+    gradients: bool = False,
+    buffers: bool = False,
+    weights: bool = False,
+) -> Iterator[None]:
+    """Whatever happens inside, what is named here is afterwards what it was, bit for bit.
+
+    After the device itself failed nothing that lies on it is touched any more.
+
+    Args:
+        model: may be left out where only `random` is kept.
+        random: the random state of Python, NumPy and torch, and of all GPUs if this is one.
+        modes: whether each module trains or evaluates.
+        requires_grad: which parameters train.
+        gradients: those that there are; inside there are none to begin with. They are set aside,
+            not copied, and take their memory meanwhile.
+        buffers: their values, in memory of their own meanwhile, and which tensor is which buffer.
+        weights: the values of the parameters that train, in memory of their own meanwhile.
+    """
+    in_memory: list[Restore] = []
+    on_device: list[Restore] = []
+    if random is not None:
+        on_device.append(_random(random))
+    if model is not None:
+        if modes:
+            in_memory.append(_modes(model))
+        if requires_grad:
+            in_memory.append(_requires_grad(model))
+        if buffers:
+            on_device.append(_buffers(model))
+        if weights:
+            on_device.append(_weights(model))
+        if gradients:
+            in_memory.append(_gradients(model))
+    device_failed = False
+    try:
+        yield
+    except Exception as error:
+        device_failed = is_device_fault(error)
+        raise
+    finally:
+        for restore in reversed(in_memory if device_failed else on_device + in_memory):
+            restore()
+
+
+def _random(device: torch.device) -> Restore:
+    states = capture_random(device)
+    return lambda: restore_random(states, device)
+
+
+def _modes(model: torch.nn.Module) -> Restore:
+    modes = [(module, module.training) for module in model.modules()]
+
+    def restore() -> None:
+        for module, was_training in modes:
+            module.training = was_training
+
+    return restore
+
+
+def _requires_grad(model: torch.nn.Module) -> Restore:
+    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+
+    def restore() -> None:
+        for parameter, trains in trained:
+            parameter.requires_grad_(trains)
+
+    return restore
+
+
+def _gradients(model: torch.nn.Module) -> Restore:
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+
+    def restore() -> None:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+    return restore
+
+
+def _buffers(model: torch.nn.Module) -> Restore:
+    kept = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for module, name, buffer, was in kept:
+            setattr(module, name, buffer)
+            buffer.copy_(was)
+
+    return restore
+
+
+def _weights(model: torch.nn.Module) -> Restore:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    kept = [(parameter, parameter.detach().clone()) for parameter in trained]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for parameter, was in kept:
+            parameter.copy_(was)
+
+    return restore
