@@ -58,12 +58,12 @@ class Swept:
     def __init__(self, folder: Path, size: int, accumulation: int) -> None:
         self.trainer = make_trainer(folder, size, gradient_accumulation=accumulation)
         self.loop = self.trainer.prepare()
-        self.batches = cycle(self.loop.data.train_batches(0, 0, self.loop.batch_size))
+        self.batches = cycle(self.loop.data.train_batches(0, 0, self.loop.global_batch_size))
         self.best = 0.0
 
     def one_round(self) -> None:
         tokens, started = self.trainer.state.num_tokens, time.perf_counter()
-        for _ in range(max(1, EXAMPLES_IN_A_ROUND // self.loop.batch_size)):
+        for _ in range(max(1, EXAMPLES_IN_A_ROUND // self.loop.global_batch_size)):
             self.loop.single_step(self.trainer.state, next(self.batches))
         seconds = time.perf_counter() - started
         self.best = max(self.best, (self.trainer.state.num_tokens - tokens) / seconds)

@@ -80,7 +80,11 @@ def fp16_with_scaler(bench: Bench) -> Figures:
     trainer = bench.trainer(watched=watched, mixed_precision="fp16", model={"dtype": "fp32"})
     trainer.train()
     assert trainer.loop is not None
-    scale = trainer.loop.scaler.get_scale() if trainer.loop.scaler else 0.0
+    scale = (
+        trainer.loop.optimizer_step.scaler.get_scale()
+        if trainer.loop.optimizer_step.scaler
+        else 0.0
+    )
     difference = largest_difference(watched.losses, reference)
     return {"passed": difference < 0.02 and scale > 1, "difference": difference, "scale": scale}
 

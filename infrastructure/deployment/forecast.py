@@ -26,11 +26,11 @@ from infrastructure.monitoring.drawing.formatting import format_bytes, format_du
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.peak_memory import PeakMemory
 from infrastructure.training.core.error_handlers import free_memory
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop.loop import TrainingLoop
-from infrastructure.training.recovery.recovery_log import note
+from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.setup.stack_outputs import (
     disk_bytes,
     known_plan,
@@ -203,7 +203,9 @@ class RunForecast:
         if size < state.micro_batch_size:
             state.micro_batch_size = size
             why = f"{format_bytes(costs.peak_bytes)} of {format_bytes(costs.limit_bytes)}"
-            note(state, "out_of_memory", f"begins with micro-batches of {size}", why)
+            record_recovery(
+                state, RecoveryKind.OUT_OF_MEMORY, f"begins with micro-batches of {size}", why
+            )
             self.say(
                 f"Micro-batches of {size}, because more would take {why}; the result is the same"
             )
@@ -306,7 +308,9 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
     """
     loop, count = trainer.prepare(), trainer.num_processes
     plan = trainer.batch_plan().of_one_process(count)
-    has_optimizer = bool(loop.optimizer.state)  # of a checkpoint that it goes on from
+    has_optimizer = bool(
+        loop.optimizer_step.optimizer.state
+    )  # of a checkpoint that it goes on from
     costs = trainer.machine_fit().costs(plan, loop.total_steps, has_optimizer)
     if trainer.device.type != "cpu":
         return costs
@@ -320,7 +324,7 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
 def evaluations_left(loop: TrainingLoop, step: int) -> int:
     """How often the held-out loss is measured in the steps that are left."""
     config, last = loop.config, loop.total_steps
-    per_epoch = max(1, -(-loop.data.num_examples // loop.batch_size))
+    per_epoch = max(1, -(-loop.data.num_examples // loop.global_batch_size))
     interval = config.validation_interval
     every = config.validation_frequency or (interval * per_epoch if interval else last)
     done, all_of_them = step // every, last // every + (last % every > 0)
@@ -330,7 +334,7 @@ def evaluations_left(loop: TrainingLoop, step: int) -> int:
 def saves_left(loop: TrainingLoop, seconds: float) -> int:
     """About how many checkpoints will be saved: at the end, by their rhythm, and by the clock."""
     config = loop.config
-    per_epoch = max(1, -(-loop.data.num_examples // loop.batch_size))
+    per_epoch = max(1, -(-loop.data.num_examples // loop.global_batch_size))
     interval = config.checkpoint_interval
     every = config.checkpoint_frequency or (interval * per_epoch if interval else None)
     by_rhythm = loop.total_steps // every if every else 0

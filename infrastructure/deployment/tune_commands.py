@@ -112,7 +112,9 @@ def _with_pipeline(
 ) -> dict[str, Any]:
     """The changes of precision, compiling, checkpointing and feeding that pay."""
     loop = trainer.prepare()
-    tokens_per_step = trainer.adapter.count_tokens(trainer.machine_fit().usual) * loop.batch_size
+    tokens_per_step = (
+        trainer.adapter.count_tokens(trainer.machine_fit().usual) * loop.global_batch_size
+    )
     tokens_per_step //= max(1, len(trainer.machine_fit().usual))
 
     def tell(tried: Tried) -> None:

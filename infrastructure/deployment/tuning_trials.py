@@ -77,17 +77,17 @@ class TuningTrials:
         assert state is not None
         seed_everything(trainer.training_config.seed)
         state.model.train()
-        batches = _endless(trainer, loop.batch_size)
+        batches = _endless(trainer, loop.global_batch_size)
 
         def loss_at(rate: float) -> float:
-            for group in loop.optimizer.param_groups:
+            for group in loop.optimizer_step.optimizer.param_groups:
                 group["lr"] = rate
             try:
                 return loop.single_step(state, next(batches))
             except BadLossError:
                 return math.inf
 
-        loop.scheduler = None  # the rates are set here
+        loop.optimizer_step.scheduler = None  # the rates are set here
         return range_test(loss_at)
 
 

@@ -91,8 +91,7 @@ def _train(trainer: EnhancedTrainer, num_steps: int, batch_size: int) -> None:
 
 def _end_of(trainer: EnhancedTrainer) -> End:
     assert trainer.state is not None
-    assert trainer.participants is not None
-    snapshot = take_snapshot(trainer.state, trainer.participants)
+    snapshot = take_snapshot(trainer.state, trainer.prepare().optimizer_step)
     found: dict[str, torch.Tensor] = {}
     for group, members in snapshot.tensors.items():
         whole = group == "random"

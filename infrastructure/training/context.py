@@ -54,7 +54,7 @@ class EpochBatches:
         loop = self.loop
         if self._is_over():
             return
-        batches = loop.data.train_batches(position.epoch, position.example, loop.batch_size)
+        batches = loop.data.train_batches(position.epoch, position.example, loop.global_batch_size)
         with closing(batches):  # a source may prepare batches in a thread
             for batch in batches:
                 yield batch
@@ -118,8 +118,10 @@ class TrainingContext:
         state.model.train()
         if state.position.phase < len(loop.phases):
             state.phase = loop.phases[state.position.phase]
-            loop.strategy.enter_phase(state.model, loop.optimizer, state.position.phase)
-            select_trainable(state.model, state.phase, loop.optimizer)
+            loop.optimizer_step.strategy.enter_phase(
+                state.model, loop.optimizer_step.optimizer, state.position.phase
+            )
+            select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
         quantum_step = quantum_extension_of(loop.hooks.hooks)
         if quantum_step is not None:
             quantum_step.carry_out(state)

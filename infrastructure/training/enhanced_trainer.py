@@ -25,8 +25,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     load_checkpoint,
 )
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
-from infrastructure.training.checkpoints.snapshot import Participants, restore_snapshot
-from infrastructure.training.checkpoints.training_saver import TrainingSaver
+from infrastructure.training.checkpoints.snapshot import restore_snapshot
 from infrastructure.training.choices import (
     adapter_name,
     early_stopping,
@@ -35,7 +34,7 @@ from infrastructure.training.choices import (
     starts_from_scratch,
 )
 from infrastructure.training.core.precision import Precision, choose_device, choose_precision
-from infrastructure.training.core.state import Phase, TrainingState
+from infrastructure.training.core.state import Phase, RecoveryKind, TrainingState
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.extensions.extension_manager import (
@@ -43,7 +42,11 @@ from infrastructure.training.extensions.extension_manager import (
     create_extensions,
 )
 from infrastructure.training.forward.evaluation_loss import HeldOutLoss
+from infrastructure.training.loop.checkpointer import Checkpointer
+from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.loop.loss_judge import LossJudge
+from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.parallel.team import Team
@@ -51,7 +54,8 @@ from infrastructure.training.quantum.data_question import limit_data
 from infrastructure.training.quantum.own_loop import LastGradients
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.step_questions import check_blocks
-from infrastructure.training.recovery.recovery_log import note
+from infrastructure.training.recovery.recovery_log import record_recovery
+from infrastructure.training.recovery.save_retry import SaveFailures
 from infrastructure.training.resume.compatibility import Difference, Verdict, agree, recorded_grid
 from infrastructure.training.resume.fingerprint import base_facts, machine_facts, settings_of
 from infrastructure.training.resume.overrides import (
@@ -131,8 +135,6 @@ class EnhancedTrainer(LastGradients):
         self.data: DataSource | None = None
         self.loop: TrainingLoop | None = None
         self.state: TrainingState | None = None
-        self.participants: Participants | None = None
-        self.saver: TrainingSaver | None = None
         self.planned_steps = 0
         self.memory_budget = memory_budget or MemoryBudget()
         self.planner = BatchPlanner(
@@ -226,12 +228,12 @@ class EnhancedTrainer(LastGradients):
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """Of this training; prepares it if need be."""
-        return self.prepare().optimizer
+        return self.prepare().optimizer_step.optimizer
 
     @property
     def scheduler(self) -> LambdaLR | None:
         """Of the learning rate; prepares the training if need be."""
-        return self.prepare().scheduler
+        return self.prepare().optimizer_step.scheduler
 
     @property
     def quantization(self) -> str | None:
@@ -260,36 +262,33 @@ class EnhancedTrainer(LastGradients):
         batch_size = self.batch_plan().examples_per_step
         phases, total_steps = self._length(model, data, batch_size)
         scheduler = self.strategy.create_scheduler(optimizer, total_steps)
-        loop = TrainingLoop(
-            config=config,
+        scaler = self.precision.create_scaler()
+        recovery = config.recovery
+        step = OptimizerStep(
             adapter=self.adapter,
             strategy=self.strategy,
             data=data,
             hooks=self.hooks,
             optimizer=optimizer,
             scheduler=scheduler,
-            scaler=self.precision.create_scaler(),
-            phases=phases,
-            batch_size=batch_size,
-            total_steps=total_steps,
-            evaluate=self._evaluate_in_loop if holds_out(data) else None,
-            schedule=self.schedule,
+            scaler=scaler,
+            losses=LossJudge(recovery, data, self.device, scaler is not None),
+            recovery=recovery,
             remember_limit=lambda size: self.planner.memory_limit().remember(size),
             team=self.team,
         )
-        self.participants = Participants(
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=loop.scaler,
-            loop=loop,
-            device=self.device,
+        failures = SaveFailures(recovery.max_failed_saves)
+        checkpointer = Checkpointer(self.checkpoints, step, self.identity, self.schedule, failures)
+        return TrainingLoop(
+            step,
+            ErrorRecovery(step, checkpointer, recovery),
+            checkpointer,
+            config=config,
+            phases=phases,
+            global_batch_size=batch_size,
+            total_steps=total_steps,
+            evaluate=self._evaluate_in_loop if holds_out(data) else None,
         )
-        if self.checkpoints is not None:
-            self.saver = TrainingSaver(self.checkpoints, self.participants, self.identity)
-            loop.save, loop.collect = self.saver.begin, self.checkpoints.collect
-            loop.go_back, loop.keep_evidence = self.saver.go_back, self.saver.keep_evidence
-        return loop
 
     def check_length(self) -> None:
         """Look at the length of the training before anything of it is written down.
@@ -385,15 +384,16 @@ class EnhancedTrainer(LastGradients):
         """Write everything that decides how the training goes on.
 
         Raises:
+            ValueError: this trainer has no folder for checkpoints.
             OSError: the disk refuses; earlier checkpoints are untouched.
         """
-        if self.saver is None:
-            raise ValueError("this trainer has no checkpoint_directory to save to")
-        return self.saver.save(state)
+        return self.prepare().checkpointer.save_now(state)
 
     def _note_smaller_evaluation(self, size: int, why: str) -> None:
         if self.state is not None:
-            note(self.state, "out_of_memory", f"evaluated {size} examples at a time", why)
+            record_recovery(
+                self.state, RecoveryKind.OUT_OF_MEMORY, f"evaluated {size} examples at a time", why
+            )
 
     def identity(self) -> dict[str, Any]:
         """What decides the result, to be compared when a checkpoint goes on: see
@@ -439,33 +439,32 @@ class EnhancedTrainer(LastGradients):
         self.initialize_model()
         if was:
             self.adapter.size_grid = recorded_grid(was)
-        loop, state, participants = self.prepare(), self.state, self.participants
+        loop, state = self.prepare(), self.state
         assert state is not None
-        assert participants is not None
+        step = loop.optimizer_step
         found = self.identity()
         agreed = agree(was, found, accept)
         accepted = {d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT}
-        groups = hyperparameters(loop.optimizer)
+        groups = hyperparameters(step.optimizer)
         if was:
             move_position(snapshot.values, accepted, loop.phases)
             self._set_length(length_to_go(was, snapshot.values, loop, self.planned_steps))
         if "optimizer" in accepted:
-            forget_optimizer(snapshot, loop.optimizer)
+            forget_optimizer(snapshot, step.optimizer)
         if accepted & MICRO_BATCH:
             snapshot.values["micro_batch_size"] = state.micro_batch_size
-        restore_snapshot(snapshot, state, participants)
+        restore_snapshot(snapshot, state, step)
         if accepted:
-            apply_hyperparameters(loop.optimizer, loop.scheduler, groups)
+            apply_hyperparameters(step.optimizer, step.scheduler, groups)
         state.checkpoint = checkpoint
         saved = self.checkpoints.checkpoints() if self.checkpoints is not None else []
-        loop.start_is_saved = saved[-1:] == [checkpoint] and not accepted
+        loop.checkpointer.start_is_saved = saved[-1:] == [checkpoint] and not accepted
         return agreed
 
     def _set_length(self, total_steps: int) -> None:
-        loop, state, participants = self.prepare(), self.state, self.participants
+        loop, state = self.prepare(), self.state
         if total_steps != loop.total_steps:
             assert state is not None
-            assert participants is not None
             state.total_steps = loop.total_steps = total_steps
-            scheduler = self.strategy.create_scheduler(loop.optimizer, total_steps)
-            loop.scheduler = participants.scheduler = scheduler
+            step = loop.optimizer_step
+            step.scheduler = self.strategy.create_scheduler(step.optimizer, total_steps)

@@ -22,14 +22,15 @@ import torch
 
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.core.errors import TrainingDivergedError
-from infrastructure.training.checkpoints import checkpoint_manager, going_back, snapshot
+from infrastructure.training.checkpoints import checkpoint_manager, snapshot
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.forward.evaluation_loss import HeldOutLoss
 from infrastructure.training.forward.gradient_accumulation import split
+from infrastructure.training.loop import checkpointer
 from infrastructure.training.loop import optimizer_step as stepping
-from infrastructure.training.loop.optimizer_step import Stepping
+from infrastructure.training.loop.optimizer_step import OptimizerStep
 from tests.conftest import save_tiny_llama
 from tests.training import toy_training
 from tests.training.data.builders import pairs
@@ -85,9 +86,9 @@ class Shortage:
     step: int
     was: list[int] = field(default_factory=list)
 
-    def befall(self, loop: Stepping, state: TrainingState, adapter: Any) -> None:
+    def befall(self, step: OptimizerStep, state: TrainingState, adapter: Any) -> None:
         """Let it happen to a training that is about to begin."""
-        compute, measure, calls = loop.strategy.compute_loss, adapter.compute_loss, [0, -1]
+        compute, measure, calls = step.strategy.compute_loss, adapter.compute_loss, [0, -1]
 
         def train(model: torch.nn.Module, batch: dict[str, Any]) -> Any:
             calls[:] = [calls[0] + 1 if calls[1] == state.step else 0, state.step]
@@ -110,8 +111,8 @@ class Shortage:
                 next(state.model.parameters()).data.fill_(7.0)
                 self.raise_once()
 
-        loop.strategy.compute_loss, adapter.compute_loss = train, evaluate
-        loop.optimizer.register_step_pre_hook(tear)
+        step.strategy.compute_loss, adapter.compute_loss = train, evaluate
+        step.optimizer.register_step_pre_hook(tear)
 
     def raise_once(self) -> None:
         if not self.was:
@@ -169,7 +170,7 @@ def short_of_memory(steps: range) -> Outcome:
             for step in steps:
                 shortage = Shortage(place, step)
                 training, course = toy(new(), dropout=0.0)
-                shortage.befall(training.loop, training.state, training.adapter)
+                shortage.befall(training.step, training.state, training.adapter)
                 training.run()
                 assert shortage.was
                 outcome.compare(course, expected)
@@ -179,7 +180,7 @@ def short_of_memory(steps: range) -> Outcome:
 
 def same_bits(place: str, step: int, new: Callable[[], Path]) -> bool:
     training, _ = toy(new())
-    Shortage(place, step).befall(training.loop, training.state, training.adapter)
+    Shortage(place, step).befall(training.step, training.state, training.adapter)
     training.run()
     begin = {"optimizer": step // CHECKPOINT_FREQUENCY * CHECKPOINT_FREQUENCY, "evaluation": -1}
     reference, _ = toy(new(), SmallerFrom(begin.get(place, step)))
@@ -273,27 +274,27 @@ def without_random_state() -> Iterator[None]:
 
 @contextmanager
 def without_weighting() -> Iterator[None]:
-    accumulate = Stepping._accumulate
+    accumulate = OptimizerStep._accumulate
 
-    def unweighted(loop: Stepping, state: TrainingState, examples: Any, items: int) -> Any:
+    def unweighted(step: OptimizerStep, state: TrainingState, examples: Any, items: int) -> Any:
         pieces = list(split(examples, state.micro_batch_size))
         own = items if state.micro_batch_size == SETTINGS["batch_size"] else items // len(pieces)
-        return accumulate(loop, state, examples, max(1, own))
+        return accumulate(step, state, examples, max(1, own))
 
-    with mock.patch.object(Stepping, "_accumulate", unweighted):
+    with mock.patch.object(OptimizerStep, "_accumulate", unweighted):
         yield
 
 
 @contextmanager
 def with_the_old_optimizer_state() -> Iterator[None]:
-    restore = going_back.restore_snapshot
+    restore = checkpointer.restore_snapshot
 
     def keep(saved: Any, state: TrainingState, parts: Any) -> None:
         groups = parts.optimizer.state_dict()
         restore(saved, state, parts)
         parts.optimizer.load_state_dict(groups)
 
-    with mock.patch.object(going_back, "restore_snapshot", keep):
+    with mock.patch.object(checkpointer, "restore_snapshot", keep):
         yield
 
 
@@ -351,7 +352,7 @@ def transformer(steps: range) -> Outcome:
                 training, course = llama(model, data, new())
                 loop, state = training.trainer.prepare(), training.trainer.state
                 assert state is not None
-                shortage.befall(loop, state, training.trainer.adapter)
+                shortage.befall(loop.optimizer_step, state, training.trainer.adapter)
                 training.trainer.train()
                 assert shortage.was
                 outcome.compare(course, expected)

@@ -89,7 +89,7 @@ def train(directory: Path) -> int:
     training = Training(directory / "checkpoints", hooks=[Slow(), metrics], **SETTINGS)
     training.checkpoints.retention = Retention(2)
     training.loop.evaluate = lambda: evaluate(training)
-    training.loop.save = slowly(training.loop.save)
+    training.checkpointer.begin = slowly(training.checkpointer.begin)
     signals.PATIENCE_SECONDS = PATIENCE_SECONDS
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)  # one that comes after the end has nothing to stop

@@ -43,15 +43,14 @@ STATE = ROOT / ".mutants"
 MODULES = {
     "infrastructure/core/": "files",
     "infrastructure/training/core/": "state",
-    "infrastructure/training/loop/": "optimizer_step loop error_recovery",
+    "infrastructure/training/loop/": "optimizer_step loop loss_judge error_recovery checkpointer",
     "infrastructure/training/forward/": "evaluation_loss gradient_accumulation",
     "infrastructure/training/resume/": "compatibility fingerprint",
     "infrastructure/training/sizing/": "batch_plan",
     "infrastructure/training/models/": "token_loss chunked_loss packed_attention trainable_state",
     "infrastructure/training/data/serving/": "example_order collate prefetch",
     "infrastructure/training/strategies/": "base_strategy",
-    "infrastructure/training/checkpoints/": "snapshot training_saver checkpoint_manager going_back"
-    " save_schedule",
+    "infrastructure/training/checkpoints/": "snapshot checkpoint_manager save_schedule",
     "infrastructure/training/hf_bridge/": "trainer_state checkpoint_folder saving",
     "infrastructure/evaluation/": "evaluate held_out",
     "infrastructure/quantum/": "quantum_step",
@@ -64,7 +63,7 @@ MODULES = {
 # survive: a defect should be found near its place.
 TESTS = {
     "core": "files",
-    "training/checkpoints": "snapshot save_schedule checkpoint_manager going_back",
+    "training/checkpoints": "snapshot save_schedule checkpoint_manager",
     "training/data/serving": "example_order collate prefetch",
     "training/data": "selection",
     "training/strategies": "*",
@@ -83,7 +82,7 @@ TESTS = {
     "training/forward": "evaluation_loss",
     "training/resume": "compatibility fingerprint",
     "training/sizing": "batch_plan",
-    "training/loop": "loop optimizer_step loop_saving loop_recovery error_recovery",
+    "training/loop": "loop optimizer_step loop_saving loop_recovery error_recovery checkpointer",
     "training/hf_bridge": "plain_values standing trainer_facts trainer_state checkpoint_folder"
     " saving callback",
 }

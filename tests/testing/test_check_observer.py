@@ -49,8 +49,8 @@ def train(model: Path, folder: Path, interval_seconds: float | None, *hooks: Obs
         trainer.add_hooks([CheckObserver(trainer, interval_seconds, take, Clock())])
     trainer.train()
     assert trainer.state is not None
-    assert trainer.participants is not None
-    return take_snapshot(trainer.state, trainer.participants), rounds
+    assert trainer.prepare().optimizer_step is not None
+    return take_snapshot(trainer.state, trainer.prepare().optimizer_step), rounds
 
 
 def test_a_checked_training_comes_to_the_same_bits(gpt2: Path, tmp_path: Path) -> None:

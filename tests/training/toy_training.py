@@ -12,15 +12,18 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
-from infrastructure.training.checkpoints.going_back import go_back
+from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.checkpoints.snapshot import (
-    Participants,
     restore_snapshot,
-    take_snapshot,
 )
 from infrastructure.training.core.state import Phase, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner, Observer
+from infrastructure.training.loop.checkpointer import Checkpointer
+from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.loop.loss_judge import LossJudge
+from infrastructure.training.loop.optimizer_step import OptimizerStep
+from infrastructure.training.recovery.save_retry import SaveFailures
 from infrastructure.training.strategies import get_training_strategy
 from tests.training.toy import ToyAdapter, ToyModel, ToySource
 
@@ -57,6 +60,7 @@ class Training:
         phases: Sequence[Phase] | None = None,
         dropout: float = 0.2,
         num_examples: int = 20,
+        scaler: torch.amp.GradScaler | None = None,
         **settings: Any,
     ) -> None:
         values = {
@@ -81,48 +85,49 @@ class Training:
         total = self.config.max_steps or num_epochs * -(-num_examples // batch_size)
         self.state = TrainingState(model, optimizer, micro_batch_size=self.config.batch_size)
         self.state.total_steps = total
-        runner = HookRunner([*hooks, self.recorder])
-        self.loop = TrainingLoop(
-            config=self.config,
+        self.step = OptimizerStep(
             adapter=self.adapter,
             strategy=strategy,
             data=self.source,
-            hooks=runner,
+            hooks=HookRunner([*hooks, self.recorder]),
             optimizer=optimizer,
             scheduler=strategy.create_scheduler(optimizer, total),
-            scaler=None,
+            scaler=scaler,
+            losses=LossJudge(
+                self.config.recovery, self.source, self.adapter.device, scaler is not None
+            ),
+            recovery=self.config.recovery,
+        )
+        manager = CheckpointManager(directory, Retention(99)) if directory is not None else None
+        failures = SaveFailures(self.config.recovery.max_failed_saves)
+        self.checkpointer = Checkpointer(manager, self.step, dict, SaveSchedule(), failures)
+        self.loop = TrainingLoop(
+            self.step,
+            ErrorRecovery(self.step, self.checkpointer, self.config.recovery),
+            self.checkpointer,
+            config=self.config,
             phases=list(phases or strategy.phases(model, num_epochs)),
-            batch_size=batch_size,
+            global_batch_size=batch_size,
             total_steps=total,
             evaluate=lambda: {"eval_loss": 1.0},
         )
-        self.parts = Participants(
-            model, optimizer, self.loop.scheduler, None, self.loop, self.adapter.device
-        )
-        if directory is not None:
-            self.checkpoints = CheckpointManager(directory, Retention(99))
-            self.loop.save = lambda state, kind: self.checkpoints.begin(
-                take_snapshot(state, self.parts), kind=kind, score=state.score
-            )
-            self.loop.collect = self.checkpoints.collect
-            self.loop.go_back = lambda state: go_back(self.checkpoints, state, self.parts)
-            self.loop.keep_evidence = self.keep_evidence
 
-    def keep_evidence(self, state: TrainingState) -> Path:
-        snapshot = take_snapshot(state, self.parts)
-        return self.checkpoints.save(snapshot, kind="emergency", healthy=False)
+    @property
+    def checkpoints(self) -> CheckpointManager:
+        assert self.checkpointer.manager is not None
+        return self.checkpointer.manager
 
     def run(self) -> "Training":
         try:
             self.loop.run(self.state)
         finally:
-            if self.loop.save is not None:
+            if self.checkpointer.manager is not None:
                 self.checkpoints.close()
         return self
 
     def resume(self, checkpoint: Path) -> "Training":
         torch.manual_seed(999)  # whatever state the new process is in must not matter
-        restore_snapshot(load_checkpoint(checkpoint), self.state, self.parts)
+        restore_snapshot(load_checkpoint(checkpoint), self.state, self.step)
         return self.run()
 
     @property

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Self
 
 from infrastructure.backup.format.hashing import HEX_HASH
@@ -20,7 +21,16 @@ FILES = "files"  # the class of a run's small files: no training goes on from th
 HELD_ANEW = ("random/", f"{FILES}/run.json@")
 VERSION_NAME = re.compile(r"(\d{12})-([a-z0-9]{1,16})-([0-9a-f]{64})")
 
-KINDS = ("scheduled", "manual", "stopped", "emergency")
+
+class SaveKind(StrEnum):
+    """Why a version was written. Readers of the format know no other value."""
+
+    SCHEDULED = "scheduled"
+    MANUAL = "manual"
+    STOPPED = "stopped"
+    EMERGENCY = "emergency"
+
+
 FIELDS = {
     "format": int,
     "sequence": int,
@@ -78,7 +88,7 @@ class Manifest:
         hash_name: the hash that names it and its objects.
         sequence: grows by one with every version of a store; the newest has the highest.
         parent: name of the version before, for a person who looks.
-        kind: why it was written: one of `KINDS`.
+        kind: why it was written: a `SaveKind`.
         healthy: False for a state that is kept as evidence and never resumed by itself.
         step: optimizer steps done.
         score: the held-out loss of exactly this state, lower is better; None where not measured.
@@ -146,7 +156,7 @@ def parse_manifest(data: bytes, name: VersionName) -> Manifest:
             raise CheckpointError(f"the manifest's field {field!r} is missing or of a wrong type")
     if contents["sequence"] != name.sequence:
         raise CheckpointError(f"the manifest says sequence {contents['sequence']}, its name not")
-    if contents["kind"] not in KINDS or contents["step"] < 0:
+    if contents["kind"] not in set(SaveKind) or contents["step"] < 0:
         raise CheckpointError("the manifest's kind or step is none that there can be")
     packs = tuple(_pack(entry) for entry in contents["packs"])
     return Manifest(

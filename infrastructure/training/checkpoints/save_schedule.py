@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from infrastructure.backup.format.manifest import SaveKind
+
 # Runtimes that go away live for hours; the interval depends on the root of this only.
 MEAN_SECONDS_BETWEEN_FAILURES = 3 * 3600.0
 SHORTEST_SECONDS, LONGEST_SECONDS = 10.0, 1800.0
@@ -54,16 +56,16 @@ class SaveSchedule:
         self._last_save = self._last_asked = self.clock()
         self._saved_step = step
 
-    def kind_due(self, step: int) -> str | None:
-        """The kind of the checkpoint that is due after `step`: "manual", "scheduled" or None."""
+    def kind_due(self, step: int) -> SaveKind | None:
+        """Of the checkpoint that is due after `step`; None: none is."""
         now = self.clock()
         self._gaps.append(now - self._last_asked)
         self._last_asked = now
         if self.request is not None and self.request.exists():
-            return "manual"
+            return SaveKind.MANUAL
         interval = self.current_interval_seconds
         is_new = step != self._saved_step
-        return "scheduled" if is_new and now - self._last_save >= interval else None
+        return SaveKind.SCHEDULED if is_new and now - self._last_save >= interval else None
 
     @property
     def current_interval_seconds(self) -> float:

@@ -17,20 +17,6 @@ from infrastructure.training.core.state import Position, SkippedBatch, TrainingS
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 
 
-class HasState(Protocol):
-    """Something that remembers JSON values across a restart."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
-
-
-class HasForm(HasState, Protocol):
-    """Something that gives a model the form (number formats, ...) that it had when it was saved."""
-
-    def take_form(self, model: torch.nn.Module, saved: dict[str, Any]) -> None: ...
-
-
 @dataclass
 class Snapshot:
     """`tensors` by group ("model", "optimizer", "random") and JSON `values`."""
@@ -39,23 +25,32 @@ class Snapshot:
     values: dict[str, Any]
 
 
-@dataclass
-class Participants:
-    """The objects of a training that have a state of their own."""
+class Participants(Protocol):
+    """The parts of a training that have a state of their own, besides the model."""
 
-    model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     scheduler: LambdaLR | None
     scaler: torch.amp.GradScaler | None
-    loop: HasForm
-    device: torch.device
+
+    @property
+    def device(self) -> torch.device:
+        """That the training runs on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the loop and its hooks remember across a restart, as JSON values."""
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    def take_form(self, model: torch.nn.Module, saved: dict[str, Any]) -> None:
+        """Give the model the form (number formats, ...) that it had when it was saved."""
 
 
 def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
     """The whole state, sharing memory with the living tensors: write it before training on."""
     optimizer_tensors, optimizer_values = split_optimizer(parts.optimizer.state_dict())
     tensors = {
-        "model": trainable_state(parts.model),
+        "model": trainable_state(state.model),
         "optimizer": optimizer_tensors,
         "random": {**capture_random(parts.device), "step": torch.tensor([state.step])},
     }
@@ -75,7 +70,7 @@ def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
         "optimizer": optimizer_values,
         "scheduler": parts.scheduler.state_dict() if parts.scheduler else None,
         "scaler": parts.scaler.state_dict() if parts.scaler else None,
-        "loop": parts.loop.state_dict(),
+        "loop": parts.state_dict(),
         "skipped": [asdict(batch) for batch in state.skipped],
         "recoveries": list(state.recoveries),
     }
@@ -89,8 +84,8 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
         CheckpointError: the snapshot is of another model, optimizer or precision.
     """
     values = snapshot.values
-    parts.loop.take_form(parts.model, values["loop"])
-    load_trainable_state(parts.model, snapshot.tensors["model"])
+    parts.take_form(state.model, values["loop"])
+    load_trainable_state(state.model, snapshot.tensors["model"])
     merged = merge_optimizer(
         snapshot.tensors.get("optimizer", {}),
         values["optimizer"],  # SGD remembers nothing
@@ -113,7 +108,7 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
     state.loss = _or(values["loss"], float("nan"))
     state.skipped = [SkippedBatch(**_rows_fixed(saved)) for saved in values.get("skipped", [])]
     state.recoveries = list(values.get("recoveries", []))
-    parts.loop.load_state_dict(values["loop"])
+    parts.load_state_dict(values["loop"])
     restore_random(snapshot.tensors["random"], parts.device)
 
 

@@ -3,6 +3,7 @@
 import math
 import signal
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -51,6 +52,18 @@ class StepOutput:
     num_items: int
 
 
+class RecoveryKind(StrEnum):
+    """What a training got over. The values stand in checkpoints, logs and the summary."""
+
+    OUT_OF_MEMORY = "out_of_memory"
+    NOT_FINITE = "not_finite"
+    LOSS_SPIKE = "loss_spike"
+    SAVE_REFUSED = "save_refused"
+    QUANTUM_STEP = "quantum_step"
+    SHORT_OF_MEMORY = "short_of_memory"
+    MEMORY_LEAK = "memory_leak"
+
+
 @dataclass(frozen=True)
 class SkippedBatch:
     """A batch that is not trained on, because its loss was bad.
@@ -59,7 +72,7 @@ class SkippedBatch:
         step: the optimizer step that it would have been; it counts as one all the same.
         epoch, example: where the batch begins in the data.
         num_examples: its size.
-        kind: not_finite or loss_spike.
+        kind: why: `RecoveryKind.NOT_FINITE` or `LOSS_SPIKE`.
         rows: names of its rows; once `is_searched`, of those that are bad by themselves.
         is_searched: its rows were tried one by one.
     """

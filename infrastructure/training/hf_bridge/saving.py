@@ -62,12 +62,12 @@ class Saving:
         snapshot = self.take()
         if not has_finite_weights(snapshot):
             raise self._diverged(state, snapshot)
-        with self.failures.borne(state):
+        with self.failures.tolerated(state):
             self.versions.begin(snapshot, kind=kind, score=state.score)
         self.schedule.note_save(state.step, time.perf_counter() - started)
 
     def _diverged(self, state: TrainingState, snapshot: Snapshot) -> TrainingDivergedError:
-        with self.failures.borne(state):
+        with self.failures.tolerated(state):
             self.versions.save(snapshot, kind="emergency", healthy=False)
         newest = step_of(self.versions.newest())
         return TrainingDivergedError(
@@ -79,7 +79,7 @@ class Saving:
     def collect(self, state: TrainingState, wait: bool = False) -> None:
         """Tell of versions that were committed since; the call that began them proves nothing."""
         committed: list[Path] = []
-        with self.failures.borne(state):
+        with self.failures.tolerated(state):
             committed = self.versions.collect(wait)
         for checkpoint in committed:
             self.failures.reset()

@@ -35,7 +35,7 @@ from infrastructure.training.hf_bridge.trainer_state import (
     TrainerParts,
     take_snapshot,
 )
-from infrastructure.training.loop.optimizer_step import memory_in_use_bytes
+from infrastructure.training.loop.loss_judge import memory_in_use_bytes
 from infrastructure.training.recovery.save_retry import SaveFailures
 
 HELD_OUT = "eval_loss"

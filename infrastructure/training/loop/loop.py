@@ -1,33 +1,58 @@
-"""The training loop: the only loop, and the only caller of `fire`.
+"""The training loop: the only loop.
 
 It walks phases, epochs and batches from any position, evaluates and saves when due. It knows
 neither files nor models: what it needs is given to it. Everything that can be saved is saved
-between two optimizer steps; a window that fails half-way is done again from its recorded random
-state. The step itself is in `stepping`, the answers to errors are in `recovering`.
+between two optimizer steps; a step that fails half-way is done again from its recorded random
+state. The step itself is in `optimizer_step`, the answers to errors are in `error_recovery`, and
+what saves and restores is in `checkpointer`.
 """
 
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from infrastructure.training.core.error_handlers import (
-    free_memory,
-    let_go,
-)
+from infrastructure.backup.format.manifest import SaveKind
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
+from infrastructure.training.core.error_handlers import free_memory, let_go
 from infrastructure.training.core.state import Phase, TrainingState
-from infrastructure.training.extensions.extension_hooks import Event
-from infrastructure.training.loop.error_recovery import Recovering
+from infrastructure.training.extensions.extension_hooks import Event, HookRunner
+from infrastructure.training.loop.checkpointer import Checkpointer
+from infrastructure.training.loop.error_recovery import ErrorRecovery
+from infrastructure.training.loop.optimizer_step import OptimizerStep
+from infrastructure.training.model_adapters.base_adapter import DataSource
 from infrastructure.training.recovery.loss_spikes import BadLossError
-from infrastructure.training.recovery.safe_point import FirstStates
+from infrastructure.training.recovery.safe_point import FirstStates, at_safe_point
 
 
-class TrainingLoop(Recovering):
-    """Everything a training needs, and `run`."""
+@dataclass
+class TrainingLoop:
+    """Walks the data; what it does there is done by the three parts that it is made of.
+
+    Attributes:
+        config: has the rhythms: when to log, to evaluate and to save.
+        phases: what is trained, one after the other.
+        global_batch_size: examples of one optimizer step, over all processes.
+        total_steps: optimizer steps of the whole training.
+        evaluate: gives the held-out numbers, at least `eval_loss`; None when nothing is held out.
+        is_ending: the last step is done; what is written still is waited for.
+    """
+
+    optimizer_step: OptimizerStep
+    error_recovery: ErrorRecovery
+    checkpointer: Checkpointer
+    config: TrainingConfig
+    phases: list[Phase]
+    global_batch_size: int
+    total_steps: int
+    evaluate: Callable[[], dict[str, float]] | None = None
+    is_ending: bool = field(default=False, init=False)
 
     def run(self, state: TrainingState) -> TrainingState:
         """Train from `state.position` to the end, or until something asks to stop.
@@ -37,35 +62,37 @@ class TrainingLoop(Recovering):
             DeviceFailedError: the GPU failed.
             BaseException: whatever went wrong, after the ERROR and TRAIN_END events.
         """
+        step, hooks, team = self.optimizer_step, self.hooks, self.optimizer_step.team
         self.is_ending = False
-        self.schedule.start(state.step)
+        self.checkpointer.schedule.start(state.step)
         try:
-            if self.team is not None:
-                self.team.start()
-                state.num_processes = self.team.size
-            self.first_states = FirstStates(self.hooks)
-            self.fire(Event.TRAIN_START, state)
-            self._mark(state)
-            if self.save is not None and not self.start_is_saved:
-                self._save(
-                    state, "scheduled"
-                )  # there is something to go back to from the first step on
-                self._tell_saved(state)
+            if team is not None:
+                team.start()
+                state.num_processes = team.size
+            step.first_states = FirstStates(hooks)
+            hooks.fire(Event.TRAIN_START, state)
+            step.mark_safe(state)
+            if not self.checkpointer.start_is_saved:
+                # There is something to go back to from the first step on.
+                self.checkpointer.save(state, SaveKind.SCHEDULED)
+                self.checkpointer.announce(state)
             while not self._has_trained(state):
-                free_memory(self.adapter.device)
-            self._finish_saving(state)
+                free_memory(step.device)
+            self.is_ending = True
+            self.checkpointer.finish(state)
         except BaseException as raised:
-            error = self._as_told(state, raised)
+            error = self.error_recovery.readable(state, raised)
             state.error = error
-            self._rescue(state, error)
-            self.hooks.fire_to_all(Event.ERROR, state)
+            self.is_ending = True
+            self.error_recovery.rescue(state, error)
+            hooks.fire_to_all(Event.ERROR, state)
             if error is not raised:
                 raise error from raised
             raise
         finally:
-            self.hooks.fire_to_all(Event.TRAIN_END, state)
-            if self.team is not None:
-                self.team.close()
+            hooks.fire_to_all(Event.TRAIN_END, state)
+            if team is not None:
+                team.close()
         return state
 
     def single_step(self, state: TrainingState, examples: Sequence[Any]) -> float:
@@ -73,35 +100,64 @@ class TrainingLoop(Recovering):
 
         The position moves on in its epoch; evaluating, saving and ending epochs are the caller's.
         """
-        started = time.perf_counter()
-        self._step(state, examples)
-        self.log.seconds += time.perf_counter() - started
-        self._read_log(state)
-        self.fire(Event.STEP_END, state)
+        self._timed_step(state, examples)
+        self._read_losses(state)
+        self.hooks.fire(Event.STEP_END, state)
         state.step_is_ending = False
-        self.boundary = None  # what the caller does next is not known here
+        self.optimizer_step.safe_point = None  # what the caller does next is not known here
         return state.loss
 
     def save_is_due(self, state: TrainingState) -> bool:
         """Whether a checkpoint is due after the step that `single_step` has done: by steps, epochs,
         time, at the end, or because something was decided that depends on a clock."""
         epoch_ended = state.position.example >= self.data.num_examples
-        by_clock = self.schedule.kind_due(state.step) is not None
+        by_clock = self.checkpointer.schedule.kind_due(state.step) is not None
         return self._save_is_due(state, epoch_ended) or by_clock or state.must_save
 
+    @property
+    def may_break_off(self) -> bool:
+        """Whether an exception now costs no more than the step that is being done."""
+        is_safe = self.optimizer_step.safe_point is not None
+        return is_safe and not (self.checkpointer.is_saving or self.is_ending)
+
+    def poll(self, state: TrainingState) -> None:
+        """For what takes long between two steps: save if that is due, end if that is asked for.
+
+        Raises:
+            KeyboardInterrupt: the training is to end; what called this is done again on resuming.
+        """
+        self._check_deadline(state)
+        if state.is_interrupted:
+            raise KeyboardInterrupt(state.stop_reason)
+        step, point = self.optimizer_step, self.optimizer_step.safe_point
+        kind = self.checkpointer.schedule.kind_due(state.step)
+        if point is not None and kind is not None:
+            with at_safe_point(point, state, step.losses, step.device):
+                self.checkpointer.save(state, kind)
+
+    @property
+    def hooks(self) -> HookRunner:
+        """The observers and extensions; this loop and its parts are the only callers of `fire`."""
+        return self.optimizer_step.hooks
+
+    @property
+    def data(self) -> DataSource:
+        """What is trained on."""
+        return self.optimizer_step.data
+
     def _has_trained(self, state: TrainingState) -> bool:
-        """Train to the end; False where it went back instead, and is to go on from there."""
+        """Train to the end; False after a rollback, to go on from there."""
         try:
             if state.step_is_ending:  # a checkpoint from the middle of a step's end
                 self._finish_step(state)
             while state.position.phase < len(self.phases) and not self._is_over(state):
                 self._run_phase(state)
         except BadLossError as error:
-            self._after_bad_loss(state, error.bad)
+            self.error_recovery.after_bad_loss(state, error.bad)
             let_go(error)
             return False
         except Exception as error:
-            self._after_torn_step(state, error)
+            self.error_recovery.after_torn_step(state, error)
             return False
         return True
 
@@ -110,35 +166,39 @@ class TrainingLoop(Recovering):
 
     def _run_phase(self, state: TrainingState) -> None:
         """One phase, from the middle of it when resumed; PHASE_START fires then too."""
-        index = state.position.phase
+        index, step = state.position.phase, self.optimizer_step
         state.phase = self.phases[index]
-        if state.phase.begins_anew and self.strategy.entered < index:
-            self.watch.forget()
+        if state.phase.begins_anew and step.strategy.entered < index:
+            step.losses.watch.forget()
             state.best_evaluation_loss = math.inf
-        self.strategy.enter_phase(state.model, self.optimizer, index)
-        select_trainable(state.model, state.phase, self.optimizer)
-        self.fire(Event.PHASE_START, state)
+        step.strategy.enter_phase(state.model, step.optimizer, index)
+        select_trainable(state.model, state.phase, step.optimizer)
+        self.hooks.fire(Event.PHASE_START, state)
         while state.position.phase == index and not self._is_over(state):
             self._run_epoch(state)
 
     def _run_epoch(self, state: TrainingState) -> None:
         epoch, phase = state.position.epoch, state.position.phase
-        self.fire(Event.EPOCH_START, state)
+        self.hooks.fire(Event.EPOCH_START, state)
         if state.must_save:
-            self._save_choice(state)
-        batches = self.data.train_batches(epoch, state.position.example, self.batch_size)
+            self.checkpointer.save_decision(state)
+        batches = self.data.train_batches(epoch, state.position.example, self.global_batch_size)
         with closing(batches):  # a source may prepare batches in a thread
             started = time.perf_counter()
             for examples in batches:
                 state.data_wait_seconds += time.perf_counter() - started
-                self._step(state, examples)
-                self.log.seconds += time.perf_counter() - started
+                self._timed_step(state, examples)
                 self._finish_step(state)
                 started = time.perf_counter()
                 if self._is_over(state) or state.position.epoch != epoch:
                     break
         if state.position.epoch == epoch and state.position.phase == phase:
             self._refuse_short_epoch(state)
+
+    def _timed_step(self, state: TrainingState, examples: Sequence[Any]) -> None:
+        started = time.perf_counter()
+        self.optimizer_step.run(state, examples)
+        self.optimizer_step.losses.sums.seconds += time.perf_counter() - started
 
     def _refuse_short_epoch(self, state: TrainingState) -> None:
         """A source that ends before its own `num_examples` would make this loop endless."""
@@ -149,40 +209,63 @@ class TrainingLoop(Recovering):
             )
 
     def _finish_step(self, state: TrainingState) -> None:
-        """Everything between two steps. Saving comes last, so that it holds what hooks did."""
-        self._look_at_clock(state)
+        """Everything between two steps, in an order that a resumed training repeats:
+
+        1. Look at the clock: the last step before a deadline is the last one.
+        2. Judge the loss. A bad one is raised before anything is told of it.
+        3. Log, if due, and fire STEP_END: hooks see the step's numbers.
+        4. Evaluate, if due, with the losses checked first, and fire EVAL_END.
+        5. End the epoch and the phase; the position is that of the next batch from here on.
+        6. Save, if due. Saving comes last, so that a checkpoint holds what hooks did.
+        """
+        self._check_deadline(state)
         epoch_ended = state.position.example >= self.data.num_examples
         phase_ended = epoch_ended and self._phase_ends_with(state.position.epoch)
-        will_save = self._save_is_due(state, epoch_ended)
-        self._judge_step(state)
+        will_save = self._save_is_due(state, epoch_ended)  # before the epoch's number moves on
+        self.optimizer_step.losses.check_last_step(state)
         if self._log_is_due(state, epoch_ended):
-            self._read_log(state)
+            self._read_losses(state)
         else:
             state.metrics = {}
-        self.fire(Event.STEP_END, state)
+        self.hooks.fire(Event.STEP_END, state)
         if epoch_ended:
             state.position.epoch += 1
             state.position.example = 0
         if self.evaluate is not None and self._evaluation_is_due(state, epoch_ended):
-            self._refuse_bad_loss(state)
-            state.evaluation = self.evaluate()
-            state.evaluated_step = state.step
-            best, found = state.best_evaluation_loss, state.evaluation.get("eval_loss", math.inf)
-            state.best_evaluation_loss = min(best, found) if math.isfinite(found) else best
-            self.fire(Event.EVAL_END, state)
+            self._evaluate(state, self.evaluate)
         if epoch_ended:
-            self.fire(Event.EPOCH_END, state)
+            self.hooks.fire(Event.EPOCH_END, state)
         if phase_ended:
-            self.fire(Event.PHASE_END, state)
+            self.hooks.fire(Event.PHASE_END, state)
             state.position.phase += 1
         state.step_is_ending = False
-        self._mark(state)
-        kind = self.schedule.kind_due(state.step)
+        self.optimizer_step.mark_safe(state)
+        kind = self._kind_to_save(state, will_save)
+        if kind is not None:
+            self.checkpointer.save(state, kind)
+        self.checkpointer.announce(state)
+
+    def _evaluate(self, state: TrainingState, evaluate: Callable[[], dict[str, float]]) -> None:
+        self.optimizer_step.losses.check_sums(state, self.optimizer_step.learning_rate)
+        state.evaluation = evaluate()
+        state.evaluated_step = state.step
+        loss = state.evaluation.get("eval_loss", math.inf)
+        if math.isfinite(loss):
+            state.best_evaluation_loss = min(state.best_evaluation_loss, loss)
+        self.hooks.fire(Event.EVAL_END, state)
+
+    def _kind_to_save(self, state: TrainingState, will_save: bool) -> SaveKind | None:
+        kind = self.checkpointer.schedule.kind_due(state.step)
         if will_save or state.must_save or state.stop_reason is not None:
-            kind = "stopped" if state.is_interrupted else kind or "scheduled"
-        if self.save is not None and kind is not None:
-            self._save(state, kind)
-        self._tell_saved(state)
+            return SaveKind.STOPPED if state.is_interrupted else kind or SaveKind.SCHEDULED
+        return kind
+
+    def _read_losses(self, state: TrainingState) -> None:
+        self.optimizer_step.losses.read(state, self.optimizer_step.learning_rate)
+
+    def _check_deadline(self, state: TrainingState) -> None:
+        if self.checkpointer.schedule.deadline_is_near:
+            state.interrupt(DEADLINE_IS_NEAR)
 
     def _phase_ends_with(self, epoch: int) -> bool:
         return epoch + 1 in phase_ends(self.phases)
@@ -201,7 +284,8 @@ class TrainingLoop(Recovering):
     def _save_is_due(self, state: TrainingState, epoch_ended: bool) -> bool:
         interval = self.config.checkpoint_interval or sys.maxsize
         by_epoch = epoch_ended and (state.position.epoch + 1) % interval == 0
-        by_step = state.every(self.config.checkpoint_frequency) or self.failures.is_retry_due
+        is_retry = self.checkpointer.failures.is_retry_due
+        by_step = state.every(self.config.checkpoint_frequency) or is_retry
         return by_epoch or by_step or state.step == self.total_steps
 
 

@@ -23,7 +23,7 @@ from infrastructure.quantum.quantum_step import (
 )
 from infrastructure.training.core.error_handlers import free_memory, is_device_fault, let_go
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
@@ -43,12 +43,11 @@ from infrastructure.training.quantum.history import (
     numbers_of,
 )
 from infrastructure.training.quantum.plain_answer import plain_solution
-from infrastructure.training.recovery.recovery_log import clipped, note
+from infrastructure.training.recovery.recovery_log import clipped, record_recovery
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 log = logging.getLogger(__name__)
 
-QUANTUM_STEP = "quantum_step"  # in the notes of recoveries
 LEAST_SECONDS = 0.01  # that a solver is given; none answers in it, and the plain answers stand in
 
 
@@ -245,7 +244,12 @@ class Asking(Extension):
         self.decisions = decisions
         if solution.failures:
             message = "; ".join(solution.failures)
-            note(state, QUANTUM_STEP, f"took the answer of {solution.answered_by}", message)
+            record_recovery(
+                state,
+                RecoveryKind.QUANTUM_STEP,
+                f"took the answer of {solution.answered_by}",
+                message,
+            )
             state.must_save = True
         state.must_save |= bool(solution.info.get("bound_hit"))
         self._tell(found)
@@ -272,7 +276,7 @@ class Asking(Extension):
 
     def _has_failed(self, state: TrainingState, error: Exception) -> None:
         why = clipped(f"{type(error).__name__}: {error}")
-        note(state, QUANTUM_STEP, "the training goes on as it was", why)
+        record_recovery(state, RecoveryKind.QUANTUM_STEP, "the training goes on as it was", why)
         state.must_save = True
         self._tell({**self._record(state), "outcome": FAILED, "why": why})
 

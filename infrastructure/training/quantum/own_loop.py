@@ -126,7 +126,7 @@ class LastGradients:
         assert self.state is not None
         state, trained = self.state, [p.requires_grad for p in self.state.model.parameters()]
         try:
-            select_trainable(state.model, state.phase, loop.optimizer)
+            select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
             return {name: p for name, p in state.model.named_parameters() if p.requires_grad}
         finally:
             for parameter, trains in zip(state.model.parameters(), trained, strict=True):
@@ -143,10 +143,10 @@ class LastGradients:
         loop, state = self.prepare(), self.state
         if state is None or not state.batch:
             raise ValueError(NO_BATCH)
-        adapter, strategy = loop.adapter, loop.strategy
+        adapter, strategy = loop.optimizer_step.adapter, loop.optimizer_step.strategy
         parameters = self.parameters
         with measuring(state.model, adapter.device, parameters_have_gradients=True):
-            select_trainable(state.model, state.phase, loop.optimizer)
+            select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
             size = state.micro_batch_size
             for start in range(0, len(state.batch), size):
                 batch = adapter.prepare_batch(state.batch[start : start + size])

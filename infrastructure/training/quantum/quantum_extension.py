@@ -167,7 +167,7 @@ class QuantumExtension(Asking):
             self.trainer.strategy,
             self.trainer.precision,
             self._data,
-            self.trainer.prepare().optimizer,
+            self.trainer.prepare().optimizer_step.optimizer,
             state.micro_batch_size,
             self.seed,
         )
@@ -179,7 +179,7 @@ class QuantumExtension(Asking):
             self.skip(state, question.nothing_to_leave_out(most))
             return
         costs = question.costs()
-        step_seconds = self.cost.step_seconds or costs.training * loop.batch_size
+        step_seconds = self.cost.step_seconds or costs.training * loop.global_batch_size
         allowed = self.cost.allowed_seconds(self._steps_ahead(state), step_seconds)
         number = question.num_candidates(costs, allowed, most)
         if number == 0:

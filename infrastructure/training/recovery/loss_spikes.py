@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.training.core.state import RecoveryKind
 
 NUM_REMEMBERED = 50
 NUM_NEEDED = 20
@@ -71,14 +72,13 @@ class BadStep:
     """A loss that must not stay in the weights.
 
     Attributes:
-        kind: not_finite or loss_spike.
         step: the step after which it was read.
         num_steps: steps that it may be of, `step` being the last of them.
         epoch, example, num_examples: where the batch of `step` begins in the data; its size.
         rows: names of that batch's rows; empty where it is not known to be the one.
     """
 
-    kind: str
+    kind: RecoveryKind
     step: int
     loss: float
     grad_norm: float

@@ -1,7 +1,7 @@
-"""One note for each error that a training got over, and the names of rows.
+"""One record for each error that a training got over, and the names of rows.
 
-The notes are part of the training's state: they travel in checkpoints, outlive a way back, and are
-what `logs/errors/errors.jsonl`, `summary.json` and the report show.
+The records are part of the training's state: they travel in checkpoints, outlive a rollback,
+and are what `logs/errors/errors.jsonl`, `summary.json` and the report show.
 """
 
 import logging
@@ -11,17 +11,18 @@ from typing import Any
 
 from infrastructure.core.errors import TemperError
 from infrastructure.core.redact import redact
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import RecoveryKind, TrainingState
 
-MAX_NOTES = 200
+MAX_RECORDS = 200
 MAX_ROWS = 50
 MAX_CHARACTERS = 1000
-WENT_BACK = "went back"
+IS_ROLLBACK = "is_rollback"
+BAD_LOSSES = (RecoveryKind.NOT_FINITE, RecoveryKind.LOSS_SPIKE)
 
 log = logging.getLogger(__name__)
 
 
-def note(
+def record_recovery(
     state: TrainingState,
     kind: str,
     action: str,
@@ -29,21 +30,25 @@ def note(
     rows: Sequence[str] = (),
     *,
     step: int | None = None,
+    is_rollback: bool = False,
 ) -> None:
-    """Take a note of a recovery, and say it in the log.
+    """Keep a record of a recovery, and say it in the log.
 
     Args:
-        kind: what went wrong, in one word: out_of_memory, not_finite, loss_spike, save_refused.
+        kind: what went wrong; of what Temper itself gets over, a `RecoveryKind`.
         action: what was done about it.
         message: how the error reads; secrets in it are masked.
         rows: the rows that it came with.
+        is_rollback: a bad loss was answered by a rollback that counts; see `num_rollbacks`.
     """
     step = state.step if step is None else step
     entry = error_record(step, kind, action, message, rows)
+    if entry["kind"] in BAD_LOSSES:
+        entry[IS_ROLLBACK] = is_rollback
     state.recoveries.append(entry)
-    if len(state.recoveries) > MAX_NOTES:
-        state.recoveries.remove(_least(state.recoveries))
-    said = f"; rows {', '.join(some_of(rows, 5))}" if rows else ""
+    if len(state.recoveries) > MAX_RECORDS:
+        state.recoveries.remove(_least_important(state.recoveries))
+    said = f"; rows {', '.join(shortened(rows, 5))}" if rows else ""
     log.warning("%s at step %d (%s): %s%s", kind, step, entry["message"], action, redact(said))
 
 
@@ -54,10 +59,10 @@ def error_record(
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "step": step,
-        "kind": kind,
+        "kind": str(kind),
         "action": action,
         "message": clipped(message),
-        "rows": [redact(row) for row in some_of(rows)],
+        "rows": [redact(row) for row in shortened(rows)],
     }
 
 
@@ -72,13 +77,13 @@ def num_rollbacks(state: TrainingState) -> int:
     return sum(map(_is_rollback, state.recoveries))
 
 
-def some_of(rows: Sequence[str], most: int = MAX_ROWS) -> list[str]:
+def shortened(rows: Sequence[str], most: int = MAX_ROWS) -> list[str]:
     """The first `most` rows, and how many more there are."""
     more = len(rows) - most
     return [*rows[:most], *([f"and {more} more"] if more > 0 else [])]
 
 
-def rows_of(data: Any, epoch: int, example: int, count: int) -> list[str]:
+def row_names(data: Any, epoch: int, example: int, count: int) -> list[str]:
     """The names of `count` examples of an epoch: file and line, where the data source knows them.
 
     Args:
@@ -95,10 +100,14 @@ def rows_of(data: Any, epoch: int, example: int, count: int) -> list[str]:
 
 
 def _is_rollback(entry: dict[str, Any]) -> bool:
-    bad_loss = entry["kind"] in ("not_finite", "loss_spike")
-    return bad_loss and str(entry["action"]).startswith(WENT_BACK)
+    return bool(entry.get(IS_ROLLBACK, _was_rollback(entry)))
 
 
-def _least(entries: list[dict[str, Any]]) -> dict[str, Any]:
+def _was_rollback(entry: dict[str, Any]) -> bool:
+    """In a checkpoint of a version before the entry said so itself, its sentence does."""
+    return entry["kind"] in BAD_LOSSES and str(entry["action"]).startswith("went back")
+
+
+def _least_important(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """The oldest one that nothing is counted by."""
     return next((entry for entry in entries if not _is_rollback(entry)), entries[0])

@@ -1,4 +1,4 @@
-"""What the loop decides and says about a bad loss, and the batches that it passes over."""
+"""What a training decides and says about a bad loss, and the batches that it passes over."""
 
 import warnings
 from collections.abc import Sequence
@@ -10,14 +10,18 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.core.errors import DeviceFailedError
 from infrastructure.training.core.metric_accumulator import LogWindow
-from infrastructure.training.core.state import Position, SkippedBatch, TrainingState
+from infrastructure.training.core.state import Position, RecoveryKind, SkippedBatch, TrainingState
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.recovery.bad_examples import find_bad_rows
 from infrastructure.training.recovery.loss_spikes import BadStep, LossWatch
-from infrastructure.training.recovery.recovery_log import WENT_BACK, note, num_rollbacks, rows_of
+from infrastructure.training.recovery.recovery_log import (
+    BAD_LOSSES,
+    num_rollbacks,
+    record_recovery,
+    row_names,
+)
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
-OUT_OF_MEMORY, NOT_FINITE, LOSS_SPIKE = "out_of_memory", "not_finite", "loss_spike"
 REMEDY = (
     "Go on from the last checkpoint with a lower learning_rate or a lower max_grad_norm, or mend"
     " the rows"
@@ -25,24 +29,29 @@ REMEDY = (
 
 
 def bad_step(
-    kind: str, state: TrainingState, log: LogWindow, batch_at: Position | None, data: DataSource
+    kind: RecoveryKind,
+    state: TrainingState,
+    sums: LogWindow,
+    batch_at: Position | None,
+    data: DataSource,
 ) -> BadStep:
-    """What is known of the steps in `log`, whose loss is bad.
+    """What is known of the steps in `sums`, whose loss is bad.
 
     Args:
         batch_at: where the batch of the last step began; None: not in this process.
     """
-    bad = BadStep(kind, state.step, log.loss, float(log.grad_norm), log.num_steps)
-    if log.num_steps != 1 or batch_at is None or _skipped_at(state, batch_at) is not None:
+    bad = BadStep(kind, state.step, sums.loss, float(sums.grad_norm), sums.num_steps)
+    if sums.num_steps != 1 or batch_at is None or _skipped_at(state, batch_at) is not None:
         return bad
     epoch, example, count = batch_at.epoch, batch_at.example, len(state.batch)
-    rows = tuple(rows_of(data, epoch, example, count))
+    rows = tuple(row_names(data, epoch, example, count))
     return replace(bad, epoch=epoch, example=example, num_examples=count, rows=rows)
 
 
-def why_not_back(state: TrainingState, bad: BadStep, policy: RecoveryConfig) -> str | None:
-    """Why a bad loss ends the training; None: it is to be gone back from."""
-    chosen = policy.loss_spike if bad.kind == LOSS_SPIKE else policy.not_finite
+def rollback_refusal(state: TrainingState, bad: BadStep, policy: RecoveryConfig) -> str | None:
+    """Why a bad loss ends the training; None: a rollback answers it."""
+    is_spike = bad.kind == RecoveryKind.LOSS_SPIKE
+    chosen = policy.loss_spike if is_spike else policy.not_finite
     if chosen != "roll_back":
         return f"training.recovery.{bad.kind} is {chosen}"
     if num_rollbacks(state) >= policy.max_rollbacks:
@@ -50,28 +59,29 @@ def why_not_back(state: TrainingState, bad: BadStep, policy: RecoveryConfig) -> 
     return None
 
 
-def take_out(state: TrainingState, bad: BadStep, began: int, was_searched: bool) -> None:
-    """After going back to step `began`: pass over the bad batch from now on, if it is known.
+def skip_batch(state: TrainingState, bad: BadStep, began: int, was_searched: bool) -> None:
+    """After a rollback to step `began`: pass over the bad batch from now on, if it is known.
 
     Args:
-        was_searched: it was gone back for this loss before, to find its batch.
+        was_searched: there was a rollback for this loss before, to find its batch; it was counted.
     """
-    action = f"{WENT_BACK} to step {began}, to look at each step up to {bad.step}"
+    action = f"went back to step {began}, to look at each step up to {bad.step}"
     if bad.is_exact:
         batch = (bad.step, bad.epoch, bad.example, bad.num_examples, bad.kind, bad.rows)
         state.skipped.append(SkippedBatch(*batch))
-        action = f"{WENT_BACK} to step {began}, to pass over the batch of step {bad.step}"
-        if was_searched:  # and counted
+        action = f"went back to step {began}, to pass over the batch of step {bad.step}"
+        if was_searched:
             action = f"found it and {action}"
-    note(state, bad.kind, action, str(bad), bad.rows, step=bad.step)
+    counts = not (bad.is_exact and was_searched)
+    record_recovery(state, bad.kind, action, str(bad), bad.rows, step=bad.step, is_rollback=counts)
 
 
-def tried(state: TrainingState) -> str:
+def describe_attempts(state: TrainingState) -> str:
     """What was done before it did not help."""
     done = [
         f"step {entry['step']}: {entry['action']}"
         for entry in state.recoveries
-        if entry["kind"] in (NOT_FINITE, LOSS_SPIKE)
+        if entry["kind"] in BAD_LOSSES
     ]
     return f", and this was tried: {'; '.join(done)}" if done else ""
 
@@ -100,12 +110,12 @@ def name_bad_rows(
     examples: Sequence[Any] = state.batch
     assert state.optimizer is not None
     bad = find_bad_rows(state.model, adapter, strategy, state.optimizer, examples, watch)
-    names = rows_of(data, skipped.epoch, skipped.example, len(examples))
+    names = row_names(data, skipped.epoch, skipped.example, len(examples))
     rows = tuple(names[index] for index in bad) or skipped.rows
     index = state.skipped.index(skipped)
     state.skipped[index] = replace(skipped, rows=rows, is_searched=True)
     found = "bad by themselves" if bad else "none of them is bad by itself"
-    note(state, skipped.kind, "its batch is passed over", found, rows, step=skipped.step)
+    record_recovery(state, skipped.kind, "its batch is passed over", found, rows, step=skipped.step)
 
 
 def advance(scheduler: LambdaLR) -> None:

@@ -15,8 +15,15 @@ from infrastructure.training.extensions.extension_hooks import HookRunner
 from infrastructure.training.recovery.loss_spikes import LossWatch
 
 
+class Losses(Protocol):
+    """What sums up the steps since the last record, and judges them."""
+
+    sums: LogWindow
+    watch: LossWatch
+
+
 @dataclass
-class Boundary:
+class SafePoint:
     """What a checkpoint of this moment must hold, besides what the state itself remembers.
 
     See `TrainingState` for `step_is_ending`.
@@ -25,57 +32,45 @@ class Boundary:
     random: dict[str, torch.Tensor]
     hooks: dict[str, Any]
     position: Position
-    log: LogWindow
+    sums: LogWindow
     watch: LossWatch
     step_is_ending: bool
 
     @classmethod
     def of(
-        cls,
-        state: TrainingState,
-        hooks: HookRunner,
-        log: LogWindow,
-        watch: LossWatch,
-        device: torch.device,
-    ) -> "Boundary":
+        cls, state: TrainingState, hooks: HookRunner, losses: Losses, device: torch.device
+    ) -> "SafePoint":
         """This moment; later changes do not reach it."""
         return cls(
             random=capture_random(device),
             hooks=copy.deepcopy(hooks.state_dict()),
             position=replace(state.position),
-            log=replace(log),
-            watch=replace(watch),
+            sums=replace(losses.sums),
+            watch=replace(losses.watch),
             step_is_ending=state.step_is_ending,
         )
 
-    def restore(self, state: TrainingState, device: torch.device) -> None:
-        """Put position and random state back; hooks, log and watch are the loop's."""
+    def restore(self, state: TrainingState, losses: Losses, device: torch.device) -> None:
+        """Put everything back but the hooks, whose state is taken from here where it is saved."""
         restore_random(self.random, device)
         state.position = replace(self.position)
         state.step_is_ending = self.step_is_ending
-
-
-class Keeper(Protocol):
-    """What sums up the steps since the last record, and judges them."""
-
-    log: LogWindow
-    watch: LossWatch
+        losses.sums, losses.watch = replace(self.sums), replace(self.watch)
 
 
 @contextmanager
-def at_boundary(
-    loop: Keeper, state: TrainingState, boundary: Boundary, device: torch.device
+def at_safe_point(
+    point: SafePoint, state: TrainingState, losses: Losses, device: torch.device
 ) -> Iterator[None]:
-    """Inside, everything is as it was at `boundary`; the weights must be those it had."""
-    now = Boundary({}, {}, state.position, loop.log, loop.watch, state.step_is_ending)
-    now.random = capture_random(device)
-    boundary.restore(state, device)
-    loop.log, loop.watch = replace(boundary.log), replace(boundary.watch)
+    """Inside, everything is as it was at `point`; the weights must be those it had."""
+    sums, watch = losses.sums, losses.watch
+    now = SafePoint(capture_random(device), {}, state.position, sums, watch, state.step_is_ending)
+    point.restore(state, losses, device)
     try:
         yield
     finally:
-        now.restore(state, device)
-        loop.log, loop.watch = now.log, now.watch
+        now.restore(state, losses, device)
+        losses.sums, losses.watch = sums, watch
 
 
 def forget_unscaling(scaler: torch.amp.GradScaler | None, device: torch.device) -> None:

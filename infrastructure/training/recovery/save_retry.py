@@ -1,4 +1,4 @@
-"""Saves that a disk refuses: borne a few times in a row, tried again soon, then told."""
+"""Saves that a disk refuses: tolerated a few times in a row, tried again soon, then raised."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from infrastructure.core.errors import StorageError
 from infrastructure.training.core.error_handlers import is_out_of_memory
-from infrastructure.training.core.state import TrainingState
-from infrastructure.training.recovery.recovery_log import note
+from infrastructure.training.core.state import RecoveryKind, TrainingState
+from infrastructure.training.recovery.recovery_log import record_recovery
 
 RETRY_SECONDS = 10.0
 
@@ -18,7 +18,7 @@ class SaveFailures:
     """Counts the saves in a row that failed.
 
     Attributes:
-        max_failed: so many are borne.
+        max_failed: so many are tolerated.
         retry_seconds: time until the first new attempt besides those that are due anyway; it
             doubles with each failure.
         count: failures since the last save that was committed.
@@ -41,7 +41,7 @@ class SaveFailures:
         self._next_attempt = float("inf")
 
     @contextmanager
-    def borne(self, state: TrainingState) -> Iterator[None]:
+    def tolerated(self, state: TrainingState) -> Iterator[None]:
         """Inside, a store may refuse.
 
         Raises:
@@ -64,4 +64,4 @@ class SaveFailures:
         wait_seconds = self.retry_seconds * 2 ** (self.count - 1)
         self._next_attempt = self.clock() + wait_seconds
         action = f"the training goes on; tried again at the next step after {wait_seconds:g} s"
-        note(state, "save_refused", action, str(error))
+        record_recovery(state, RecoveryKind.SAVE_REFUSED, action, str(error))

@@ -73,7 +73,7 @@ def length_to_go(
     """
     if was["planned_steps"] == planned_steps:
         return int(was["total_steps"])
-    left = steps_left(values, loop.data.num_examples, loop.batch_size, loop.phases)
+    left = steps_left(values, loop.data.num_examples, loop.global_batch_size, loop.phases)
     return min(values["step"] + left, loop.config.max_steps or sys.maxsize)
 
 

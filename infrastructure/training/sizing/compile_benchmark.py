@@ -47,7 +47,7 @@ class CompileTrial(Extension):
     def train_start(self, state: TrainingState) -> None:
         """Decide, or do what was decided when this run began."""
         loop = self.get_loop()
-        adapter = loop.adapter
+        adapter = loop.optimizer_step.adapter
         if self._is_compiled is not None:
             adapter.set_compiled(self._is_compiled)
         elif reason := can_compile(adapter.device):
@@ -64,14 +64,14 @@ class CompileTrial(Extension):
 
     def _decide(self, loop: TrainingLoop, state: TrainingState) -> bool:
         position = state.position
-        batches = loop.data.train_batches(position.epoch, position.example, loop.batch_size)
+        batches = loop.data.train_batches(position.epoch, position.example, loop.global_batch_size)
         with closing(batches):
             trial = list(islice(batches, TIMED_STEPS))
-        device = loop.adapter.device
+        device = loop.optimizer_step.device
         with preserve(random=device):
             self.decision = decide_compiling(
                 lambda number: _gradients(loop, state, trial[number % len(trial)]),
-                loop.adapter.set_compiled,
+                loop.optimizer_step.adapter.set_compiled,
                 steps_left=loop.total_steps - state.step,
                 device=device,
             )
@@ -81,16 +81,17 @@ class CompileTrial(Extension):
 
 def _gradients(loop: TrainingLoop, state: TrainingState, examples: Any) -> None:
     """Forward and backward of one batch; nothing is kept."""
-    scaler = None if loop.scaler is None else torch.amp.GradScaler(loop.adapter.device.type)
-    total_items = max(1, loop.adapter.count_items(examples))
+    step = loop.optimizer_step
+    scaler = None if step.scaler is None else torch.amp.GradScaler(step.device.type)
+    total_items = max(1, step.adapter.count_items(examples))
     accumulate(
         state.model,
-        loop.adapter,
-        loop.strategy,
-        loop.optimizer,
+        step.adapter,
+        step.strategy,
+        step.optimizer,
         scaler,
         examples,
         micro_batch_size=state.micro_batch_size,
         total_items=total_items,
     )
-    loop.optimizer.zero_grad()
+    step.optimizer.zero_grad()

@@ -23,11 +23,10 @@ from infrastructure.optimization.leak_watch import LeakWatch
 from infrastructure.optimization.memory_guard import Action, MemoryGuard
 from infrastructure.optimization.recommendations import Recommendation
 from infrastructure.training.core.error_handlers import is_out_of_memory
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
-from infrastructure.training.recovery.recovery_log import note
+from infrastructure.training.recovery.recovery_log import record_recovery
 
-LEAK, SHORT_OF_MEMORY = "memory_leak", "short_of_memory"
 LEAK_SECONDS = 10.0  # between two readings
 CACHE_SECONDS = 60.0
 NUM_RECOMMENDED = 3
@@ -154,7 +153,12 @@ class MemoryExtension(Extension):
             done = "released what nothing uses"
         advice = self._advice(state)
         used = _mib(self.guard.used_bytes())
-        note(state, SHORT_OF_MEMORY, done, f"the training takes {used} of main memory{advice}")
+        record_recovery(
+            state,
+            RecoveryKind.SHORT_OF_MEMORY,
+            done,
+            f"the training takes {used} of main memory{advice}",
+        )
         self._is_told = True
 
     def _advice(self, state: TrainingState) -> str:
@@ -180,7 +184,7 @@ class MemoryExtension(Extension):
             used = torch.cuda.memory_allocated(self.device)
         leak = self.leaks.add(state.step, used)
         if leak is not None:
-            note(state, LEAK, "the training goes on", str(leak))
+            record_recovery(state, RecoveryKind.MEMORY_LEAK, "the training goes on", str(leak))
 
 
 def _mib(num_bytes: int) -> str:

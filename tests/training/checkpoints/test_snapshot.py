@@ -54,7 +54,7 @@ def test_every_saved_value_comes_back() -> None:
     expected = told(remarkable(training))
     assert not [name for name, value in told(again.state).items() if value == expected[name]]
     restore_snapshot(
-        through_json(take_snapshot(training.state, training.parts)), again.state, again.parts
+        through_json(take_snapshot(training.state, training.step)), again.state, again.step
     )
     assert told(again.state) == expected
 
@@ -64,7 +64,7 @@ def test_what_is_no_number_comes_back_as_such() -> None:
     state = remarkable(training)
     state.loss, state.best_evaluation_loss = math.nan, math.inf
     state.evaluation = {"eval_loss": math.inf}
-    restore_snapshot(through_json(take_snapshot(state, training.parts)), again.state, again.parts)
+    restore_snapshot(through_json(take_snapshot(state, training.step)), again.state, again.step)
     assert math.isnan(again.state.loss)
     assert again.state.best_evaluation_loss == math.inf
     assert math.isnan(again.state.evaluation["eval_loss"])
@@ -75,22 +75,22 @@ def test_what_is_no_number_comes_back_as_such() -> None:
 def test_a_part_that_one_of_the_two_lacks_is_refused(part: str, who: str) -> None:
     saved, living = Training(), Training()
     if part == "scaler":
-        has = (living if who == "checkpoint" else saved).parts
+        has = (living if who == "checkpoint" else saved).step
         has.scaler = torch.amp.GradScaler("cpu")
     else:
-        lacks = (saved if who == "checkpoint" else living).parts
+        lacks = (saved if who == "checkpoint" else living).step
         lacks.scheduler = None
-    snapshot = take_snapshot(saved.state, saved.parts)
+    snapshot = take_snapshot(saved.state, saved.step)
     words = "this run has none, the checkpoint one"
     if who == "checkpoint":
         words = "this run has one, the checkpoint none"
     with pytest.raises(CheckpointError, match=words):
-        restore_snapshot(snapshot, living.state, living.parts)
+        restore_snapshot(snapshot, living.state, living.step)
 
 
 def test_an_optimizer_of_other_groups_is_refused(tmp_path: Path) -> None:
     saved, living = Training(), Training()
-    snapshot = take_snapshot(saved.state, saved.parts)
-    living.parts.optimizer = torch.optim.AdamW(living.state.model.parameters())
+    snapshot = take_snapshot(saved.state, saved.step)
+    living.step.optimizer = torch.optim.AdamW(living.state.model.parameters())
     with pytest.raises(CheckpointError, match="optimizer is another one"):
-        restore_snapshot(snapshot, living.state, living.parts)
+        restore_snapshot(snapshot, living.state, living.step)

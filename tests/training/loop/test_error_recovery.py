@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import DeviceFailedError, StorageError, TrainingDivergedError
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
@@ -42,18 +43,18 @@ def trained_without(directory: Path, **settings: Any) -> Training:
     training = with_metrics(
         directory, **{"checkpoint_frequency": 2, "log_frequency": 1, **settings}
     )
-    update = training.loop._step
+    update = training.step.run
 
     def step(state: TrainingState, examples: Any) -> None:
         if POISON not in examples:
             update(state, examples)
             return
         state.batch = examples
-        training.loop.fire(Event.STEP_START, state)
-        training.loop.scheduler.step()  # type: ignore[union-attr]
-        training.loop._count_step(state)
+        training.loop.hooks.fire(Event.STEP_START, state)
+        training.step.scheduler.step()  # type: ignore[union-attr]
+        training.step._count_step(state)
 
-    training.loop._step = step  # type: ignore[method-assign]
+    training.step.run = step  # type: ignore[method-assign]
     return training.run()
 
 
@@ -139,7 +140,7 @@ def test_killed_anywhere_and_resumed_from_the_newest_it_ends_the_same(
         directory = tmp_path / str(number)
         killed = poisoned(directory, **settings)
         killed.loop.hooks.hooks.append(KilledAt(number))
-        killed.loop._rescue = lambda state, error: None  # type: ignore[method-assign]
+        killed.loop.error_recovery.rescue = lambda state, error: None  # type: ignore[method-assign]
         try:
             killed.run()
         except Killed:
@@ -158,7 +159,7 @@ def everything_poisoned(directory: Path, **recovery: Any) -> Training:
             batch["features"] = batch["features"] * float("nan")
         return loss(model, batch)
 
-    training.loop.strategy.compute_loss = compute
+    training.step.strategy.compute_loss = compute
     return training
 
 
@@ -228,7 +229,9 @@ def test_a_loss_spike_is_gone_back_from(tmp_path: Path, log_frequency: int) -> N
     policy = {"loss_spike": "roll_back", "loss_spike_factor": 20.0}
     training = spiking(tmp_path, POISON, recovery=policy, log_frequency=log_frequency)
     if log_frequency == 3:
-        training.loop.watch.recent = [3.0] * 20  # so few losses are read in so short a training
+        training.step.losses.watch.recent = [
+            3.0
+        ] * 20  # so few losses are read in so short a training
     training.run()
     (skipped,) = training.state.skipped
     number, batch = batch_with(POISON, 6)
@@ -244,14 +247,14 @@ def test_a_bad_state_is_not_rescued_when_going_back_fails(
     """The save that it waits for is refused once too often, or the user gives up just then."""
     policy = {"loss_spike": "roll_back", "loss_spike_factor": 20.0, "max_failed_saves": 0}
     training = spiking(tmp_path, POISON, recovery=policy)
-    collect = training.loop.collect
+    collect = training.checkpointer.collect
 
     def fail(wait: bool) -> Any:
         if wait and training.state.error is None:
             raise failure
         return collect(wait)
 
-    training.loop.collect = fail
+    training.checkpointer.collect = fail
     with pytest.raises(type(failure)):
         training.run()
     assert training.state.step > 24  # the spike's
@@ -286,13 +289,11 @@ def test_a_checkpoint_whose_weights_overflowed_is_not_gone_back_to(tmp_path: Pat
     assert "went back to step 4" in training.state.recoveries[0]["action"]
 
 
-def test_a_scaler_goes_on_after_a_way_back(tmp_path: Path) -> None:
+def test_a_scaler_goes_on_after_a_rollback(tmp_path: Path) -> None:
     """The step was broken off between unscaling and its update."""
-    whole = Training(dropout=0.0, batch_size=6, gradient_accumulation=1)
-    whole.loop.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    whole.run()
-    training = Training(dropout=0.0, batch_size=6, gradient_accumulation=1)
-    training.loop.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    settings: dict[str, Any] = {"dropout": 0.0, "batch_size": 6, "gradient_accumulation": 1}
+    whole = Training(scaler=torch.amp.GradScaler("cpu", init_scale=8.0), **settings).run()
+    training = Training(scaler=torch.amp.GradScaler("cpu", init_scale=8.0), **settings)
 
     class Fails(Observer):
         def after_backward(self, state: TrainingState) -> None:
@@ -310,52 +311,52 @@ def test_at_the_end_what_is_still_being_written_is_waited_for(
     num_refused: int, tmp_path: Path
 ) -> None:
     """Also a version that was refused, and is tried once more."""
-    training = Training()
-    loop, state = training.loop, training.state
+    training = Training(tmp_path)
+    saver, state = training.checkpointer, training.state
     begun: list[Path] = []
-    loop.save = lambda state, kind: begun.append(tmp_path / kind)
-    loop.collect = lambda wait: [begun.pop()] if wait and begun else []
-    loop.failures.count = num_refused
+    saver.begin = lambda state, kind: begun.append(tmp_path / kind)
+    saver.collect = lambda wait: [begun.pop()] if wait and begun else []
+    saver.failures.count = num_refused
     if not num_refused:
-        loop.save(state, "scheduled")
-    loop._finish_saving(state)
-    assert (state.checkpoint, loop.failures.count) == (tmp_path / "scheduled", 0)
+        saver.save(state, SaveKind.SCHEDULED)
+    saver.finish(state)
+    assert (state.checkpoint, saver.failures.count) == (tmp_path / "scheduled", 0)
 
 
-def test_between_a_bad_loss_and_the_way_back_nothing_is_saved() -> None:
-    training = Training()
+def test_between_a_bad_loss_and_the_rollback_nothing_is_saved(tmp_path: Path) -> None:
+    training = Training(tmp_path)
     saved: list[str] = []
-    training.loop.save = lambda state, kind: saved.append(kind)
-    training.loop.schedule.kind_due = lambda step: "scheduled"  # type: ignore[method-assign]
-    training.loop.boundary = None
+    training.checkpointer.begin = lambda state, kind: saved.append(kind)
+    training.checkpointer.schedule.kind_due = lambda step: SaveKind.SCHEDULED  # type: ignore[method-assign]
+    training.step.safe_point = None
     training.loop.poll(training.state)
     assert saved == []
-    training.loop._mark(training.state)
+    training.step.mark_safe(training.state)
     training.loop.poll(training.state)
     assert saved == ["scheduled"]
 
 
 @pytest.mark.parametrize(("saved_size", "size_after"), [(4, 2), (1, 1)])
-def test_what_was_learnt_of_the_memory_since_is_kept_on_a_way_back(
+def test_what_was_learnt_of_the_memory_since_is_kept_in_a_rollback(
     saved_size: int, size_after: int, tmp_path: Path
 ) -> None:
-    training = Training()
+    training = Training(tmp_path)
 
-    def go_back(state: TrainingState) -> Path:
+    def roll_back(state: TrainingState) -> Path:
         state.micro_batch_size = saved_size
         return tmp_path
 
-    training.loop.go_back = go_back
+    training.checkpointer.roll_back = roll_back
     training.state.micro_batch_size = 2
-    training.loop._go_back(training.state)
+    training.loop.error_recovery.roll_back(training.state)
     assert training.state.micro_batch_size == size_after
 
 
-def test_what_was_chosen_on_a_way_back_is_saved_at_once() -> None:
-    training = Training()
+def test_what_was_chosen_in_a_rollback_is_saved_at_once(tmp_path: Path) -> None:
+    training = Training(tmp_path)
     saved: list[str] = []
-    training.loop.save = lambda state, kind: saved.append(kind)
-    training.loop._save_choice(training.state)
+    training.checkpointer.begin = lambda state, kind: saved.append(kind)
+    training.checkpointer.save_decision(training.state)
     assert saved == ["scheduled"]
 
 
@@ -369,12 +370,12 @@ def test_what_was_chosen_on_a_way_back_is_saved_at_once() -> None:
     ],
 )
 def test_what_ends_a_training_decides_whether_it_is_saved(
-    error: BaseException, kinds: list[str]
+    error: BaseException, kinds: list[str], tmp_path: Path
 ) -> None:
-    training = Training()
+    training = Training(tmp_path)
     saved: list[str] = []
-    training.loop.save = lambda state, kind: saved.append(kind)
+    training.checkpointer.begin = lambda state, kind: saved.append(kind)
     training.state.step = 3
-    training.loop._mark(training.state)
-    training.loop._rescue(training.state, error)
+    training.step.mark_safe(training.state)
+    training.loop.error_recovery.rescue(training.state, error)
     assert saved == kinds

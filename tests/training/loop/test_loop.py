@@ -59,7 +59,7 @@ def test_a_checkpoint_without_a_part_would_be_noticed(tmp_path: Path, left_out: 
     whole = Training(tmp_path, checkpoint_frequency=1).run()
     saved = load_checkpoint(by_step(whole.checkpoints.store)[5])
     again = Training()
-    fresh = take_snapshot(again.state, again.parts)
+    fresh = take_snapshot(again.state, again.step)
     if left_out == "torch":
         saved.tensors["random"]["torch"] = fresh.tensors["random"]["torch"]
     elif left_out == "optimizer":
@@ -68,7 +68,7 @@ def test_a_checkpoint_without_a_part_would_be_noticed(tmp_path: Path, left_out: 
         saved.values["scheduler"] = fresh.values["scheduler"]
     else:
         saved.values["position"] = fresh.values["position"]
-    restore_snapshot(saved, again.state, again.parts)
+    restore_snapshot(saved, again.state, again.step)
     assert not torch.equal(again.run().weights, whole.weights)
 
 
@@ -268,7 +268,7 @@ def test_a_source_that_ends_too_early_is_no_endless_loop() -> None:
     training = Training()
     training.source.num_examples = 18
     batches = training.source.train_batches
-    training.loop.data = Short(batches)  # type: ignore[assignment]
+    training.step.data = Short(batches)  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="ended at example 18 of epoch 0, before its 20"):
         training.run()
 

@@ -230,14 +230,13 @@ def test_after_an_error_no_gradient_is_held(tmp_path: Path) -> None:
     """The memory is for what is saved."""
     training = Training(tmp_path, hooks=[FailsOnce("after_backward", 3, OSError("planted"))])
     held: list[bool] = []
-    save = training.loop.save
-    assert save is not None
+    save = training.checkpointer.begin
 
     def saved(state: TrainingState, kind: str) -> None:
         held.extend(p.grad is not None for p in state.model.parameters() if kind == "emergency")
         save(state, kind)
 
-    training.loop.save = saved
+    training.checkpointer.begin = saved
     with pytest.raises(OSError, match="planted"):
         training.run()
     assert held

@@ -57,7 +57,7 @@ def training_with(
     directory: Path, schedule: SaveSchedule, *hooks: Observer, **settings: Any
 ) -> Any:
     training = Training(directory, hooks=hooks, **{**QUIET, **settings})
-    training.loop.schedule = schedule
+    training.checkpointer.schedule = schedule
     return training
 
 
@@ -170,14 +170,13 @@ def test_a_long_evaluation_saves_the_steps_before_it(tmp_path: Path) -> None:
 def test_the_last_save_is_not_broken_off(tmp_path: Path) -> None:
     """A save may take longer than the patience of whoever stops the training."""
     training = Training(tmp_path, **QUIET)
-    save, allowed = training.loop.save, []
-    assert save is not None
+    save, allowed = training.checkpointer.begin, []
 
     def slow_save(state: TrainingState, kind: str) -> None:
         allowed.append((state.step, kind, training.loop.may_break_off))
         save(state, kind)
 
-    training.loop.save = slow_save
+    training.checkpointer.begin = slow_save
     training.loop.evaluate = lambda: (
         training.state.interrupt("SIGTERM received") or (training.loop.poll(training.state) or {})
     )

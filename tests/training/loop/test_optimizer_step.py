@@ -15,7 +15,7 @@ from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import SkippedBatch, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.forward.evaluation_loss import HeldOutLoss
-from infrastructure.training.loop import optimizer_step as stepping
+from infrastructure.training.loop import loss_judge, optimizer_step
 from infrastructure.training.recovery import safe_point as boundary
 from tests.slow import slow_but
 from tests.training.toy_training import Training
@@ -44,7 +44,7 @@ def fail_in_optimizer(training: Training, step: int, error: Exception) -> None:
             training.state.model.head.weight.data.fill_(7.0)
             raise error
 
-    training.loop.optimizer.register_step_pre_hook(torn)
+    training.step.optimizer.register_step_pre_hook(torn)
 
 
 def out_of_memory() -> Exception:
@@ -100,7 +100,7 @@ def test_out_of_memory_in_a_later_piece_counts_no_piece_twice(piece: int) -> Non
                 raise out_of_memory()
         return loss(model, batch)
 
-    training.loop.strategy.compute_loss = compute
+    training.step.strategy.compute_loss = compute
     training.run()
     assert (failed, training.state.micro_batch_size) == ([True], 1)
     reference = Training(hooks=[SmallerFrom(4, 1)]).run()
@@ -123,8 +123,8 @@ class FailsOnce(Observer):
 def test_a_loss_scaler_begins_the_step_anew_that_was_broken_off(tmp_path: Path, where: str) -> None:
     """It refuses to unscale the gradients of one step twice."""
     hooks = [FailsOnce()] if where == "after backward" else []
-    training = Training(tmp_path, hooks=hooks, max_steps=4)
-    training.loop.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    training = Training(tmp_path, hooks=hooks, scaler=scaler, max_steps=4)
     if where == "optimizer":
         fail_in_optimizer(training, 2, out_of_memory())
     assert training.run().state.step == 4
@@ -135,14 +135,13 @@ def test_a_loss_scaler_begins_the_step_anew_that_was_broken_off(tmp_path: Path, 
 def test_no_gradient_is_held_while_a_checkpoint_is_gone_back_to(tmp_path: Path) -> None:
     training = Training(tmp_path)
     fail_in_optimizer(training, 5, out_of_memory())
-    go_back, held = training.loop.go_back, []
-    assert go_back is not None
+    go_back, held = training.checkpointer.roll_back, []
 
     def noted(state: TrainingState) -> Path:
         held.extend(p.grad is not None for p in state.model.parameters())
         return go_back(state)
 
-    training.loop.go_back = noted
+    training.checkpointer.roll_back = noted
     training.run()
     assert held
     assert not any(held)
@@ -159,7 +158,7 @@ def test_the_size_that_is_tried_is_told_to_whoever_remembers_it() -> None:
     training = Training(**ONE_PIECE)
     training.adapter.fail_above = 2
     tried: list[int] = []
-    training.loop.remember_limit = tried.append
+    training.step.remember_limit = tried.append
     training.run()
     assert tried == [3, 1]
     assert [entry["kind"] for entry in training.state.recoveries] == ["out_of_memory"] * 2
@@ -195,8 +194,8 @@ def lose_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in [
         (snapshot, "trainable_state"),
         (snapshot, "capture_random"),
-        (stepping, "capture_random"),
-        (stepping, "restore_random"),
+        (optimizer_step, "capture_random"),
+        (optimizer_step, "restore_random"),
         (boundary, "capture_random"),
         (boundary, "restore_random"),
     ]:
@@ -229,9 +228,9 @@ def test_a_failed_gpu_is_never_read_again(
             output.loss_sum.register_hook(fail)
         return output
 
-    training.loop.strategy.compute_loss = compute
+    training.step.strategy.compute_loss = compute
     if where == "optimizer":
-        training.loop.optimizer.register_step_pre_hook(fail)
+        training.step.optimizer.register_step_pre_hook(fail)
     if where == "evaluation":
         training.loop.evaluate = lambda: fail() or {"eval_loss": 1.0}
     with pytest.raises(DeviceFailedError) as caught:
@@ -254,7 +253,7 @@ def test_a_gpu_that_fails_before_anything_is_saved_says_so() -> None:
     def fail(*args: Any) -> Any:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    training.loop.strategy.compute_loss = fail
+    training.step.strategy.compute_loss = fail
     with pytest.raises(DeviceFailedError, match=r"in step 1 .* nothing was saved yet"):
         training.run()
 
@@ -281,7 +280,7 @@ class Metrics(Observer):
 def test_of_a_step_that_was_passed_over_nothing_is_told() -> None:
     metrics = Metrics()
     training = Training(hooks=[metrics], max_steps=3)
-    size = training.loop.batch_size
+    size = training.loop.global_batch_size
     training.state.skipped = [SkippedBatch(2, 0, size, size, "not_finite", ("a:1",), True)]
     training.run()
     assert [sorted(one)[:2] for one in metrics.seen] == [
@@ -292,20 +291,20 @@ def test_of_a_step_that_was_passed_over_nothing_is_told() -> None:
 
 
 def test_what_is_known_of_the_losses_comes_back_with_a_checkpoint() -> None:
-    before, after = Training().loop, Training().loop
+    before, after = Training().step, Training().step
     for loss in (1.0, 2.0, 3.0):
-        before.watch.take(loss)
+        before.losses.watch.take(loss)
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
-    assert after.watch == before.watch
-    assert after.watch.recent == [1.0, 2.0, 3.0]
+    assert after.losses.watch == before.losses.watch
+    assert after.losses.watch.recent == [1.0, 2.0, 3.0]
 
 
 def test_on_a_gpu_its_memory_is_told_and_else_that_of_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
-    assert stepping.memory_in_use_bytes(torch.device("cuda")) == 7
-    assert stepping.memory_in_use_bytes(torch.device("cpu")) > 10**6
+    assert loss_judge.memory_in_use_bytes(torch.device("cuda")) == 7
+    assert loss_judge.memory_in_use_bytes(torch.device("cpu")) > 10**6
 
 
 def test_a_batch_with_one_supervised_item_is_divided_by_one() -> None:

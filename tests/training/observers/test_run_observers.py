@@ -27,7 +27,7 @@ from infrastructure.training.observers.run_observers import (
     ProgressObserver,
     ReportObserver,
 )
-from infrastructure.training.recovery.recovery_log import note
+from infrastructure.training.recovery.recovery_log import record_recovery
 from tests.training.toy_training import Training
 
 
@@ -290,14 +290,14 @@ def test_each_recovery_and_the_error_that_ends_a_run_are_written(tmp_path: Path)
 def test_a_resumed_run_writes_what_is_missing_and_nothing_twice(
     tmp_path: Path, state: TrainingState
 ) -> None:
-    note(state, "save_refused", "goes on", "first")
-    note(state, "save_refused", "goes on", "second")
+    record_recovery(state, "save_refused", "goes on", "first")
+    record_recovery(state, "save_refused", "goes on", "second")
     for _ in range(2):
         observer = ErrorsObserver(tmp_path)
         observer.train_start(state)
         observer.step_end(state)
         observer.train_end(state)
-    note(state, "save_refused", "goes on", "third")
+    record_recovery(state, "save_refused", "goes on", "third")
     ErrorsObserver(tmp_path).train_start(state)
     assert errors_of(tmp_path) == state.recoveries
 
@@ -317,7 +317,7 @@ def test_the_file_of_errors_does_not_grow_without_end(tmp_path: Path, state: Tra
     observer = ErrorsObserver(tmp_path)
     observer.train_start(state)
     for number in range(MAX_ERROR_LINES + 10):
-        note(state, "save_refused", "goes on", str(number))
+        record_recovery(state, "save_refused", "goes on", str(number))
         observer.step_end(state)
     assert len(errors_of(tmp_path)) == MAX_ERROR_LINES
 
@@ -328,6 +328,6 @@ def test_errors_that_cannot_be_written_are_told_once(
     (tmp_path / "logs").write_text("in the way")
     observer = ErrorsObserver(tmp_path)
     for number in range(3):
-        note(state, "save_refused", "goes on", str(number))
+        record_recovery(state, "save_refused", "goes on", str(number))
         observer.step_end(state)
     assert caplog.text.count("is not complete") == 1

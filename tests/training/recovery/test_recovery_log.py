@@ -5,15 +5,14 @@ import json
 import torch
 
 from infrastructure.core.errors import DataError
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.recovery.recovery_log import (
     MAX_CHARACTERS,
-    MAX_NOTES,
+    MAX_RECORDS,
     MAX_ROWS,
-    WENT_BACK,
-    note,
     num_rollbacks,
-    rows_of,
+    record_recovery,
+    row_names,
 )
 
 SECRET = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz"
@@ -26,7 +25,7 @@ def state() -> TrainingState:
 def test_a_note_hides_secrets_and_is_short() -> None:
     noted = state()
     message = f"https://me:{SECRET}@host refused {'x' * 5000}"
-    note(noted, "save_refused", "goes on", message, [f"{SECRET}.jsonl:3"] * 500)
+    record_recovery(noted, "save_refused", "goes on", message, [f"{SECRET}.jsonl:3"] * 500)
     text = json.dumps(noted.recoveries)
     assert SECRET not in text
     (entry,) = noted.recoveries
@@ -39,12 +38,33 @@ def test_a_note_hides_secrets_and_is_short() -> None:
 def test_of_many_notes_those_of_ways_back_stay() -> None:
     """They are counted: a run that went back too often stops."""
     noted = state()
-    note(noted, "not_finite", f"{WENT_BACK} to step 1", "nan")
-    for number in range(2 * MAX_NOTES):
-        note(noted, "save_refused", "goes on", str(number))
-    assert len(noted.recoveries) == MAX_NOTES
+    record_recovery(noted, RecoveryKind.NOT_FINITE, "went back to step 1", "nan", is_rollback=True)
+    for number in range(2 * MAX_RECORDS):
+        record_recovery(noted, "save_refused", "goes on", str(number))
+    assert len(noted.recoveries) == MAX_RECORDS
     assert num_rollbacks(noted) == 1
-    assert noted.recoveries[-1]["message"] == str(2 * MAX_NOTES - 1)
+    assert noted.recoveries[-1]["message"] == str(2 * MAX_RECORDS - 1)
+
+
+def test_a_rollback_that_does_not_count_is_not_counted() -> None:
+    """Whatever its sentence begins with: see `rollback.skip_batch`."""
+    noted = state()
+    record_recovery(noted, RecoveryKind.LOSS_SPIKE, "went back to step 1", "a spike")
+    record_recovery(noted, RecoveryKind.OUT_OF_MEMORY, "went back to step 1", "no memory")
+    assert num_rollbacks(noted) == 0
+
+
+def test_the_rollbacks_of_a_run_of_before_are_counted() -> None:
+    """Its records do not say which they are; their sentences do."""
+    noted = state()
+    for kind, action in [
+        ("not_finite", "went back to step 1, to look at each step up to 4"),
+        ("not_finite", "found it and went back to step 1, to pass over the batch of step 4"),
+        ("loss_spike", "went back to step 4, to pass over the batch of step 9"),
+        ("out_of_memory", "went back to step 4, micro-batches of 2 from there"),
+    ]:
+        noted.recoveries.append({"kind": kind, "action": action, "step": 4})
+    assert num_rollbacks(noted) == 2
 
 
 def test_rows_are_named_by_the_source_that_knows_them() -> None:
@@ -56,6 +76,6 @@ def test_rows_are_named_by_the_source_that_knows_them() -> None:
         def places(self, epoch: int, example: int, count: int) -> list[str]:
             raise DataError("the file is gone")
 
-    assert rows_of(Knows(), 2, 5, 2) == ["file:2:5", "file:2:6"]
+    assert row_names(Knows(), 2, 5, 2) == ["file:2:5", "file:2:6"]
     positions = ["example 5 of epoch 2", "example 6 of epoch 2"]
-    assert rows_of(Cannot(), 2, 5, 2) == rows_of(object(), 2, 5, 2) == positions
+    assert row_names(Cannot(), 2, 5, 2) == row_names(object(), 2, 5, 2) == positions

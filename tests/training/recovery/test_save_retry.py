@@ -18,9 +18,8 @@ from tests.training.toy_training import Training
 def refusing(directory: Path, is_refused: Callable[[int], bool], **settings: Any) -> Training:
     """A training whose n-th save, from 0, is refused where `is_refused(n)`."""
     training = Training(directory, **{"checkpoint_frequency": 2, **settings})
-    training.loop.failures.retry_seconds = 1e9
-    save, attempts = training.loop.save, []
-    assert save is not None
+    training.checkpointer.failures.retry_seconds = 1e9
+    save, attempts = training.checkpointer.begin, []
 
     def refuse(state: TrainingState, kind: str) -> None:
         attempts.append(state.step)
@@ -28,7 +27,7 @@ def refusing(directory: Path, is_refused: Callable[[int], bool], **settings: Any
             raise StorageError("planted") from OSError(errno.ENOSPC, "No space left on device")
         save(state, kind)
 
-    training.loop.save = refuse
+    training.checkpointer.begin = refuse
     training.attempts = attempts  # type: ignore[attr-defined]
     return training
 
@@ -61,7 +60,7 @@ def test_none_is_borne_where_the_configuration_says_so(tmp_path: Path) -> None:
 def test_a_refused_save_is_tried_again_soon(tmp_path: Path) -> None:
     training = refusing(tmp_path, lambda number: number == 1, checkpoint_frequency=6)
     now = [0.0]
-    training.loop.failures = SaveFailures(2, retry_seconds=2.0, clock=lambda: now[0])
+    training.checkpointer.failures = SaveFailures(2, retry_seconds=2.0, clock=lambda: now[0])
     end_step = training.recorder.step_end
 
     def step_end(state: TrainingState) -> None:
@@ -81,6 +80,6 @@ def test_a_refused_last_save_is_tried_once_more(tmp_path: Path) -> None:
 
 def test_an_error_of_another_kind_is_not_borne() -> None:
     state = TrainingState(torch.nn.Linear(1, 1))
-    with pytest.raises(KeyError), SaveFailures(9).borne(state):
+    with pytest.raises(KeyError), SaveFailures(9).tolerated(state):
         raise KeyError("a mistake in the code")
     assert state.recoveries == []

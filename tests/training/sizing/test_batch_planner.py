@@ -29,7 +29,7 @@ def test_auto_is_measured_and_makes_whole_steps(saved_llama: Path, folder: Path)
     loop = trainer.prepare()
     plan = trainer.batch_plan()
     assert plan.batch_size >= 2  # one example at a time is never the fastest for so small a model
-    assert loop.batch_size == plan.examples_per_step >= 32
+    assert loop.global_batch_size == plan.examples_per_step >= 32
     assert trainer.state.micro_batch_size == plan.batch_size
     assert len(plan.trials) >= 3
 
@@ -74,7 +74,7 @@ def test_a_run_goes_on_with_what_it_began_with(saved_llama: Path, folder: Path) 
     resumed.training_config.max_steps = 2
     assert resumed.restore(first.checkpoints.newest()) == []
     assert resumed.batch_plan().resolved() == first.batch_plan().resolved()
-    assert resumed.loop.batch_size == 6
+    assert resumed.loop.global_batch_size == 6
 
 
 def test_another_batch_is_refused_where_it_was_decided_already(

@@ -171,9 +171,9 @@ def test_a_silent_new_stack_begins_where_the_one_below_ended(tmp_path: Path) -> 
     loop, strategy = trainer.prepare(), trainer.strategy
     assert isinstance(strategy, StackwiseStrategy)
     assert trainer.model is not None
-    strategy.enter_phase(trainer.model, loop.optimizer, 0)
+    strategy.enter_phase(trainer.model, loop.optimizer_step.optimizer, 0)
     below = trainer.evaluate()
-    strategy.enter_phase(trainer.model, loop.optimizer, 1)
+    strategy.enter_phase(trainer.model, loop.optimizer_step.optimizer, 1)
     assert trainer.evaluate() == pytest.approx(below, abs=1e-6)
 
 

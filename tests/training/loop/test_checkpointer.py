@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from infrastructure.core.errors import CheckpointError
-from infrastructure.training.checkpoints.going_back import go_back
 from infrastructure.training.checkpoints.snapshot import take_snapshot
 from tests.training.toy_training import Training
 
@@ -17,7 +16,7 @@ def save(training: Training, step: int, healthy: bool = True) -> Path:
     with torch.no_grad():
         for parameter in training.state.model.parameters():
             parameter.fill_(step)
-    snapshot = take_snapshot(training.state, training.parts)
+    snapshot = take_snapshot(training.state, training.step)
     return training.checkpoints.save(snapshot, healthy=healthy)
 
 
@@ -34,13 +33,13 @@ def test_the_newest_serves(training: Training) -> None:
     save(training, 1)
     newest = save(training, 2)
     training.state.step = 3
-    assert go_back(training.checkpoints, training.state, training.parts) == newest
+    assert training.checkpointer.roll_back(training.state) == newest
     assert (training.state.step, weights_after(training)) == (2, {2.0})
 
 
 def test_of_this_very_step_too(training: Training) -> None:
     newest = save(training, 2)
-    assert go_back(training.checkpoints, training.state, training.parts) == newest
+    assert training.checkpointer.roll_back(training.state) == newest
 
 
 def test_what_is_damaged_later_or_evidence_is_passed_over(
@@ -52,7 +51,7 @@ def test_what_is_damaged_later_or_evidence_is_passed_over(
     save(training, 9)
     damaged.write_bytes(b"?")
     training.state.step = 5
-    assert go_back(training.checkpoints, training.state, training.parts) == good
+    assert training.checkpointer.roll_back(training.state) == good
     assert weights_after(training) == {1.0}
     assert f"not going back to {damaged.stem[:12]}: " in caplog.text
 
@@ -64,20 +63,20 @@ def test_weights_that_are_no_numbers_are_no_way_to_go_on(training: Training, val
     with torch.no_grad():
         training.state.model.head.weight[0, 0] = value
     training.state.step = 3
-    training.checkpoints.save(take_snapshot(training.state, training.parts))
-    assert go_back(training.checkpoints, training.state, training.parts) == good
+    training.checkpoints.save(take_snapshot(training.state, training.step))
+    assert training.checkpointer.roll_back(training.state) == good
 
 
 def test_a_buffer_may_be_infinite_and_whole_numbers_are_numbers(training: Training) -> None:
     training.state.model.register_buffer("mask", torch.tensor([float("-inf")]))
     training.state.model.register_buffer("count", torch.tensor([7]))
     newest = save(training, 2)
-    assert go_back(training.checkpoints, training.state, training.parts) == newest
+    assert training.checkpointer.roll_back(training.state) == newest
 
 
 def test_without_a_good_one_the_state_stays(training: Training) -> None:
     save(training, 2, healthy=False)
     training.state.step = 3
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be gone back to"):
-        go_back(training.checkpoints, training.state, training.parts)
+        training.checkpointer.roll_back(training.state)
     assert (training.state.step, weights_after(training)) == (3, {2.0})

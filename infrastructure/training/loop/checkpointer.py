@@ -1,0 +1,179 @@
+"""Saves a training while it runs, announces what is committed, and rolls back to what was saved."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.backup.format.manifest import SaveKind
+from infrastructure.core.errors import CheckpointError
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
+)
+from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.training.checkpoints.save_schedule import SaveSchedule
+from infrastructure.training.checkpoints.snapshot import (
+    Snapshot,
+    restore_snapshot,
+    take_snapshot,
+)
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Event
+from infrastructure.training.loop.optimizer_step import OptimizerStep
+from infrastructure.training.recovery.save_retry import SaveFailures
+
+log = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """What the loop saves with.
+
+    Args:
+        manager: keeps the checkpoints; None: the training saves none.
+        optimizer_step: has the parts whose state a checkpoint holds.
+        identity: gives what decides the result, which every checkpoint holds.
+        schedule: says when a save is due by time, by wish, or because the deadline is near.
+        failures: how many refused saves are tolerated.
+
+    Attributes:
+        start_is_saved: what the training begins with is the newest checkpoint already.
+        is_saving: a checkpoint is being taken just now.
+    """
+
+    def __init__(
+        self,
+        manager: CheckpointManager | None,
+        optimizer_step: OptimizerStep,
+        identity: Callable[[], dict[str, Any]],
+        schedule: SaveSchedule,
+        failures: SaveFailures,
+    ) -> None:
+        self.manager = manager
+        self.optimizer_step = optimizer_step
+        self.identity = identity
+        self.schedule = schedule
+        self.failures = failures
+        self.start_is_saved = False
+        self.is_saving = False
+
+    def snapshot(self, state: TrainingState) -> Snapshot:
+        """Everything that decides how the training goes on; see `checkpoints.snapshot`."""
+        snapshot = take_snapshot(state, self.optimizer_step)
+        snapshot.values["identity"] = self.identity()
+        return snapshot
+
+    def begin(self, state: TrainingState, kind: SaveKind) -> None:
+        """Begin to write a checkpoint; it counts when `collect` gives it.
+
+        Raises:
+            StorageError: the disk refuses this one, or the one before it.
+        """
+        if self.manager is not None:
+            self.manager.begin(self.snapshot(state), kind=kind, score=state.score)
+
+    def collect(self, wait: bool = False) -> list[Path]:
+        """The checkpoints that are committed since the last call.
+
+        Args:
+            wait: for what is being written.
+        """
+        return [] if self.manager is None else self.manager.collect(wait)
+
+    def save(self, state: TrainingState, kind: SaveKind) -> None:
+        """Begin to write a checkpoint of finite numbers; a store may refuse a few times.
+
+        Raises:
+            BadLossError: they are not finite.
+            StorageError: the store has refused once too often.
+        """
+        if self.manager is None:
+            return
+        step = self.optimizer_step
+        step.losses.check_sums(state, step.learning_rate)
+        state.must_save = False
+        started, self.is_saving = time.perf_counter(), True
+        try:
+            with self.failures.tolerated(state):
+                self.begin(state, kind)
+        finally:
+            self.is_saving = False
+        self.schedule.note_save(state.step, time.perf_counter() - started)
+
+    def save_now(self, state: TrainingState) -> Path:
+        """Write a checkpoint that somebody asked for.
+
+        Raises:
+            ValueError: there is no folder for it.
+            OSError: the disk refuses; earlier checkpoints are untouched.
+        """
+        if self.manager is None:
+            raise ValueError("this trainer has no checkpoint_directory to save to")
+        return self.manager.save(self.snapshot(state), kind=SaveKind.MANUAL, score=state.score)
+
+    def save_decision(self, state: TrainingState) -> None:
+        """Save at once what was decided just now: whoever goes on after a kill must do the same."""
+        self.optimizer_step.mark_safe(state)
+        self.save(state, SaveKind.SCHEDULED)
+
+    def keep_evidence(self, state: TrainingState) -> Path | None:
+        """Write a state that is not good, for people to look at; None: there is no folder for it.
+
+        Raises:
+            StorageError: the disk refuses.
+        """
+        if self.manager is None:
+            return None
+        return self.manager.save(self.snapshot(state), kind=SaveKind.EMERGENCY, healthy=False)
+
+    def announce(self, state: TrainingState, wait: bool = False) -> None:
+        """Fire CHECKPOINT_SAVED for what is committed: the call to save it proves nothing."""
+        committed: list[Path] = []
+        with self.failures.tolerated(state):
+            committed = self.collect(wait)
+        for checkpoint in committed:
+            self.failures.reset()
+            state.checkpoint = checkpoint
+            self.optimizer_step.hooks.fire(Event.CHECKPOINT_SAVED, state)
+
+    def finish(self, state: TrainingState) -> None:
+        """Wait for the last checkpoint; one that was refused is tried once more."""
+        self.announce(state, wait=True)
+        if self.failures.count:
+            self.save(state, SaveKind.SCHEDULED)
+            self.announce(state, wait=True)
+
+    def roll_back(self, state: TrainingState) -> Path:
+        """Restore the newest healthy checkpoint that verifies and holds finite parameters.
+
+        Checkpoints of later steps are of another course of this run, and passed over.
+
+        Raises:
+            CheckpointError: there is none; the state is as it was.
+        """
+        if self.manager is None:
+            raise CheckpointError("no checkpoints are saved that could be gone back to")
+        for checkpoint in reversed(self.manager.checkpoints()):
+            try:
+                if step_of(checkpoint) > state.step or not self.manager.is_healthy(checkpoint):
+                    continue
+                snapshot = load_checkpoint(checkpoint)
+                _refuse_not_finite(snapshot, state.model)
+            except CheckpointError as error:
+                log.warning("not going back to %s: %s", checkpoint.stem[:12], error)
+                continue
+            restore_snapshot(snapshot, state, self.optimizer_step)
+            return checkpoint
+        raise CheckpointError(f"no checkpoint in {self.manager.store.root} can be gone back to")
+
+
+def _refuse_not_finite(snapshot: Snapshot, model: torch.nn.Module) -> None:
+    """A step may overflow the weights with a loss and a gradient that were numbers still; the
+    next loss tells. Buffers may be infinite, such as an attention mask."""
+    buffers = {name.replace("_orig_mod.", "") for name, _ in model.named_buffers()}
+    for name, tensor in snapshot.tensors["model"].items():
+        if name not in buffers and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"its tensor {name} is not finite")

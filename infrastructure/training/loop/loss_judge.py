@@ -1,0 +1,146 @@
+"""The losses of the steps since the last record: summed on the device, read when a record is due,
+and refused where they are bad. A bad loss is raised, never averaged away.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import torch
+
+from infrastructure.config.sections.recovery_config import RecoveryConfig
+from infrastructure.training.core.metric_accumulator import LogWindow
+from infrastructure.training.core.state import Position, RecoveryKind, TrainingState
+from infrastructure.training.model_adapters.base_adapter import DataSource
+from infrastructure.training.recovery.loss_spikes import BadLossError, LossWatch
+from infrastructure.training.recovery.recovery_log import record_recovery
+from infrastructure.training.recovery.rollback import bad_step
+
+
+class LossJudge:
+    """What the steps gave, and whether a training may go on from it.
+
+    Args:
+        recovery: what is to be done about a loss that rises suddenly.
+        data: names the rows of a bad batch.
+        device: that the sums lie on.
+        has_scaler: fp16; an overflow of the gradients is the scaler's business then.
+
+    Attributes:
+        sums: of the steps since the last record.
+        watch: judges what was read.
+        batch_at: where the last batch of this process began; None before the first.
+        last_step: its sums; None where it was passed over.
+    """
+
+    def __init__(
+        self, recovery: RecoveryConfig, data: DataSource, device: torch.device, has_scaler: bool
+    ) -> None:
+        self.recovery = recovery
+        self.data = data
+        self.device = device
+        self.has_scaler = has_scaler
+        self.sums = LogWindow()
+        self.watch = LossWatch(recovery.loss_spike_factor)
+        self.batch_at: Position | None = None
+        self.last_step: LogWindow | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of it, as JSON values."""
+        return {"log": self.sums.state_dict(), "watch": self.watch.state_dict()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.sums = LogWindow(**saved["log"])
+        if "watch" in saved:
+            self.watch.load_state_dict(saved["watch"])
+        self.batch_at = self.last_step = None
+
+    def begin_step(self, position: Position) -> None:
+        """The next losses are of the batch that begins at `position`."""
+        self.batch_at = replace(position)
+
+    def add(self, step: LogWindow) -> None:
+        """Take in the sums of one step."""
+        self.sums.add(step)
+        self.last_step = replace(step, num_steps=1)
+
+    def pass_over(self) -> None:
+        """The step's batch is passed over: there is no loss to be judged."""
+        self.last_step = None
+
+    def forget_sums(self) -> None:
+        """What was summed may be no numbers, and nobody reads it any more."""
+        self.sums = LogWindow()
+
+    def read(self, state: TrainingState, learning_rate: float) -> None:
+        """Read the sums from the device into `state.metrics`, and begin new ones; NaN stays NaN.
+
+        Raises:
+            BadLossError: the loss is no number or a spike (fp16 overflow is the scaler's business
+                and shows in the gradient norm, not in the loss).
+        """
+        sums, self.sums = self.sums, LogWindow()
+        state.metrics = {}
+        if sums.num_steps == 0:  # all of them were passed over
+            return
+        state.loss = sums.loss
+        state.metrics = {
+            "loss": state.loss,
+            "learning_rate": learning_rate,
+            "grad_norm": float(sums.grad_norm),
+            "tokens": float(state.num_tokens),
+            "seconds": sums.seconds,
+            "tokens_per_second": sums.num_tokens / max(sums.seconds, 1e-9),
+            "memory_bytes": float(memory_in_use_bytes(self.device)),
+        }
+        self._judge(state, sums)
+
+    def _judge(self, state: TrainingState, sums: LogWindow) -> None:
+        """Refuse a loss that is bad, or take a note of it."""
+        if not sums.is_finite(self.has_scaler):
+            raise self._error(RecoveryKind.NOT_FINITE, state, sums)
+        if self.watch.take(sums.loss):
+            spike = self._error(RecoveryKind.LOSS_SPIKE, state, sums)
+            if self.recovery.loss_spike != "note":
+                raise spike
+            action = "nothing, as training.recovery.loss_spike says"
+            record_recovery(state, RecoveryKind.LOSS_SPIKE, action, str(spike))
+
+    def check_last_step(self, state: TrainingState) -> None:
+        """In the search for a bad loss, read each step's; what is logged stays as it is.
+
+        Raises:
+            BadLossError: the last step's is bad.
+        """
+        step = self.last_step
+        if step is None or state.step > self.watch.until_step:
+            return
+        is_number = step.is_finite(self.has_scaler)
+        if not is_number or step.loss > self.watch.limit:
+            kind = RecoveryKind.LOSS_SPIKE if is_number else RecoveryKind.NOT_FINITE
+            raise self._error(kind, state, step)
+
+    def check_sums(self, state: TrainingState, learning_rate: float) -> None:
+        """Before evaluating or saving; where all is well, the next record covers as many steps.
+
+        Raises:
+            BadLossError: the steps since the last record have a bad loss.
+        """
+        if not self.is_finite:
+            self.read(state, learning_rate)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the sums are numbers; reads the device."""
+        return self.sums.is_finite(self.has_scaler)
+
+    def _error(self, kind: RecoveryKind, state: TrainingState, sums: LogWindow) -> BadLossError:
+        return BadLossError(bad_step(kind, state, sums, self.batch_at, self.data))
+
+
+def memory_in_use_bytes(device: torch.device) -> int:
+    """Peak memory of this process: on the GPU since the start, else the resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return int(psutil.Process().memory_info().rss)
