@@ -30,7 +30,7 @@ _PLACES: dict[str, str] = {
     "evaluate": "colab.results",
     "export": "colab.results",
     "fetch_dataset": "colab.fetching_data",
-    "find_fastest": "infrastructure.deployment.tune_commands",
+    "find_fastest": "infrastructure.deployment.tuning",
     "flush_drive": "colab.drive",
     "foretell": "infrastructure.deployment.forecast",
     "get_secret": "colab.secrets",

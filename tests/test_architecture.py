@@ -25,8 +25,7 @@ LAYERS: list[set[str]] = [
     {"training"},
     {"evaluation", "testing"},
     {"deployment"},
-    {"command_line"},
-    {"cli"},
+    {"commands"},
     {"__main__"},
 ]
 

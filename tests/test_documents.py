@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.command_line import create_parser, known_flags, parse
+from infrastructure.commands.parser import create_parser, known_flags, parse
 from infrastructure.config.aliases import canonical, canonical_section
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.presets import PRESET

@@ -4,8 +4,6 @@ without a quantum step, at equal steps.
 Each is a run of its own, so a comparison that was interrupted goes on where it stood.
 """
 
-import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,7 @@ from infrastructure.config.sections.quantum_config import (
 )
 from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.core.checksums import write_record
-from infrastructure.deployment.commands import DONE, ended
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
 from infrastructure.monitoring.report.quantum_section import (
     COMPARISON_FILE,
@@ -32,7 +28,6 @@ from infrastructure.monitoring.report.quantum_section import (
 )
 from infrastructure.monitoring.report.report import write_report
 from infrastructure.training.data.samples import use_sample_data
-from infrastructure.training.parallel.membership import followers_dismissed
 
 COMPARED = Source(Layer.KEYWORD, "temper quantum compare")
 NONE = "none"  # without a quantum step
@@ -47,25 +42,6 @@ OF_A_SAMPLER = tuple(f"resources.quantum.{name}" for name in ("solver", "fallbac
 SCATTER = "One run each: a difference that another training.seed would turn around says nothing."
 
 Row = dict[str, Any]
-
-
-def compare(config: DeploymentConfig, as_json: bool) -> int:
-    """Train, tell a line for each training, and print the table; see `ended` for the exit code.
-
-    Raises:
-        ValueError: the training cannot be started as it is configured.
-    """
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
-
-    with interrupt_on_signals(), followers_dismissed():
-        rows, stopped = compared(config, say)
-    if stopped is not None:
-        say("Stopped: the same command goes on with the comparison")
-        return ended(stopped)
-    print(json.dumps({"rows": rows}) if as_json else "\n".join(table_of(rows)))
-    return DONE
 
 
 def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:

@@ -42,7 +42,7 @@ ELSEWHERE = {
     "ResourceErrorHandler": "training.recovery and resources.quantum.fallback say what is done;"
     " is_device_fault(error) of infrastructure.training.core.error_handlers tells a GPU's error",
     "ResourceManager": "MemoryOptimizer().optimize() frees memory, and find_fastest(config) of"
-    " infrastructure.deployment.tune_commands (temper tune) measures the fastest settings",
+    " infrastructure.deployment.tuning (temper tune) measures the fastest settings",
     "ResourceMonitor": "TrainingMonitor(thresholds={...}) has start_monitoring() and sample(), and"
     " raises alerts beyond its thresholds",
     "ResourceRecovery": "the loop goes back to its newest good checkpoint, as training.recovery"
@@ -53,6 +53,6 @@ ELSEWHERE = {
     "TrainingErrorHandler": "the loop answers errors as training.recovery says;"
     " is_out_of_memory(error) of infrastructure.training.core.error_handlers tells which kind it"
     " is",
-    "TrainingOptimizer": "find_fastest(config) of infrastructure.deployment.tune_commands (temper"
+    "TrainingOptimizer": "find_fastest(config) of infrastructure.deployment.tuning (temper"
     " tune) measures batch size, precision, checkpointing and learning rate of a training",
 }

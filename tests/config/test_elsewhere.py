@@ -2,7 +2,7 @@
 
 import pytest
 
-from infrastructure.command_line import COMMANDS_ELSEWHERE, create_parser, known_flags, parse
+from infrastructure.commands.parser import COMMANDS_ELSEWHERE, create_parser, known_flags, parse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import ABSENT, SAME, as_keys
 from infrastructure.config.schema import schema_of

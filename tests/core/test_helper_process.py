@@ -21,7 +21,7 @@ MODULES = (
     "infrastructure.quantum.samplers.sampler_process",
     "infrastructure.quantum.solve_process",
     "infrastructure.training.data.preparation.row_encoder",
-    "infrastructure.cli",
+    "infrastructure.commands.main",
 )
 
 # A helper that imports each of these, and tells where its modules came from.

@@ -12,11 +12,11 @@ import pytest
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication import copier_client
 from infrastructure.backup.replication.status import BackupStatus, short_words
+from infrastructure.commands.train import ended
 from infrastructure.config.field_help import choices
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import NOT_CONFIRMED, StorageError
 from infrastructure.deployment import run_copies
-from infrastructure.deployment.commands import ended
 from infrastructure.deployment.run_copies import (
     HERE_ONLY,
     versions_kept,

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from infrastructure.commands.train import resume, train
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment import deploy_training, ending
-from infrastructure.deployment.commands import resume, train
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.evaluation.held_out import measure

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.commands import stop as stop_command
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import purpose_of
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.core.errors import RunFailedError
-from infrastructure.deployment import detached, detached_commands
+from infrastructure.deployment import detached
 from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import read_trainer, write_trainer
@@ -122,7 +123,7 @@ def test_a_training_that_is_prepared_is_known_by_what_it_trains(tmp_path: Path) 
     training = prepare(tmp_path / "runs", config, os.getpid())
     assert detached.preparing_the_same(config) == training
     with pytest.raises(ValueError, match=f"is being prepared by process {os.getpid()} "):
-        detached_commands.train(config, ())
+        stop_command.train(config, ())
     assert detached.preparing_the_same(small_config(tmp_path, learning_rate=0.5)) is None
     (training.folder / "run").write_text("somewhere")
     assert detached.preparing_the_same(config) is None  # its run tells of itself now
@@ -160,6 +161,6 @@ def test_who_does_not_stop_in_time_is_said_to_go_on(tmp_path: Path) -> None:
 
 
 def test_starting_and_stopping_load_no_torch() -> None:
-    probe = "import sys, infrastructure.deployment.detached_commands; print('torch' in sys.modules)"
+    probe = "import sys, infrastructure.commands.stop; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

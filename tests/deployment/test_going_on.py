@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from infrastructure.commands.train import resume, train
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
-from infrastructure.deployment.commands import resume, train
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.going_on import commit_of_base, data_files_hash
 from infrastructure.deployment.run_directory import RunDirectory

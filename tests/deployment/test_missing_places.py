@@ -13,11 +13,11 @@ import pytest
 
 from infrastructure.backup.replication.status import GONE, BackupStatus, live_status, write_status
 from infrastructure.backup.run_backup import RunBackup
-from infrastructure.cli import DONE, WRONG_INPUT, main
+from infrastructure.commands.main import DONE, WRONG_INPUT, main
+from infrastructure.commands.train import ended, resume
 from infrastructure.core.errors import NOT_CONFIRMED
 from infrastructure.core.files import file_sha256
 from infrastructure.deployment import run_copies
-from infrastructure.deployment.commands import ended, resume
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.deployment.runs import (
     deploy,

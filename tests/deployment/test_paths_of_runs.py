@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from infrastructure.cli import main
+from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.json_text import parse_json
 from tests.deployment.runs import deploy, small_settings, write_rows

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from infrastructure.cli import main
+from infrastructure.commands.main import main
+from infrastructure.commands.quantum_compare import compare
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import read_record
 from infrastructure.deployment import quantum_compare
@@ -83,7 +84,7 @@ def test_a_comparison_that_is_stopped_says_how_it_goes_on(
 ) -> None:
     monkeypatch.setattr(quantum_compare, "TrainingDeployment", Stopped)
     config = DeploymentConfig(**settings_of(tmp_path))
-    assert quantum_compare.compare(config, as_json=False) == 143
+    assert compare(config, as_json=False) == 143
     assert "Stopped: the same command goes on with the comparison" in capsys.readouterr().out
 
 

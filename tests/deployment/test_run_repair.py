@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from infrastructure.backup.format.store import Store
+from infrastructure.commands.train import resume
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import damaged_files, read_record, write_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.deployment import export as exporting
-from infrastructure.deployment.commands import resume
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.deployment.run_directory import RunDirectory

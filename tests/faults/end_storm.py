@@ -36,11 +36,11 @@ import torch
 from infrastructure.backup.backends.drive import ID_ATTRIBUTE
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.copier_process import RECORD_FILE
+from infrastructure.commands.train import ended
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import NOT_CONFIRMED, CopyNotConfirmedError, TemperError
 from infrastructure.core.files import file_sha256, paths_below, write_json
 from infrastructure.deployment import deploy_training
-from infrastructure.deployment.commands import ended
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from tests.conftest import save_tiny_llama
@@ -232,7 +232,7 @@ _STARTED: list["subprocess.Popen[bytes]"] = []  # kept, or a child would be repo
 
 def to_its_end() -> None:
     """The command of a person who waits for a detached training; the exit code of either."""
-    from infrastructure import cli
+    from infrastructure.commands import main as cli
     from infrastructure.deployment import detached
 
     file, *detach = sys.argv[1:]

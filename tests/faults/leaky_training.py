@@ -17,7 +17,7 @@ if "--careless" in sys.argv:  # before anything takes the functions by their nam
     redact.redact = redact.redact_shapes = redact.redact_urls = lambda text: text
     redact.redact_mapping = dict
 
-from infrastructure import cli
+from infrastructure.commands import main as cli
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer

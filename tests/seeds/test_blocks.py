@@ -24,8 +24,8 @@ import torch
 
 import infrastructure
 from infrastructure import training as training_names
-from infrastructure.cli import main
-from infrastructure.command_line import create_parser, parse
+from infrastructure.commands.main import main
+from infrastructure.commands.parser import create_parser, parse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.config.sections.stackwise_config import ProgressiveConfig
@@ -34,7 +34,7 @@ from infrastructure.config.sources.flags import flags_given
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.optional import is_installed
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.tune_commands import find_fastest
+from infrastructure.deployment.tuning import find_fastest
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
 from infrastructure.optimization.memory_optimizer import MemoryOptimizer, create_memory_optimizer
@@ -335,10 +335,10 @@ def test_training_optimization(config: DeploymentConfig, monkeypatch: pytest.Mon
     config.training.batch_size = "auto"
     config.enable_gpu_optimization = True
     monkeypatch.setattr(
-        "infrastructure.deployment.tune_commands.alternatives",
+        "infrastructure.deployment.tuning.alternatives",
         lambda config, trainer: {"training.gradient_checkpointing": [True]},
     )
-    monkeypatch.setattr("infrastructure.deployment.tune_commands.worker_counts", lambda: [0])
+    monkeypatch.setattr("infrastructure.deployment.tuning.worker_counts", lambda: [0])
     found = find_fastest(config, with_learning_rate=True, say=lambda line: None)
     assert "training.batch_size" in found["settings"]
     assert "learning_rate" in found

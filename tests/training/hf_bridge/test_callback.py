@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from infrastructure.cli import main
+from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import (
     NOT_CONFIRMED,

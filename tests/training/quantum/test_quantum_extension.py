@@ -226,7 +226,7 @@ def test_an_answer_in_the_background_is_used_where_it_is_recorded(
 
 KILLED = """
 import os, signal, sys
-from infrastructure.cli import main
+from infrastructure.commands.main import main
 from infrastructure.training.quantum import asking
 solve, number = asking.quantum_solve, [0]
 def killed(*arguments, **options):

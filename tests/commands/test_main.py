@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from infrastructure import cli
-from infrastructure.cli import DONE, FAILED, main
-from infrastructure.command_line import create_parser, known_flags
+from infrastructure.commands import main as cli
+from infrastructure.commands.main import DONE, FAILED, main
+from infrastructure.commands.parser import create_parser, known_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,7 +42,8 @@ def test_help_answers_in_under_a_second() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     probe = (
-        "import sys; import infrastructure.cli; print(sorted({'torch','numpy'} & set(sys.modules)))"
+        "import sys; import infrastructure.commands.main as _;"
+        " print(sorted({'torch','numpy'} & set(sys.modules)))"
     )
     completed = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT, check=True
@@ -77,7 +78,7 @@ def test_a_setting_that_cannot_be_carried_out_is_refused_before_torch_is_loaded(
 
 TORCHLESS = """
 import sys
-from infrastructure.cli import main
+from infrastructure.commands.main import main
 code = main(sys.argv[1:])
 assert "torch" not in sys.modules, "torch was loaded"
 assert code == 2, code

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.cli import main
+from infrastructure.commands.main import main
 from tests.quantum.samplers.questions import random_model
 
 MISBEHAVING = "tests.quantum.samplers.misbehaving"

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from infrastructure.cli import DONE, main
-from infrastructure.command_line import create_parser, parse
+from infrastructure.commands.main import DONE, main
+from infrastructure.commands.parser import create_parser, parse
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment import tune_commands
-from infrastructure.deployment.tune_commands import alternatives, flags_of, tune
+from infrastructure.deployment import tuning
+from infrastructure.deployment.tuning import alternatives, flags_of, tune
 from infrastructure.deployment.tuning_trials import TuningTrials
 from tests.deployment.runs import small_settings
 
@@ -18,7 +18,7 @@ from tests.deployment.runs import small_settings
 def test_the_fastest_settings_are_measured_and_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune_commands, "worker_counts", lambda: [0, 1])
+    monkeypatch.setattr(tuning, "worker_counts", lambda: [0, 1])
     settings = small_settings(tmp_path, mixed_precision="fp32", compile_mode=None)
     del settings["training"]["batch_size"], settings["data"]["num_workers"]
     settings["training"]["gradient_checkpointing"] = False

@@ -82,6 +82,6 @@ def test_to_a_person_the_dashboard_says_where_it_is_and_who_may_see_it(tmp_path:
 
 
 def test_looking_loads_no_torch() -> None:
-    probe = "import sys, infrastructure.deployment.view_commands; print('torch' in sys.modules)"
+    probe = "import sys, infrastructure.commands.dashboard; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

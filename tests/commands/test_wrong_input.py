@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.cli import WRONG_INPUT, main
+from infrastructure.commands.main import WRONG_INPUT, main
 
 Files = dict[str, bytes | str]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from infrastructure.backup.format.store import Store
-from infrastructure.cli import DONE, FAILED, WRONG_INPUT, main
+from infrastructure.commands.main import DONE, FAILED, WRONG_INPUT, main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.checkpoint_paths import by_step

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from infrastructure.command_line import create_parser, parse
+from infrastructure.commands.parser import create_parser, parse
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.describe import describe
@@ -127,10 +127,10 @@ def _take_effect(config: DeploymentConfig) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.cuda_visible_devices
 
 
-def _deployment(module: str = "commands") -> Any:
+def _deployment(module: str = "commands.train") -> Any:
     """A module, which may import torch; loaded when a command needs it."""
     share_the_cores()
-    return importlib.import_module(f"infrastructure.deployment.{module}")
+    return importlib.import_module(f"infrastructure.{module}")
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -138,14 +138,14 @@ def _train(options: argparse.Namespace) -> int:
     config = _configure(options, **settings)
     _refuse_wrong(config)
     if options.detach:
-        return int(_deployment("detached_commands").train(config, _accepted(options)))
+        return int(_deployment("commands.stop").train(config, _accepted(options)))
     return int(_deployment().train(config, _accepted(options)))
 
 
 def _refuse_wrong(config: DeploymentConfig) -> None:
     """What cannot be carried out is told before torch is loaded, which takes a while."""
     make_ready(config)
-    _deployment("given_paths").check_paths(config)
+    _deployment("deployment.given_paths").check_paths(config)
 
 
 def _refuse_later(config: DeploymentConfig, keys: Collection[str] | None = None) -> None:
@@ -164,7 +164,7 @@ def _train_detached(options: argparse.Namespace) -> int:
     config = DeploymentConfig.from_dict(told["configuration"])
     config.note_environment(told["environment_notes"])
     _take_effect(config)
-    process = _deployment("detached_process")
+    process = _deployment("commands.train_detached")
     return int(process.train(Path(options.folder), config, told["accept"]))
 
 
@@ -172,8 +172,8 @@ def _tune(options: argparse.Namespace) -> int:
     settings = {} if options.data is None else {"data.path": options.data}
     config = _configure(options, **settings)
     _refuse_later(config)
-    _deployment("given_paths").check_paths(config)
-    commands = _deployment("tune_commands")
+    _deployment("deployment.given_paths").check_paths(config)
+    commands = _deployment("deployment.tuning")
     return int(commands.tune(config, options.learning_rate_test, options.json))
 
 
@@ -204,7 +204,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _optimize(options: argparse.Namespace) -> int:
     config = _configure(options, **{"model.name": options.model})
-    commands = _deployment("inference_commands")
+    commands = _deployment("commands.optimize")
     wish = commands.Wish(options.rows, options.length, options.save, options.json)
     return int(commands.optimize(config, wish))
 
@@ -212,7 +212,7 @@ def _optimize(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     settings = {} if options.data is None else {"data.path": options.data}
     config = _configure(options, **settings)
-    commands = _deployment("check_commands")
+    commands = _deployment("commands.check")
     told = commands.Told(options.quick, options.json, options.strict, options.rebaseline)
     return int(commands.check(config, told))
 
@@ -220,7 +220,7 @@ def _check(options: argparse.Namespace) -> int:
 def _checkpoints(options: argparse.Namespace) -> int:
     output_dir = _configure(options).output_dir
     act = {"list": "list_checkpoints", "verify": "verify_checkpoints"}[options.action]
-    commands = _deployment("checkpoint_commands")
+    commands = _deployment("commands.checkpoints")
     return int(getattr(commands, act)(options.run, output_dir, options.json))
 
 
@@ -229,7 +229,7 @@ def _backup(options: argparse.Namespace) -> int:
     place = {} if options.place is None else {"backup.place": options.place}
     config = _configure(options, **place)
     given = (key for key, source in config.sources().items() if source.layer is not Layer.DEFAULT)
-    commands = _deployment("backup_commands")
+    commands = _deployment("commands.backup")
     told = commands.Told(
         options.run, config, frozenset(given), options.json, getattr(options, "dry_run", False)
     )
@@ -238,24 +238,24 @@ def _backup(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     output_dir = _configure(options).output_dir
-    commands = _deployment("export")
+    commands = _deployment("deployment.export")
     return int(commands.export(options.run, options.folder, output_dir, options.json))
 
 
 def _watch(options: argparse.Namespace) -> int:
     output_dir = Path(_configure(options).output_dir)
-    commands = _deployment("view_commands")
+    commands = _deployment("commands.dashboard")
     return int(commands.watch(options.run, output_dir, options.once, options.every))
 
 
 def _stop(options: argparse.Namespace) -> int:
     output_dir = Path(_configure(options).output_dir)
-    return int(_deployment("detached_commands").stop(options.run, output_dir))
+    return int(_deployment("commands.stop").stop(options.run, output_dir))
 
 
 def _dashboard(options: argparse.Namespace) -> int:
     output_dir = Path(_configure(options).output_dir)
-    commands = _deployment("view_commands")
+    commands = _deployment("commands.dashboard")
     wish = commands.DashboardWish(options.run, output_dir, options.host, options.port, options.json)
     return int(commands.dashboard(wish))
 
@@ -268,13 +268,13 @@ def _quantum_compare(options: argparse.Namespace) -> int:
     settings = {} if options.data is None else {"data.path": options.data}
     config = _configure(options, **settings)
     _refuse_later(config)
-    _deployment("given_paths").check_paths(config)
-    return int(_deployment("quantum_compare").compare(config, options.json))
+    _deployment("deployment.given_paths").check_paths(config)
+    return int(_deployment("commands.quantum_compare").compare(config, options.json))
 
 
 def _quantum_solve(options: argparse.Namespace) -> int:
     _configure(options)
-    commands = _deployment("quantum_commands")
+    commands = _deployment("commands.quantum")
     wish = commands.SolveWish(
         file=options.file,
         sampler=options.sampler,

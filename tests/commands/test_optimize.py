@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.cli import main
-from infrastructure.deployment.inference_commands import Logits
+from infrastructure.commands.main import main
+from infrastructure.commands.optimize import Logits
 from tests.slow import slow
 
 SHAPE = ["--rows", "2", "--length", "16"]

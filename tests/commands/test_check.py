@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.cli import main
+from infrastructure.commands.main import main
 from infrastructure.testing.doctor import Finding
 from tests.deployment.runs import write_settings
 from tests.deployment.test_checks_of_runs import plant

@@ -18,10 +18,10 @@ from infrastructure.backup.inventory import BackupEntry, list_entries, runs_at
 from infrastructure.backup.replication.folder_upload import problems_at
 from infrastructure.backup.replication.status import age_words
 from infrastructure.backup.run_backup import RunBackup, place_options
+from infrastructure.commands.checkpoints import NOTHING, describe, verify_versions
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import NOT_CONFIRMED, StorageError
-from infrastructure.deployment.checkpoint_commands import NOTHING, describe, verify_versions
 from infrastructure.deployment.from_place import asked, named_run, restore_run
 from infrastructure.deployment.run_directory import RunDirectory, find_run
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number

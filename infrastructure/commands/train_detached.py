@@ -8,9 +8,9 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from infrastructure.commands.train import ended
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import write_text
-from infrastructure.deployment.commands import ended
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.detached import OUTPUT_NAME, RUN_NAME
 from infrastructure.deployment.signals import interrupt_on_signals

@@ -14,10 +14,10 @@ import pytest
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.status import ENDED, live_status
 from infrastructure.backup.run_backup import STATUS_FILE
-from infrastructure.cli import DONE, FAILED, WRONG_INPUT, main
+from infrastructure.commands.main import DONE, FAILED, WRONG_INPUT, main
+from infrastructure.commands.train import resume
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import NOT_CONFIRMED
-from infrastructure.deployment.commands import resume
 from tests.deployment.runs import deploy, end_copiers, newest_step, runs_of, small_config
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
@@ -102,7 +102,7 @@ def test_looking_needs_no_torch(run: Path, place: Path, command: str) -> None:
     told = [*options, "--place", str(place)] if command.startswith("backup") else options
     code = f"""
 import sys
-from infrastructure.cli import main
+from infrastructure.commands.main import main
 code = main({told!r})
 assert not {{"torch", "transformers"}} & set(sys.modules)
 raise SystemExit(code)

@@ -1,0 +1,1 @@
+"""The `temper` command: one file a command, each with `add_arguments` and `run`."""
