@@ -20,7 +20,7 @@ from infrastructure.deployment.run_record import summarise
 from infrastructure.deployment.stages import Stages
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report.report import write_report
-from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
+from infrastructure.training.core.state import StopReason
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.setup.stack_outputs import save_stacks_and_rack
 
@@ -109,7 +109,7 @@ class Ending:
         """Whoever sends a signal may not wait long; before a deadline there is the time left."""
         assert self.trainer.state is not None
         seconds = self.patience.emergency_seconds
-        if self.trainer.state.stop_reason == DEADLINE_IS_NEAR:
+        if self.trainer.state.stop_reason is StopReason.DEADLINE:
             return max(seconds, self.trainer.schedule.seconds_left)
         return seconds
 

@@ -102,7 +102,7 @@ def summarise(
         written["after"] = after.example.get("written")
     summary = {
         "status": status,
-        "reason": state.stop_reason or (str(error) or "interrupted" if interrupted else None),
+        "reason": state.stop_message or (str(error) or "interrupted" if interrupted else None),
         "signal": state.stop_signal or (error.name if isinstance(error, StopSignal) else None),
         "error": redact(f"{type(error).__name__}: {error}") if failed else None,
         "steps": state.step,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from infrastructure.core.stop_signals import StopSignal, reason_of, stop_signals
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import StopReason, TrainingState
 
 # A machine that is taken away gives half a minute or so; a step, an evaluation, or the compiling of
 # a model may take longer than that, and is then done again by whoever goes on.
@@ -57,18 +57,18 @@ class _Stopper:
         is_wake, self._is_wake = self._is_wake, False
         self.num_ctrl_c += number == signal.SIGINT and not is_wake
         if not self.state.is_interrupted:
-            self.state.interrupt(reason_of(number), number)
+            self.state.interrupt(reason_of(number), StopReason.SIGNAL, number)
             self._wait(PATIENCE_SECONDS)
             return
         if self.num_ctrl_c > 2:
-            raise KeyboardInterrupt(self.state.stop_reason)
+            raise KeyboardInterrupt(self.state.stop_message)
         if self.num_ctrl_c == 2 or not self.is_patient:
             self._insist()
 
     def _insist(self) -> None:
         """Not while the weights change or are being saved: that would lose what can be kept."""
         if self.may_break_off():
-            raise KeyboardInterrupt(self.state.stop_reason)
+            raise KeyboardInterrupt(self.state.stop_message)
         self._wait(RETRY_SECONDS)
 
     def _wait(self, seconds: float) -> None:

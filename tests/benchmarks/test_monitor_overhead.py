@@ -42,7 +42,7 @@ def test_blocks_alternate_and_the_watching_hooks_see_their_own_only() -> None:
     blocks = Blocks([watching], num_blocks=4, block_seconds=1e-9)
     training = Training(hooks=[blocks], num_epochs=20).run()
     assert [block.is_on for block in blocks.blocks] == [False, True, True, False]
-    assert training.state.stop_reason == "all blocks are measured"
+    assert training.state.stop_message == "all blocks are measured"
     assert (watching.starts, watching.steps, watching.ends) == (1, 2, 1)
     assert [block.hooks > 0 for block in blocks.blocks] == [False, True, True, False]
     assert all(block.clock > block.hooks for block in blocks.blocks)

@@ -11,7 +11,7 @@ import torch
 from infrastructure.core.stop_signals import StopSignal
 from infrastructure.deployment import signals
 from infrastructure.deployment.signals import interrupt_on_signals, stop_on_signals
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import StopReason, TrainingState
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -25,7 +25,8 @@ def state() -> TrainingState:
 def test_the_first_signal_asks_to_stop(state: TrainingState, number: signal.Signals) -> None:
     with stop_on_signals(state):
         os.kill(os.getpid(), number)
-    assert state.stop_reason == f"{number.name} received"
+    assert state.stop_reason is StopReason.SIGNAL
+    assert state.stop_message == f"{number.name} received"
     assert (state.is_interrupted, state.stop_signal) == (True, number.name)
 
 
@@ -34,7 +35,7 @@ def test_the_first_signal_is_the_one_that_is_told(state: TrainingState) -> None:
     with stop_on_signals(state):
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
             os.kill(os.getpid(), number)
-    assert (state.stop_reason, state.stop_signal) == ("SIGHUP received", "SIGHUP")
+    assert (state.stop_message, state.stop_signal) == ("SIGHUP received", "SIGHUP")
 
 
 def test_a_second_ctrl_c_breaks_off_the_step(state: TrainingState) -> None:
@@ -67,7 +68,7 @@ def test_a_second_sigterm_is_harmless(state: TrainingState) -> None:
     with stop_on_signals(state):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-    assert state.stop_reason == "SIGTERM received"
+    assert state.stop_message == "SIGTERM received"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -86,6 +86,14 @@ class SkippedBatch:
     is_searched: bool = False
 
 
+class StopReason(StrEnum):
+    """Why a training ends at a step that is not its last."""
+
+    REQUESTED = "requested"  # a hook, such as early stopping, or the program around it
+    SIGNAL = "signal"
+    DEADLINE = "deadline"  # the session ends soon
+
+
 @dataclass
 class TrainingState:
     """Everything that a hook may need; never the trainer itself.
@@ -108,6 +116,7 @@ class TrainingState:
         must_save: a hook has decided something that depends on a clock: the next moment at which
             the training can be saved is saved, so that whoever goes on repeats it.
         stop_reason: why training shall end at the next step boundary, or None.
+        stop_message: the same in words, for people; nothing is decided by it.
         is_interrupted: whether that reason came from outside, so that there is more to train.
         stop_signal: the signal's name where it was one.
     """
@@ -136,19 +145,26 @@ class TrainingState:
     skipped: list[SkippedBatch] = field(default_factory=list)
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     must_save: bool = False
-    stop_reason: str | None = None
+    stop_reason: StopReason | None = None
+    stop_message: str | None = None
     is_interrupted: bool = False
     stop_signal: str | None = None
 
-    def stop(self, reason: str) -> None:
+    def stop(self, message: str, reason: StopReason = StopReason.REQUESTED) -> None:
         """Ask the loop to end after the current step; the first reason given is kept."""
-        self.stop_reason = self.stop_reason or reason
+        if self.stop_reason is None:
+            self.stop_reason, self.stop_message = reason, message
 
-    def interrupt(self, reason: str, signal_number: int | None = None) -> None:
+    def interrupt(
+        self,
+        message: str,
+        reason: StopReason = StopReason.REQUESTED,
+        signal_number: int | None = None,
+    ) -> None:
         """Ask the loop to end although there is more to train; a long evaluation is broken off."""
         if self.stop_reason is None and signal_number is not None:
             self.stop_signal = signal.Signals(signal_number).name
-        self.stop(reason)
+        self.stop(message, reason)
         self.is_interrupted = True
 
     @property

@@ -10,7 +10,7 @@ from infrastructure.backup.finished_run import Completion
 from infrastructure.core.errors import CopyNotConfirmedError, TemperError
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.report.report import write_report
-from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
+from infrastructure.training.core.state import StopReason
 from infrastructure.training.extensions.extension_hooks import Event
 from infrastructure.training.hf_bridge.hooks import hooks_of
 from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
@@ -134,7 +134,7 @@ class BridgedTraining(TrainerEvents):
             self._fire(Event.PHASE_END)
             self.run.save_model(self.parts.model)
         status = "stopped" if self.state.is_interrupted else "finished"
-        self._close(status, self.state.stop_reason, lets_go=False)
+        self._close(status, self.state.stop_message, lets_go=False)
         more = "; run this again to go on" if self.state.is_interrupted else ""
         self.run.say(f"Run {self.run.name}: {status} at step {self.state.step}{more}")
         self._complete() if status == "finished" else self._let_go()
@@ -185,7 +185,7 @@ class BridgedTraining(TrainerEvents):
         options, state = self.run.config.backup, self.state
         if not state.is_interrupted:
             return options.finish_seconds
-        if state.stop_reason == DEADLINE_IS_NEAR:
+        if state.stop_reason is StopReason.DEADLINE:
             return max(options.emergency_seconds, self.saving.schedule.seconds_left)
         return options.emergency_seconds
 

@@ -21,6 +21,7 @@ from infrastructure.config.sources.load import load_config
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
+from infrastructure.training.core.state import StopReason
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.hf_bridge.bridged_training import BridgedTraining
 from infrastructure.training.hf_bridge.checkpoint_folder import write_checkpoint_folder
@@ -147,7 +148,7 @@ class TemperCallback:
 
     def _asked_to_stop(self, reason: str, signal_number: int) -> None:
         if self._training is not None:
-            self._training.state.interrupt(reason, signal_number)
+            self._training.state.interrupt(reason, StopReason.SIGNAL, signal_number)
             self.run.say("Saving and stopping after this step; Ctrl-C again stops at once")
 
     def _is_gone(self) -> None:

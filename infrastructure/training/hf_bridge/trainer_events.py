@@ -21,7 +21,7 @@ from infrastructure.training.checkpoints.save_schedule import (
     SaveSchedule,
 )
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
 from infrastructure.training.hf_bridge.saving import Saving
 from infrastructure.training.hf_bridge.trainer_numbers import (
@@ -138,7 +138,7 @@ class TrainerEvents:
         state.data_wait_seconds = self.clock.waited_seconds
         state.position.example += self.examples_per_step
         if self.saving.schedule.deadline_is_near:
-            state.interrupt(DEADLINE_IS_NEAR)
+            state.interrupt(DEADLINE_IS_NEAR, StopReason.DEADLINE)
         state.metrics = {}
         self._is_open = True
         if not control.should_log:

@@ -21,7 +21,7 @@ from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.core.error_handlers import free_memory, let_go
-from infrastructure.training.core.state import Phase, TrainingState
+from infrastructure.training.core.state import Phase, StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.error_recovery import ErrorRecovery
@@ -128,7 +128,7 @@ class TrainingLoop:
         """
         self._check_deadline(state)
         if state.is_interrupted:
-            raise KeyboardInterrupt(state.stop_reason)
+            raise KeyboardInterrupt(state.stop_message)
         step, point = self.optimizer_step, self.optimizer_step.safe_point
         kind = self.checkpointer.schedule.kind_due(state.step)
         if point is not None and kind is not None:
@@ -265,7 +265,7 @@ class TrainingLoop:
 
     def _check_deadline(self, state: TrainingState) -> None:
         if self.checkpointer.schedule.deadline_is_near:
-            state.interrupt(DEADLINE_IS_NEAR)
+            state.interrupt(DEADLINE_IS_NEAR, StopReason.DEADLINE)
 
     def _phase_ends_with(self, epoch: int) -> bool:
         return epoch + 1 in phase_ends(self.phases)

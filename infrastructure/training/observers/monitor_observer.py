@@ -244,7 +244,7 @@ class RunLogObserver(Observer):
         self._tell("an error ends the training", state, error=repr(state.error))
 
     def train_end(self, state: TrainingState) -> None:
-        self._tell("the training has ended", state, loss=state.loss, reason=state.stop_reason)
+        self._tell("the training has ended", state, loss=state.loss, reason=state.stop_message)
 
     def _tell(self, what: str, state: TrainingState, **more: Any) -> None:
         self.write({"message": what, "step": state.step, "epoch": state.position.epoch, **more})

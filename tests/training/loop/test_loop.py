@@ -123,7 +123,7 @@ def test_a_stop_saves_and_can_be_gone_on_from(tmp_path: Path) -> None:
     whole = Training().run()
     stopped = Training(tmp_path, hooks=[StopAt(5)]).run()
     assert stopped.state.step == 5
-    assert stopped.state.stop_reason == "enough"
+    assert stopped.state.stop_message == "enough"
     again = Training().resume(stopped.checkpoints.newest())
     assert torch.equal(again.weights, whole.weights)
 

@@ -9,7 +9,7 @@ import torch
 
 from infrastructure.backup.format.store import Store
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from tests.training.toy_training import Training
 
@@ -101,7 +101,8 @@ def test_the_deadline_saves_and_stops(tmp_path: Path) -> None:
     clock = Clock()
     schedule = SaveSchedule(deadline_seconds=100, clock=clock)
     stopped = training_with(tmp_path, schedule, Ticking(clock)).run()
-    assert stopped.state.stop_reason == "the deadline is near"
+    assert stopped.state.stop_reason is StopReason.DEADLINE
+    assert stopped.state.stop_message == "the deadline is near"
     assert stopped.state.is_interrupted
     assert clock.now < 100
     assert manifests(tmp_path) == [(stopped.state.step, "stopped", None)]

@@ -191,7 +191,8 @@ def test_early_stopping_counts_evaluations_without_improvement(state: TrainingSt
         evaluate(state, hooks, loss)
         assert state.stop_reason is None
     evaluate(state, hooks, math.nan)
-    assert state.stop_reason == ("eval_loss has not improved for 2 evaluations (best 3.0, now nan)")
+    why = "eval_loss has not improved for 2 evaluations (best 3.0, now nan)"
+    assert state.stop_message == why
 
 
 def test_early_stopping_goes_on_where_it_was(state: TrainingState) -> None:
