@@ -22,7 +22,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.quantum_config import BLOCK_SELECTION
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.quantum.quantum_records import quantum_extension_of
+from infrastructure.training.quantum.records_observer import quantum_extension_of
 from infrastructure.training.trainer_factory import TrainerFactory
 
 BATCH_SIZE = 64
@@ -62,10 +62,10 @@ def trained(folder: Path, steps: int, frequency: int | None, **asked: Any) -> di
     trainer.prepare()
     extension = quantum_extension_of(trainer.hooks.hooks)
     if extension is not None:
-        extension.clock = extension.cost.clock = time.process_time
+        extension.session.clock = extension.session.cost.clock = time.process_time
     trainer.train()
-    spent = 0.0 if extension is None else extension.cost.spent_seconds
-    records = [] if extension is None else extension.history.records()
+    spent = 0.0 if extension is None else extension.session.cost.spent_seconds
+    records = [] if extension is None else extension.session.history.records()
     return {
         "step_seconds": round(median(watch.seconds), 4),
         "seconds": round(sum(watch.seconds), 2),

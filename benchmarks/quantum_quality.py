@@ -36,10 +36,10 @@ import numpy.typing as npt
 from infrastructure.core.process_memory import peak_resident_bytes
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.samplers.dense_annealer import DenseAnnealer
-from infrastructure.quantum.samplers.direct_samplers import DIRECT
 from infrastructure.quantum.samplers.exact_sampler import ExactSampler
 from infrastructure.quantum.samplers.library_samplers import LibrarySampler
 from infrastructure.quantum.samplers.sampler_factory import close_sampler, create_sampler
+from infrastructure.quantum.samplers.unbounded_samplers import DIRECT
 
 # name: variables, density in percent, seed of the generator, best known value (maximised)
 PROBLEMS = {

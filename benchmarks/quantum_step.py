@@ -38,7 +38,7 @@ from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.models.tokenizer import train_tokenizer
-from infrastructure.training.quantum.example_gradients import example_gradients
+from infrastructure.training.quantum.per_example_gradients import example_gradients
 
 VOCABULARY, MAX_LENGTH, BATCH_SIZE = 512, 96, 8
 LEARNING_RATE, WARMUP_STEPS = 2e-3, 10

@@ -65,7 +65,7 @@ from infrastructure.training.observers.run_observers import (
     ProgressObserver,
     ReportObserver,
 )
-from infrastructure.training.quantum.quantum_records import quantum_observers, quantum_probes
+from infrastructure.training.quantum.records_observer import quantum_observers, quantum_probes
 from infrastructure.training.resume.compatibility import canonical_name
 from infrastructure.training.resume.run_lock import only_trainer_of, waited_for
 from infrastructure.training.setup.stack_outputs import stack_observers

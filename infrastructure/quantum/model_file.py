@@ -24,7 +24,7 @@ import dimod
 import numpy as np
 
 from infrastructure.core.json_text import parse_json
-from infrastructure.quantum.samplers.plain_model import coefficient_sum, vectors_of
+from infrastructure.quantum.samplers.bqm_arrays import coefficient_sum, vectors_of
 
 VARTYPES = ("BINARY", "SPIN")
 # What numpy, json and dimod raise on a damaged file.

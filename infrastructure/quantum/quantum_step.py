@@ -12,8 +12,8 @@ from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.core.errors import MissingPackageError, MissingSecretError, SamplerError
 from infrastructure.core.redact import redact
+from infrastructure.quantum.formulated_problem import FormulatedProblem
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample
-from infrastructure.quantum.question import Question
 from infrastructure.quantum.samplers.deadline import Deadline
 from infrastructure.quantum.samplers.fallback import FallbackSampler
 from infrastructure.quantum.samplers.process_sampler import ProcessSampler
@@ -125,7 +125,7 @@ def quantum_solve(
         for sampler in asked.samplers.values():
             if isinstance(sampler, ProcessSampler):
                 sampler.start()  # while the problem is formulated
-        question = Question(problem)
+        question = FormulatedProblem(problem)
         given: dict[str, Any] = {"seed": seed}
         if question.num_ones is not None:
             given["num_ones"] = question.num_ones
@@ -168,7 +168,7 @@ class _Answer:
 
 
 def _ask(
-    question: Question,
+    question: FormulatedProblem,
     chain: FallbackSampler,
     deadline: Deadline,
     max_variables: int,
@@ -194,7 +194,7 @@ def _ask(
     )
 
 
-def _compared(answer: _Answer, question: Question) -> _Answer:
+def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
     """The answer, or the plain one that is better or stands in for it.
 
     Raises:

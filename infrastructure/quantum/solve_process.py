@@ -13,7 +13,7 @@ import numpy as np
 from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import quantum_solve
-from infrastructure.quantum.samplers import wire
+from infrastructure.quantum.samplers import messages as wire
 from infrastructure.quantum.samplers.sampler_process import serve
 
 PROBLEM = "problem"

@@ -29,15 +29,15 @@ _PLACES = {
     "TrainingMonitor": "infrastructure.monitoring.training_monitor",
     "UnifiedTrainer": "infrastructure.training.unified_trainer",
     "UnslothTrainer": "infrastructure.training.unsloth_trainer",
-    "apply_quantum_solution": "infrastructure.training.quantum.own_loop",
-    "formulate_quantum_problem": "infrastructure.training.quantum.own_loop",
+    "apply_quantum_solution": "infrastructure.training.quantum.functional",
+    "formulate_quantum_problem": "infrastructure.training.quantum.functional",
     "get_model_adapter": "infrastructure.training.model_adapters",
     "get_training_strategy": "infrastructure.training.strategies",
     "initialize_training": "infrastructure.training.context",
-    "quantum_optimize": "infrastructure.training.quantum.own_loop",
+    "quantum_optimize": "infrastructure.training.quantum.functional",
     "quantum_solve": "infrastructure.quantum.quantum_step",
     "should_checkpoint": "infrastructure.training.context",
-    "should_optimize": "infrastructure.training.quantum.own_loop",
+    "should_optimize": "infrastructure.training.quantum.functional",
 }
 
 __all__ = [*_PLACES]

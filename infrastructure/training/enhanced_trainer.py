@@ -50,10 +50,14 @@ from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.parallel.team import Team
-from infrastructure.training.quantum.data_question import limit_data
-from infrastructure.training.quantum.own_loop import LastGradients
+from infrastructure.training.quantum.data_selection_step import limit_data
+from infrastructure.training.quantum.functional import (
+    TrainerGradients,
+    last_gradients,
+    trainable_parameters,
+)
+from infrastructure.training.quantum.gradient_steps import check_blocks
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
-from infrastructure.training.quantum.step_questions import check_blocks
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.save_retry import SaveFailures
 from infrastructure.training.resume.compatibility import Difference, Verdict, agree, recorded_grid
@@ -76,7 +80,7 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
 
-class EnhancedTrainer(LastGradients):
+class EnhancedTrainer:
     """The coordinator of one training.
 
     `prepare()` builds everything and may be called on its own; `train()` prepares if needed.
@@ -234,6 +238,25 @@ class EnhancedTrainer(LastGradients):
     def scheduler(self) -> LambdaLR | None:
         """Of the learning rate; prepares the training if need be."""
         return self.prepare().optimizer_step.scheduler
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """What trains in this phase, by name; see `trainable_parameters`."""
+        loop, state = self.prepare(), self.state
+        assert state is not None
+        return trainable_parameters(loop, state)
+
+    @property
+    def gradients(self) -> TrainerGradients:
+        """Of the last batch at the weights as they are now, by parameter; see `last_gradients`.
+
+        Raises:
+            ValueError: no batch was trained on yet.
+        """
+        loop, state = self.prepare(), self.state
+        assert state is not None
+        gradients = last_gradients(loop, state)
+        return TrainerGradients(gradients, self.quantum_config, self.quantum_resources)
 
     @property
     def quantization(self) -> str | None:

@@ -30,7 +30,7 @@ from infrastructure.config.merging.planned import unsupported
 from infrastructure.config.merging.precedence import Setting
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.schema import FieldSpec, schema_of
-from infrastructure.config.sections.quantum_config import PLAIN_ANSWERS, SAMPLER
+from infrastructure.config.sections.quantum_config import BASELINES, SAMPLER
 from infrastructure.config.types import RegisteredName
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -57,7 +57,7 @@ IMPORTED = (
 # Names that a registry holds: their fields are texts, because others may add to them.
 REGISTERED: dict[str, tuple[str, ...]] = {
     "resources.quantum.solver": tuple(SAMPLERS),
-    "quantum.answer": tuple(dict.fromkeys((SAMPLER, *sum(PLAIN_ANSWERS.values(), ())))),
+    "quantum.answer": tuple(dict.fromkeys((SAMPLER, *sum(BASELINES.values(), ())))),
 }
 # What a value needs beside it to mean anything. The first key that fits counts.
 QUANTUM: dict[str, Any] = {
@@ -104,7 +104,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "quantum.": QUANTUM,
     "resources.quantum.": QUANTUM,
 }
-PROBLEM_OF_ANSWER = {a: problem for problem, some in PLAIN_ANSWERS.items() for a in some}
+PROBLEM_OF_ANSWER = {a: problem for problem, some in BASELINES.items() for a in some}
 # Compiling takes the better part of a minute, and unsloth changes the process that imports it.
 SLOW = ("training.compile_mode=", "model.backend=unsloth")
 

@@ -21,8 +21,8 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig, ModelConfig
 from infrastructure.config.sections.quantum_config import (
     ASKED_BY,
+    BASELINES,
     DATA_SELECTION,
-    PLAIN_ANSWERS,
     RANK_ALLOCATION,
     SAMPLER,
     QuantumConfig,
@@ -315,7 +315,7 @@ def _nothing_to_decide(config: HasSections) -> Iterator[str]:
             "quantum.problem data_selection looks at examples before the training, and"
             " data.streaming reads them while it goes on: switch one of them off"
         )
-    answers = (SAMPLER, *PLAIN_ANSWERS[config.quantum.problem])
+    answers = (SAMPLER, *BASELINES[config.quantum.problem])
     if config.quantum.answer not in answers:
         yield f"quantum.answer: {unknown_name('answer', config.quantum.answer, answers)}"
     if config.quantum.problem == DATA_SELECTION and config.quantum.data_budget == 1:

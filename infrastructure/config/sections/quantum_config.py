@@ -16,7 +16,7 @@ DATA_SELECTION, BLOCK_SELECTION, RANK_ALLOCATION = (
 )
 SAMPLER = "sampler"  # who answers, where no plain answer was chosen
 # The plain answers to each question.
-PLAIN_ANSWERS = {
+BASELINES = {
     DATA_SELECTION: (
         *("greedy_and_exchange", "greedy", "deduplicate_then_top", "top_relevance", "random"),
     ),

@@ -21,14 +21,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from infrastructure.quantum.problems.choice import Choice
-from infrastructure.quantum.problems.plain_blocks import (
+from infrastructure.quantum.problems.block_baselines import (
     cyclic_blocks,
     largest_decrease,
     largest_gradient_norm,
     random_blocks,
     top_blocks,
 )
+from infrastructure.quantum.problems.choice import Choice
 from infrastructure.quantum.problems.problem import Sample, Training
 
 Array = npt.NDArray[Any]

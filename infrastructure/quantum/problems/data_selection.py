@@ -22,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.quantum.problems.choice import MARGIN, Choice
-from infrastructure.quantum.problems.plain_selection import (
+from infrastructure.quantum.problems.problem import Sample, Training
+from infrastructure.quantum.problems.selection_baselines import (
     deduplicated_top_relevance,
     exchanged,
     greedy_matching,
     random_choice,
     top_relevance,
 )
-from infrastructure.quantum.problems.problem import Sample, Training
 
 Array = npt.NDArray[Any]
 

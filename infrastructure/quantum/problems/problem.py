@@ -14,7 +14,7 @@ from infrastructure.config.sections.resource_config import QuantumResources
 
 Variable = Hashable  # a plain value with a meaning: an example's id, a block's name
 Sample = Mapping[Variable, int]  # each variable of the model: 0 or 1
-Question = dimod.BinaryQuadraticModel | dimod.ConstrainedQuadraticModel
+QuadraticModel = dimod.BinaryQuadraticModel | dimod.ConstrainedQuadraticModel
 
 
 class Training(Protocol):
@@ -41,7 +41,7 @@ class QuantumProblem(ABC):
     resources: QuantumResources | None = None  # who answers, where whoever asks does not say
 
     @abstractmethod
-    def formulate(self) -> Question:
+    def formulate(self) -> QuadraticModel:
         """The question, with binary variables. Whoever solves it calls this once.
 
         Raises:

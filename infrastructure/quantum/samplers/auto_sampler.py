@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import dimod
 
 from infrastructure.config.sampler_needs import MOST_COUNTED
+from infrastructure.quantum.samplers.bqm_arrays import vectors_of
 from infrastructure.quantum.samplers.dense_problem import matrix_fits
-from infrastructure.quantum.samplers.plain_model import vectors_of
 
 EXACT, DENSE, TREE, ANNEALING = (
     "exact",

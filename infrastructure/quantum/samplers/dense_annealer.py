@@ -14,8 +14,8 @@ import numpy as np
 from infrastructure.quantum.samplers.deadline import Clock, Deadline
 from infrastructure.quantum.samplers.dense_exchange import READS, ExchangeSearch
 from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem
-from infrastructure.quantum.samplers.dense_reads import Search
 from infrastructure.quantum.samplers.dense_search import DenseSearch
+from infrastructure.quantum.samplers.dense_search_base import Search
 
 VARIABLES_SEARCHED = 10_000  # in all reads together, where their number is not given
 FEWEST_READS, MOST_READS = 2, 10

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from infrastructure.quantum.samplers.dense_moves import SwapState, with_ones
 from infrastructure.quantum.samplers.dense_problem import Bits
-from infrastructure.quantum.samplers.dense_reads import Search, TimeIsUp, distinct
+from infrastructure.quantum.samplers.dense_search_base import Search, TimeIsUp, distinct
+from infrastructure.quantum.samplers.dense_state import SwapState, with_ones
 
 LARGEST_KICK = 0.2  # of the ones, or of the zeros where they are fewer
 # Kicks of the first read: so many, divided by the ones or zeros, whichever are fewer. Each read has

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.core.hardware import GIB
-from infrastructure.quantum.samplers.plain_model import Vectors, coefficient_sum, vectors_of
+from infrastructure.quantum.samplers.bqm_arrays import Vectors, coefficient_sum, vectors_of
 
 MOST_MATRIX_BYTES = 2 * GIB
 BYTES_PER_ENTRY = 4

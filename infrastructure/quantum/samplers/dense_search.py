@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from infrastructure.quantum.samplers.dense_moves import FlipState
 from infrastructure.quantum.samplers.dense_problem import Bits, Indices
-from infrastructure.quantum.samplers.dense_reads import Search, TimeIsUp, distance, distinct
+from infrastructure.quantum.samplers.dense_search_base import Search, TimeIsUp, distance, distinct
+from infrastructure.quantum.samplers.dense_state import FlipState
 
 # Temperatures are multiples of the problem's field scale; a spin glass freezes at a quarter of it.
 # Large problems begin below that, since time is short; small ones, the sparse above all, need heat.

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.config.sampler_needs import MOST_COUNTED
-from infrastructure.quantum.samplers.plain_model import vectors_of
+from infrastructure.quantum.samplers.bqm_arrays import vectors_of
 
 Energies = npt.NDArray[np.float64]
 

@@ -14,8 +14,8 @@ import dimod
 import numpy as np
 
 from infrastructure.core.optional import require
+from infrastructure.quantum.samplers.bqm_arrays import vectors_of
 from infrastructure.quantum.samplers.deadline import Clock, Deadline
-from infrastructure.quantum.samplers.plain_model import vectors_of
 
 DEFAULT_READS = 10
 # An anneal of few variables is over at once and may miss: so many variables in all reads together.

@@ -19,9 +19,9 @@ import numpy as np
 
 from infrastructure.core.errors import SamplerError
 from infrastructure.core.helper_process import HelperProcess
-from infrastructure.quantum.samplers import wire
+from infrastructure.quantum.samplers import messages as wire
+from infrastructure.quantum.samplers.bqm_arrays import as_arrays, coefficient_sum, vectors_of
 from infrastructure.quantum.samplers.deadline import Deadline
-from infrastructure.quantum.samplers.plain_model import as_arrays, coefficient_sum, vectors_of
 
 MODULE = "infrastructure.quantum.samplers.sampler_process"
 SHARE_KEPT_FREE = 0.05  # of the time that a sampler is told: its answer has a way to go

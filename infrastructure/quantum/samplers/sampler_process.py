@@ -17,9 +17,9 @@ import dimod
 import numpy as np
 
 from infrastructure.core.redact import redact
-from infrastructure.quantum.samplers import wire
-from infrastructure.quantum.samplers.direct_samplers import direct_sampler
-from infrastructure.quantum.samplers.plain_model import from_arrays
+from infrastructure.quantum.samplers import messages as wire
+from infrastructure.quantum.samplers.bqm_arrays import from_arrays
+from infrastructure.quantum.samplers.unbounded_samplers import direct_sampler
 
 Answer = Callable[
     [dict[str, Any], dict[str, wire.Array]], tuple[dict[str, Any], dict[str, wire.Array]]

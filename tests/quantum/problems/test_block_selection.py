@@ -7,14 +7,14 @@ import dimod
 import numpy as np
 import pytest
 
-from infrastructure.quantum.problems.block_selection import BlockSelection, sampled_fisher
-from infrastructure.quantum.problems.plain_blocks import (
+from infrastructure.quantum.problems.block_baselines import (
     cyclic_blocks,
     largest_decrease,
     largest_gradient_norm,
     random_blocks,
     top_blocks,
 )
+from infrastructure.quantum.problems.block_selection import BlockSelection, sampled_fisher
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
 from tests.quantum.problems.test_data_selection import Told
 

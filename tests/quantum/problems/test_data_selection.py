@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from infrastructure.quantum.problems.data_selection import DataSelection
-from infrastructure.quantum.problems.plain_selection import (
+from infrastructure.quantum.problems.selection_baselines import (
     deduplicated_top_relevance,
     exchanged,
     greedy_matching,

@@ -14,12 +14,12 @@ from infrastructure.config.sampler_needs import (
 )
 from infrastructure.core.errors import MissingSecretError, SamplerError
 from infrastructure.core.optional import is_installed
-from infrastructure.quantum.samplers.direct_samplers import DIRECT, direct_sampler
 from infrastructure.quantum.samplers.sampler_factory import (
     SAMPLERS,
     close_sampler,
     create_sampler,
 )
+from infrastructure.quantum.samplers.unbounded_samplers import DIRECT, direct_sampler
 from tests.quantum.samplers.questions import least_energy, random_model
 
 OF_PACKAGES = {"aer_qaoa": "qiskit_aer"}

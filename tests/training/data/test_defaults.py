@@ -13,7 +13,7 @@ from infrastructure.config.sources.load import load_config
 from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached
 from infrastructure.training.data.defaults import make_ready, problems_of
-from infrastructure.training.quantum.quantum_records import quantum_extension_of
+from infrastructure.training.quantum.records_observer import quantum_extension_of
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import write_rows
 from tests.training.quantum.quantum_runs import records

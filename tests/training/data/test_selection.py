@@ -14,7 +14,7 @@ from infrastructure.training.data.encoding.augmentation import (
 )
 from infrastructure.training.data.readers.rows import Conversation, Turn
 from infrastructure.training.data.serving.example_order import random_selection, selection_hash
-from infrastructure.training.quantum.data_question import limit_data
+from infrastructure.training.quantum.data_selection_step import limit_data
 from tests.training.data.builders import epoch, pipeline
 
 

@@ -13,8 +13,8 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
-from infrastructure.training.quantum.history import Record
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
+from infrastructure.training.quantum.step_records import Record
 from tests.training.small_runs import write_rows
 
 NUM_ROWS = 22  # at most 20 to choose from: answered exactly, and at once
@@ -63,7 +63,7 @@ def extension_of(trainer: EnhancedTrainer) -> QuantumExtension:
 
 
 def records(trainer: EnhancedTrainer) -> list[Record]:
-    return extension_of(trainer).history.records()
+    return extension_of(trainer).session.history.records()
 
 
 def weights(trainer: EnhancedTrainer) -> list[torch.Tensor]:

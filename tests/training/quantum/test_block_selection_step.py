@@ -10,8 +10,8 @@ import torch
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.quantum import step_questions
-from infrastructure.training.quantum.blocks import block_name
+from infrastructure.training.quantum import gradient_steps as step_questions
+from infrastructure.training.quantum.freeze_blocks import block_name
 from tests.training.quantum.quantum_runs import (
     StopAt,
     quantum_trainer,
@@ -144,7 +144,7 @@ def test_a_lack_of_memory_costs_the_choice_and_nothing_else(
     def no_room(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory: planted")
 
-    monkeypatch.setattr(step_questions, "block_moments", no_room)
+    monkeypatch.setattr(step_questions, "block_statistics", no_room)
     asked = {"problem": "block_selection", "num_blocks": 1}
     trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=2)
     trainer.train()

@@ -12,7 +12,11 @@ import pytest
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.quantum.data_question import LEAST_CANDIDATES, Costs, DataQuestion
+from infrastructure.training.quantum.data_selection_step import (
+    LEAST_CANDIDATES,
+    Costs,
+    DataSelectionStep,
+)
 from tests.training.quantum.quantum_runs import (
     StopAt,
     extension_of,
@@ -49,7 +53,7 @@ def test_a_training_holds_what_was_chosen(
     half = round(trainer.data.num_candidates / 2)
     assert loop.total_steps == 2 * -(-half // 4)
     trainer.train()
-    selection = extension_of(trainer).decisions.selection
+    selection = extension_of(trainer).session.decisions.selection
     assert selection is not None
     assert len(selection) == half
     assert seen.epochs == {0: ids_of(trainer, selection), 1: ids_of(trainer, selection)}
@@ -79,7 +83,7 @@ def test_some_are_looked_at_and_the_others_drawn(saved_llama: Path, tmp_path: Pa
     (record,) = records(trainer)
     assert record["num_variables"] == 8
     assert record["facts"]["num_chosen"] == 4
-    selection = extension_of(trainer).decisions.selection
+    selection = extension_of(trainer).session.decisions.selection
     assert selection is not None
     assert len(selection) == trainer.data.num_examples
 
@@ -97,7 +101,7 @@ def test_without_a_budget_a_tenth_of_those_looked_at_is_left_out(
     (record,) = records(trainer)
     assert (record["num_variables"], record["facts"]["num_chosen"]) == (10, 9)
     assert record["num_selected"] == number - 1
-    selection = extension_of(trainer).decisions.selection
+    selection = extension_of(trainer).session.decisions.selection
     assert selection is not None
     for epoch in (0, 1):
         assert set(seen.epochs[epoch]) == set(ids_of(trainer, selection))
@@ -143,7 +147,7 @@ def test_the_held_out_rows_as_target(saved_llama: Path, tmp_path: Path) -> None:
     ]
     for trainer in runs:
         trainer.train()
-    found = [extension_of(trainer).decisions.selection_hash for trainer in runs]
+    found = [extension_of(trainer).session.decisions.selection_hash for trainer in runs]
     assert found[0] != found[1]
 
 
@@ -219,7 +223,17 @@ def test_no_more_are_looked_at_than_may_be_paid_for(answer: str, allowed: float)
     nothing: Any = None
     data: Any = SimpleNamespace(num_candidates=1000)
     config = QuantumConfig(answer=answer)
-    question = DataQuestion(*(config, *[nothing] * 4, data, nothing), batch_size=4, seed=0)
+    question = DataSelectionStep(
+        config=config,
+        model=nothing,
+        adapter=nothing,
+        strategy=nothing,
+        precision=nothing,
+        data=data,
+        optimizer=nothing,
+        batch_size=4,
+        seed=0,
+    )
     costs = Costs(training=0.005, gradient=0.002)
     number = question.num_candidates(costs, allowed, most=900)
     if number:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.quantum_config import PLAIN_ANSWERS
+from infrastructure.config.sections.quantum_config import BASELINES
 from infrastructure.core import optional
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.quantum.problems.block_selection import BlockSelection
@@ -24,7 +24,7 @@ from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.quantum.cost_bound import CostBound
+from infrastructure.training.quantum.overhead_budget import OverheadBudget
 from tests.deployment.runs import ROOT, deploy, losses, runs_of, small_settings
 from tests.training.quantum.quantum_runs import (
     extension_of,
@@ -120,7 +120,7 @@ def test_a_solver_has_what_the_overhead_leaves_it(
     saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the timeout is: what was foretold is no bound, the end of a solver is."""
-    monkeypatch.setattr(CostBound, "allowed_seconds", lambda *_: 4.0)
+    monkeypatch.setattr(OverheadBudget, "allowed_seconds", lambda *_: 4.0)
     trainer = quantum_trainer(
         saved_llama,
         tmp_path,
@@ -154,7 +154,7 @@ def test_an_answer_holds_with_all_that_is_told_of_it_or_not_at_all(
     trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, num_epochs=1)
     trainer.train()
     assert [record["outcome"] for record in records(trainer)] == ["failed"]
-    assert extension_of(trainer).decisions.selection is None
+    assert extension_of(trainer).session.decisions.selection is None
     assert trainer.state is not None
     assert trainer.state.step == trainer.loop.total_steps
 
@@ -171,9 +171,9 @@ def test_numbers_that_are_not_told_yet_are_told_after_a_resume(
     saved_llama: Path, tmp_path: Path
 ) -> None:
     first, second = (quantum_trainer(saved_llama, tmp_path) for _ in range(2))
-    extension_of(first).untold = {"quantum_energy": 1.5}
+    extension_of(first).session.unlogged = {"quantum_energy": 1.5}
     extension_of(second).load_state_dict(json.loads(json.dumps(extension_of(first).state_dict())))
-    assert extension_of(second).untold == {"quantum_energy": 1.5}
+    assert extension_of(second).session.unlogged == {"quantum_energy": 1.5}
 
 
 class Patience(Observer):
@@ -183,7 +183,7 @@ class Patience(Observer):
         self.step, self.extension = step, None
 
     def step_end(self, state: TrainingState) -> None:
-        waiting = self.extension.waiting if self.extension is not None else None
+        waiting = self.extension.session.waiting if self.extension is not None else None
         deadline = time.monotonic() + 60
         while state.step >= self.step and waiting is not None and not waiting.background.is_done:
             assert time.monotonic() < deadline
@@ -280,4 +280,4 @@ def test_the_plain_answers_that_a_configuration_may_name_are_there() -> None:
         RankAllocation({"a": 4}, np.ones(4), pairs, 2),
     ]
     found = {problem.name: tuple(problem.alternatives()) for problem in problems}
-    assert found == PLAIN_ANSWERS
+    assert found == BASELINES

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from infrastructure.training.quantum.sketch import CHUNK_ENTRIES, CountSketch
+from infrastructure.training.quantum.count_sketch import CHUNK_ENTRIES, CountSketch
 
 CPU = torch.device("cpu")
 

@@ -21,16 +21,16 @@ from infrastructure.training.core.precision import Precision
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.serving.example_order import random_selection
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.quantum.cost_bound import solver_seconds
 from infrastructure.training.quantum.decisions import Decisions
-from infrastructure.training.quantum.example_gradients import example_gradients
-from infrastructure.training.quantum.history import histogram
+from infrastructure.training.quantum.overhead_budget import solver_seconds
+from infrastructure.training.quantum.per_example_gradients import example_gradients
+from infrastructure.training.quantum.step_records import histogram
 from infrastructure.training.sizing.dry_run import StepProbe, dry_run
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 AUTO_SHARE = 0.9  # of those that are looked at, where no budget is set
 NUM_TARGET = 256  # held-out rows whose mean gradient is the target, from everywhere
-NUM_PROBED = 16  # examples that the cost is foretold from
+NUM_PROBED = 16  # examples that the cost is predicted from
 NUM_NAMED = 20  # tasks, and examples that were not chosen
 LEAST_CANDIDATES = 16  # fewer say nothing about the rest
 
@@ -63,16 +63,16 @@ def limit_data(data: DataSource, config: QuantumConfig) -> None:
 
 def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_at: int) -> str:
     """What is trained on, and how much of it somebody has looked at."""
-    told = f"{num_selected:,} of {num_examples:,} training examples"
+    counts = f"{num_selected:,} of {num_examples:,} training examples"
     if num_looked_at == num_examples:
-        return told
+        return counts
     others, drawn = num_examples - num_looked_at, num_selected - num_chosen
     rest = (
         "all others"
         if drawn == others
         else f"{drawn:,} of the {others:,} others, the same share drawn by chance"
     )
-    return f"{told}: {num_chosen:,} of the {num_looked_at:,} that were looked at, and {rest}"
+    return f"{counts}: {num_chosen:,} of the {num_looked_at:,} that were looked at, and {rest}"
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class Costs:
         return self.gradient * num_rows
 
 
-@dataclass
-class DataQuestion:
+@dataclass(kw_only=True)
+class DataSelectionStep:
     """Which examples a training that is put together shall train on.
 
     Attributes:
@@ -181,8 +181,8 @@ class DataQuestion:
             ids.tolist(), gradients, self._share(len(ids)), target=target, seed=self.seed
         )
 
-    def use(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> dict[str, Any]:
-        """Let an answer hold; returns what was chosen, for people."""
+    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> dict[str, Any]:
+        """Put a decision among those that hold; returns what was chosen, for people."""
         assert isinstance(problem, DataSelection)
         problem.apply(decision, decisions)
         chosen = decisions.selection

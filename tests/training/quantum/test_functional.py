@@ -20,7 +20,7 @@ from infrastructure.training import (
     should_optimize,
 )
 from infrastructure.training.context import TrainingContext
-from infrastructure.training.quantum.components import ranks_of
+from infrastructure.training.quantum.lora_rank_pruning import ranks_of
 from tests.training.quantum.quantum_runs import extension_of
 from tests.training.test_context import configure
 
@@ -51,7 +51,7 @@ def test_the_loop_of_the_specification(context: TrainingContext) -> None:
     assert len(asked) == context.state.step // 2
     assert trained[0] == {"block 0", "block 1"}
     assert all(blocks == set(asked[i // 2].decision) for i, blocks in enumerate(trained[1:], 0))
-    records = extension_of(context.trainer).history.records()
+    records = extension_of(context.trainer).session.history.records()
     assert [record["step"] for record in records] == [2, 4, 6, 8, 10]
 
 
@@ -131,7 +131,9 @@ def test_components_in_ones_own_loop(saved_llama: Path, tmp_path: Path) -> None:
         apply_quantum_solution(context, answer({next(iter(ranks)): [2]}))
     with pytest.raises(ValueError, match="unknown LoRA module 'q'"):
         apply_quantum_solution(context, answer({"q": [0]}))
-    assert extension_of(context.trainer).decisions.kept == {m: tuple(k) for m, k in kept.items()}
+    assert extension_of(context.trainer).session.decisions.kept == {
+        m: tuple(k) for m, k in kept.items()
+    }
 
 
 def answer(decision: Any) -> Solution:
@@ -150,8 +152,11 @@ def test_a_decision_that_cannot_be_carried_out_changes_nothing(
         apply_quantum_solution(other, answer([1, 2]))
     for one in (context, other):
         extension = extension_of(one.trainer)
-        assert (extension.decisions.blocks, extension.decisions.selection) == (None, None)
-        assert len(extension.history) == 0
+        assert (extension.session.decisions.blocks, extension.session.decisions.selection) == (
+            None,
+            None,
+        )
+        assert len(extension.session.history) == 0
 
 
 def configured(context: TrainingContext, folder: Path):  # type: ignore[no-untyped-def]

@@ -4,9 +4,9 @@ import dimod
 import numpy as np
 import pytest
 
-from infrastructure.quantum.samplers import dense_moves
-from infrastructure.quantum.samplers.dense_moves import DenseState, FlipState, SwapState, with_ones
+from infrastructure.quantum.samplers import dense_state as dense_moves
 from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem
+from infrastructure.quantum.samplers.dense_state import DenseState, FlipState, SwapState, with_ones
 from tests.quantum.samplers.questions import random_model
 
 N = 300

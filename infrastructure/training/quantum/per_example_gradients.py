@@ -15,8 +15,8 @@ import torch
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.models.lora import HEAD_LAYER, layer_of
-from infrastructure.training.quantum.example_pass import ExamplePass, Split
-from infrastructure.training.quantum.sketch import CountSketch
+from infrastructure.training.quantum.count_sketch import CountSketch
+from infrastructure.training.quantum.per_example_pass import ExamplePass, Split
 
 NUM_FEATURES = 4096  # 512 are too few: noise of 0.04 where the signal is 0.09 (measured)
 LORA = ".lora_"

@@ -14,8 +14,8 @@ import torch
 
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.quantum.example_pass import ExamplePass, Split
-from infrastructure.training.quantum.sampled_labels import SampledLabels
+from infrastructure.training.quantum.fisher_labels import SampledLabels
+from infrastructure.training.quantum.per_example_pass import ExamplePass, Split
 
 
 def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -40,12 +40,12 @@ def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def num_components(model: torch.nn.Module) -> dict[str, int]:
-    """The rank of each LoRA module, in the order of the columns of `gate_gradients`."""
+    """The rank of each LoRA module, in the order of the columns of `rank_gradients`."""
     layers: dict[str, Any] = gated_layers(model)
     return {name: int(a.weight.shape[0]) for name, a in layers.items()}
 
 
-def gate_gradients(
+def rank_gradients(
     model: torch.nn.Module,
     adapter: ModelAdapter,
     batches: Iterable[Sequence[Any]],

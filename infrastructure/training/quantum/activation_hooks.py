@@ -1,8 +1,8 @@
 """What flows through chosen modules of a model, forward and backward, without a trace.
 
-A tap hands over a tensor of the forward pass together with the gradient that arrives there in the
+A hook hands over a tensor of the forward pass together with the gradient that arrives there in the
 backward pass. No parameter's gradient is computed, and nothing is kept longer than autograd keeps
-what it saves: where activations are computed again (checkpointing), so is what a tap needs.
+what it saves: where activations are computed again (checkpointing), so is what a hook needs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,36 +14,37 @@ import torch
 from infrastructure.core.errors import TemperError
 from infrastructure.training.core.preserve import preserve
 
-Told = Callable[[torch.Tensor, torch.Tensor], None]  # kept tensor, gradient of the output
+# called with the kept tensor and the gradient of the output
+Receive = Callable[[torch.Tensor, torch.Tensor], None]
 
 
-class _Tap(torch.autograd.Function):
-    """The identity; in the backward pass it tells `told` what was kept and the gradient."""
+class _GradientHook(torch.autograd.Function):
+    """The identity; in the backward pass it calls `receive` with what was kept and the gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, output: torch.Tensor, kept: torch.Tensor, anchor: torch.Tensor, told: Told
+        ctx: Any, output: torch.Tensor, kept: torch.Tensor, anchor: torch.Tensor, receive: Receive
     ) -> torch.Tensor:
         ctx.save_for_backward(kept)
-        ctx.told = told
+        ctx.receive = receive
         return output.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (kept,) = ctx.saved_tensors
         with torch.no_grad():
-            ctx.told(kept.detach(), gradient.detach())
+            ctx.receive(kept.detach(), gradient.detach())
         return gradient, None, None, None
 
 
 @contextmanager
-def tapped(
+def gradient_hooks(
     modules: Mapping[str, torch.nn.Module],
-    told: Callable[[str, torch.Tensor, torch.Tensor], None],
+    receive: Callable[[str, torch.Tensor, torch.Tensor], None],
     *,
     keep_output: bool = False,
 ) -> Iterator[set[str]]:
-    """Inside, each backward pass calls told(name, kept, gradient of the module's output).
+    """Inside, each backward pass calls receive(name, kept, gradient of the module's output).
 
     Kept is the module's input, or its output. Hooks do not reach into compiled code, so what was
     compiled runs as it was written.
@@ -57,14 +58,14 @@ def tapped(
     )  # what makes a frozen model's outputs have gradients
 
     def hook_for(name: str) -> Callable[..., torch.Tensor]:
-        def tell(kept: torch.Tensor, gradient: torch.Tensor) -> None:
+        def pass_on(kept: torch.Tensor, gradient: torch.Tensor) -> None:
             heard.add(name)
-            told(name, kept, gradient)
+            receive(name, kept, gradient)
 
         def hook(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
             kept = output if keep_output else inputs[0]
-            tap: torch.Tensor = _Tap.apply(output, kept.detach(), anchor, tell)
-            return tap
+            hooked: torch.Tensor = _GradientHook.apply(output, kept.detach(), anchor, pass_on)
+            return hooked
 
         return hook
 

@@ -10,7 +10,7 @@ import pytest
 
 from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE, quantum_steps
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.quantum.quantum_records import (
+from infrastructure.training.quantum.records_observer import (
     QuantumRecords,
     quantum_observers,
     quantum_probes,
@@ -47,7 +47,7 @@ def test_a_training_writes_down_its_steps_and_tells_them(saved_llama: Path, tmp_
     assert facts["records"][-1]["chosen"] in quantum_steps(run)
 
 
-def extension_with(*found: dict[str, Any]) -> Any:
+def session_with(*found: dict[str, Any]) -> Any:
     texts = [json.dumps(record) for record in found]
     return SimpleNamespace(
         config=SimpleNamespace(problem="data_selection", answer="sampler"),
@@ -59,18 +59,18 @@ def extension_with(*found: dict[str, Any]) -> Any:
 
 def test_what_a_training_forgets_in_going_back_the_file_forgets(tmp_path: Path) -> None:
     state: Any = None
-    extension = extension_with({"step": 0}, {"step": 9})
-    observer = QuantumRecords(tmp_path, extension)
+    session = session_with({"step": 0}, {"step": 9})
+    observer = QuantumRecords(tmp_path, session)
     observer.train_start(state)
     assert [record["step"] for record in written(tmp_path)["records"]] == [0, 9]
-    observer.extension = extension_with({"step": 0})
+    observer.session = session_with({"step": 0})
     observer.step_start(state)
     assert [record["step"] for record in written(tmp_path)["records"]] == [0]
 
 
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
     state: Any = None
-    observer = QuantumRecords(tmp_path, extension_with({"step": 0}))
+    observer = QuantumRecords(tmp_path, session_with({"step": 0}))
     observer.train_start(state)
     (tmp_path / QUANTUM_FILE).unlink()
     for moment in (observer.epoch_start, observer.step_start, observer.step_end):
@@ -85,7 +85,7 @@ def test_a_disk_that_is_full_is_told_and_stops_nothing(
     state: Any = None
     blocked = tmp_path / "a file, no folder"
     blocked.write_text("")
-    QuantumRecords(blocked, extension_with({"step": 0})).train_end(state)
+    QuantumRecords(blocked, session_with({"step": 0})).train_end(state)
     assert f"{blocked / QUANTUM_FILE} is not complete" in caplog.text
 
 
@@ -99,5 +99,5 @@ def test_lines_go_to_who_looks_on(saved_llama: Path, tmp_path: Path) -> None:
     said: list[str] = []
     (observer,) = quantum_observers(tmp_path, trainer.hooks.hooks, said.append)
     assert isinstance(observer, QuantumRecords)
-    extension_of(trainer).say("a line")
+    extension_of(trainer).session.say("a line")
     assert said == ["a line"]

@@ -31,12 +31,12 @@ from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution, quantum_solve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.loop.loop import TrainingLoop, select_trainable
-from infrastructure.training.quantum.blocks import block_name, phase_blocks
-from infrastructure.training.quantum.components import ranks_of
+from infrastructure.training.quantum.activation_hooks import measuring
+from infrastructure.training.quantum.freeze_blocks import block_name, phase_blocks
+from infrastructure.training.quantum.gradient_steps import num_chosen_blocks
+from infrastructure.training.quantum.lora_rank_pruning import ranks_of
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
-from infrastructure.training.quantum.quantum_records import quantum_extension_of
-from infrastructure.training.quantum.step_questions import num_chosen_blocks
-from infrastructure.training.quantum.taps import measuring
+from infrastructure.training.quantum.records_observer import quantum_extension_of
 
 NO_BATCH = "there are no gradients before the first train_step"
 
@@ -105,62 +105,44 @@ def own_loop(context: OwnLoop | None, asked: str) -> OwnLoop:
     return only
 
 
-class LastGradients:
-    """Gradients and parameters of a trainer, for those who look at them between two steps.
+def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.nn.Parameter]:
+    """What trains in this phase where every block does, by name: a choice of blocks is made among
+    all of them, whichever the last choice left."""
+    trained = [p.requires_grad for p in state.model.parameters()]
+    try:
+        select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
+        return {name: p for name, p in state.model.named_parameters() if p.requires_grad}
+    finally:
+        for parameter, trains in zip(state.model.parameters(), trained, strict=True):
+            parameter.requires_grad_(trains)
 
-    Both are of all that trains in this phase where every block does: a choice of blocks is made
-    among all of them, whichever the last choice left.
+
+def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.Tensor]:
+    """Gradients of the mean loss of the last batch at the weights as they are now, by parameter.
+    They are computed anew, and nothing else changes: a step forgets its own.
+
+    Raises:
+        ValueError: no batch was trained on yet.
     """
-
-    def prepare(self) -> TrainingLoop:
-        raise NotImplementedError
-
-    state: TrainingState | None
-    quantum_config: QuantumConfig
-    quantum_resources: QuantumResources
-
-    @property
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """What trains in this phase where every block does, by name."""
-        loop = self.prepare()
-        assert self.state is not None
-        state, trained = self.state, [p.requires_grad for p in self.state.model.parameters()]
-        try:
-            select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
-            return {name: p for name, p in state.model.named_parameters() if p.requires_grad}
-        finally:
-            for parameter, trains in zip(state.model.parameters(), trained, strict=True):
-                parameter.requires_grad_(trains)
-
-    @property
-    def gradients(self) -> TrainerGradients:
-        """Of the mean loss of the last batch at the weights as they are now, by parameter. Computed
-        when asked for, and without a trace: a step forgets its own.
-
-        Raises:
-            ValueError: no batch was trained on yet.
-        """
-        loop, state = self.prepare(), self.state
-        if state is None or not state.batch:
-            raise ValueError(NO_BATCH)
-        adapter, strategy = loop.optimizer_step.adapter, loop.optimizer_step.strategy
-        parameters = self.parameters
-        with measuring(state.model, adapter.device, parameters_have_gradients=True):
-            select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
-            size = state.micro_batch_size
-            for start in range(0, len(state.batch), size):
-                batch = adapter.prepare_batch(state.batch[start : start + size])
-                with strategy.precision.autocast():
-                    loss = adapter.compute_loss(state.model, batch)
-                if loss.num_items:
-                    loss.loss_sum.backward()
-            items = max(1, adapter.count_items(state.batch))
-            gradients = {
-                name: parameter.grad.detach() / items
-                for name, parameter in parameters.items()
-                if parameter.grad is not None
-            }
-        return TrainerGradients(gradients, self.quantum_config, self.quantum_resources)
+    if not state.batch:
+        raise ValueError(NO_BATCH)
+    adapter, strategy = loop.optimizer_step.adapter, loop.optimizer_step.strategy
+    parameters = trainable_parameters(loop, state)
+    with measuring(state.model, adapter.device, parameters_have_gradients=True):
+        select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
+        size = state.micro_batch_size
+        for start in range(0, len(state.batch), size):
+            batch = adapter.prepare_batch(state.batch[start : start + size])
+            with strategy.precision.autocast():
+                loss = adapter.compute_loss(state.model, batch)
+            if loss.num_items:
+                loss.loss_sum.backward()
+        items = max(1, adapter.count_items(state.batch))
+        return {
+            name: parameter.grad.detach() / items
+            for name, parameter in parameters.items()
+            if parameter.grad is not None
+        }
 
 
 def formulate_quantum_problem(
@@ -226,12 +208,13 @@ def quantum_optimize(context: OwnLoop) -> Solution:
     trainer: OwnLoopTrainer = context.trainer
     extension = _extension_of(context)
     problem = _formulated(context, extension)
-    seed = extension.seed
-    solution = quantum_solve(problem, trainer.quantum_resources, seed=seed, chain=extension.chain)
+    session = extension.session
+    resources = trainer.quantum_resources
+    solution = quantum_solve(problem, resources, seed=session.seed, chain=session.chain)
     if isinstance(problem, DataSelection):  # and of what nobody has looked at, some by chance
         candidates = np.array(problem.labels, dtype=np.int64)
         chosen = np.array(solution.decision, dtype=np.int64)
-        selection = extension.data_question(context.state).completed(candidates, chosen)
+        selection = extension.data_selection_step(context.state).completed(candidates, chosen)
         solution = replace(solution, decision=selection.tolist())
     apply_quantum_solution(context, solution)
     return solution
@@ -241,12 +224,12 @@ def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem
     trainer: OwnLoopTrainer = context.trainer
     problem = trainer.quantum_config.problem
     if problem == DATA_SELECTION:
-        question = extension.data_question(context.state)
+        question = extension.data_selection_step(context.state)
         return question.problem(question.num_wanted(trainer.quantum_resources.most_candidates))
     if problem == RANK_ALLOCATION:
         if not context.state.batch:
             raise ValueError(NO_BATCH)
-        return extension.step_question(context.state, extension.num_asked).problem()
+        return extension.gradient_step(context.state, extension.session.num_asked).problem()
     return formulate_quantum_problem(trainer.gradients, trainer.parameters)
 
 
@@ -261,14 +244,14 @@ def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:
     problem = _problem_of(decision)
     if problem == DATA_SELECTION:
         extension.check_selection(decision)
-        extension.decisions.select_examples(decision)
+        extension.session.decisions.select_examples(decision)
     elif problem == BLOCK_SELECTION:
         _refuse_unknown("block", decision, phase_blocks(context.state))
-        extension.decisions.train_only(decision)
+        extension.session.decisions.train_only(decision)
     else:
         _check_components(decision, ranks_of(context.state.model))
-        extension.decisions.keep_components(decision)
-    extension.note_answer(context.state, problem, solution)
+        extension.session.decisions.keep_components(decision)
+    extension.session.record_own_answer(context.state, problem, solution)
     extension.carry_out(context.state)
 
 

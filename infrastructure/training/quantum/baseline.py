@@ -5,11 +5,11 @@ import time
 import dimod
 
 from infrastructure.core.lookup import look_up
-from infrastructure.quantum.problems.problem import QuantumProblem, Question, Sample
+from infrastructure.quantum.problems.problem import QuadraticModel, QuantumProblem, Sample
 from infrastructure.quantum.quantum_step import Solution
 
 
-def plain_solution(problem: QuantumProblem, name: str) -> Solution:
+def baseline_solution(problem: QuantumProblem, name: str) -> Solution:
     """One of a problem's alternatives, told as a sampler's answer would be; none is asked.
 
     Raises:
@@ -35,7 +35,7 @@ def plain_solution(problem: QuantumProblem, name: str) -> Solution:
     )
 
 
-def _energy(question: Question, sample: Sample) -> float:
+def _energy(question: QuadraticModel, sample: Sample) -> float:
     if isinstance(question, dimod.ConstrainedQuadraticModel):
         return float(question.objective.energy(dict(sample)))
     return float(question.energy(dict(sample)))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from infrastructure.quantum.problems.block_selection import BlockSelection, sampled_fisher
-from infrastructure.training.quantum.block_moments import (
-    block_moments,
+from infrastructure.training.quantum.block_statistics import (
+    block_statistics,
     next_moves,
     trainable_blocks,
 )
@@ -51,7 +51,7 @@ def test_the_slope_is_that_of_the_loss_along_each_block(saved_llama: Path, lora:
     assert model is not None
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer, rows = torch.optim.AdamW(trained, lr=1e-3), examples(6)
-    found = block_moments(model, adapter, [rows[:3], rows[3:]], optimizer, precision=FP32)
+    found = block_statistics(model, adapter, [rows[:3], rows[3:]], optimizer, precision=FP32)
     assert found.blocks == ["block 0", "block 1"]
     assert found.num_tokens == adapter.count_items(rows)
     assert found.sampled_dots.shape == (2, 2)
@@ -76,8 +76,8 @@ def test_the_model_is_left_as_it_was(saved_llama: Path) -> None:
     kept = [(p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
     weights, random = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
     batches = [examples(3), examples(3, seed=1)]
-    one = block_moments(model, adapter, batches, optimizer, precision=FP32, seed=4)
-    other = block_moments(model, adapter, batches, optimizer, precision=FP32, seed=4)
+    one = block_statistics(model, adapter, batches, optimizer, precision=FP32, seed=4)
+    other = block_statistics(model, adapter, batches, optimizer, precision=FP32, seed=4)
     assert np.array_equal(one.sampled_dots, other.sampled_dots)
     for parameter, was, (gradient, values) in zip(model.parameters(), weights, kept, strict=True):
         assert torch.equal(parameter, was)
@@ -94,7 +94,7 @@ def test_the_problem_is_made_of_it(saved_llama: Path) -> None:
     assert model is not None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = [examples(3, seed=seed) for seed in range(4)]
-    found = block_moments(model, adapter, batches, optimizer, precision=FP32)
+    found = block_statistics(model, adapter, batches, optimizer, precision=FP32)
     curvature = sampled_fisher(found.sampled_dots, found.num_tokens)
     asked = BlockSelection(
         found.blocks, found.linear, curvature, 1, gradient_norms=found.gradient_norms
@@ -111,4 +111,4 @@ def test_what_has_no_blocks_is_refused(saved_llama: Path) -> None:
     assert model is not None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with pytest.raises(ValueError, match="no supervised token"):
-        block_moments(model, adapter, [], optimizer, precision=FP32)
+        block_statistics(model, adapter, [], optimizer, precision=FP32)

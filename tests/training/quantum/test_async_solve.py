@@ -18,7 +18,7 @@ from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
 from infrastructure.quantum.quantum_step import quantum_solve
-from infrastructure.training.quantum.background import BackgroundSolve
+from infrastructure.training.quantum.async_solve import AsyncSolve
 from tests.training.quantum.bad_samplers import Unanswerable
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,7 +38,7 @@ def problem_of(kind: str) -> QuantumProblem:
     return RankAllocation({"a": 4, "b": 2}, rng.randn(6), pairs, 3)
 
 
-def waited_for(background: BackgroundSolve) -> None:
+def waited_for(background: AsyncSolve) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not background.is_done:
         assert time.monotonic() < deadline
@@ -56,7 +56,7 @@ def waited_for(background: BackgroundSolve) -> None:
 )
 def test_the_answer_is_that_of_the_foreground(kind: str, solver: str) -> None:
     resources = QuantumResources(solver=solver, timeout=PATIENCE_SECONDS)
-    background = BackgroundSolve(problem_of(kind), resources, seed=5)
+    background = AsyncSolve(problem_of(kind), resources, seed=5)
     here = quantum_solve(problem_of(kind), resources, seed=5)
     waited_for(background)
     there = background.result()
@@ -70,9 +70,9 @@ print("the script runs")
 import numpy as np
 from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.quantum.problems.data_selection import DataSelection
-from infrastructure.training.quantum.background import BackgroundSolve
+from infrastructure.training.quantum.async_solve import AsyncSolve
 problem = DataSelection(range(6), np.eye(6, dtype=np.float32), 2)
-print(len(BackgroundSolve(problem, QuantumResources(), 0).result().decision))
+print(len(AsyncSolve(problem, QuantumResources(), 0).result().decision))
 """
 
 
@@ -88,7 +88,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
 
 def test_a_process_that_dies_is_told() -> None:
     hanging = QuantumResources(solver=f"{BAD}:Hanging", timeout=PATIENCE_SECONDS)
-    background = BackgroundSolve(problem_of("block_selection"), hanging, seed=0)
+    background = AsyncSolve(problem_of("block_selection"), hanging, seed=0)
     assert not background.is_done
     os.kill(background._child.process.pid, signal.SIGKILL)
     waited_for(background)
@@ -98,14 +98,14 @@ def test_a_process_that_dies_is_told() -> None:
 
 def test_what_is_raised_there_is_told() -> None:
     problem = Unanswerable("abc", -np.ones(3), np.eye(3), 1, gradient_norms=np.ones(3))
-    background = BackgroundSolve(problem, QuantumResources(), seed=0)
+    background = AsyncSolve(problem, QuantumResources(), seed=0)
     with pytest.raises(SamplerError, match="ValueError: these are no numbers"):
         background.result()
 
 
 def test_who_is_no_longer_waited_for_ends_with_its_samplers() -> None:
     hanging = QuantumResources(solver=f"{BAD}:Hanging", timeout=PATIENCE_SECONDS)
-    background = BackgroundSolve(problem_of("data_selection"), hanging, seed=0)
+    background = AsyncSolve(problem_of("data_selection"), hanging, seed=0)
     there = psutil.Process(background._child.process.pid)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (samplers := there.children()):

@@ -3,9 +3,9 @@
 import numpy as np
 
 from infrastructure.quantum.problems.data_selection import DataSelection
-from infrastructure.training.quantum.cost_bound import CostBound, too_dear
 from infrastructure.training.quantum.decisions import Decisions, packed, unpacked
-from infrastructure.training.quantum.history import (
+from infrastructure.training.quantum.overhead_budget import OverheadBudget, over_budget
+from infrastructure.training.quantum.step_records import (
     MAX_RECORDS,
     NUM_WHOLE,
     History,
@@ -82,7 +82,7 @@ def test_a_selection_in_a_few_letters() -> None:
 
 def test_what_a_step_may_cost() -> None:
     now = [0.0]
-    bound = CostBound(5.0, lambda: now[0])
+    bound = OverheadBudget(5.0, lambda: now[0])
     assert bound.step_seconds is None
     for seconds in (10.0, 2.0, 2.0):
         bound.step_begins()
@@ -96,4 +96,4 @@ def test_what_a_step_may_cost() -> None:
     bound.step_has_ended()
     assert bound.step_seconds == 2.0
     assert bound.allowed_seconds(100, 2.0) == 10.0
-    assert "max_overhead_percent 5 allows 10 s: 20 would be needed" in too_dear(40.0, 10.0, 5.0)
+    assert "max_overhead_percent 5 allows 10 s: 20 would be needed" in over_budget(40.0, 10.0, 5.0)

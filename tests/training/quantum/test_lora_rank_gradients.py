@@ -9,8 +9,12 @@ import torch
 
 from infrastructure.quantum.problems.block_selection import sampled_fisher
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
-from infrastructure.training.quantum.gates import gate_gradients, gated_layers, num_components
-from infrastructure.training.quantum.sampled_labels import SampledLabels
+from infrastructure.training.quantum.fisher_labels import SampledLabels
+from infrastructure.training.quantum.lora_rank_gradients import (
+    gated_layers,
+    num_components,
+    rank_gradients,
+)
 from tests.training.quantum.small_adapters import FP32, LORA, adapter_for, examples
 from tests.training.toy import ToyAdapter
 
@@ -26,7 +30,7 @@ def test_it_is_the_slope_of_the_loss(saved_llama: Path, packing: bool) -> None:
     adapter = adapter_for(saved_llama, lora=LORA, packing=packing)
     assert adapter.model is not None
     rows = examples(3)
-    found = gate_gradients(adapter.model, adapter, [rows[:2], rows[2:]], precision=FP32)
+    found = rank_gradients(adapter.model, adapter, [rows[:2], rows[2:]], precision=FP32)
     ranks = num_components(adapter.model)
     assert found.shape == (3, sum(ranks.values())) == (3, 14 * 4)
     step, layers = 0.05, list(gated_layers(adapter.model).values())
@@ -46,10 +50,10 @@ def test_labels_drawn_from_the_model_have_no_slope_in_the_mean(saved_llama: Path
     adapter = adapter_for(saved_llama, lora=LORA)
     assert adapter.model is not None
     rows = examples(40)
-    by_data = gate_gradients(adapter.model, adapter, [rows], precision=FP32)
+    by_data = rank_gradients(adapter.model, adapter, [rows], precision=FP32)
     drawn = np.concatenate(
         [
-            gate_gradients(adapter.model, adapter, [rows], precision=FP32, labels_seed=seed)
+            rank_gradients(adapter.model, adapter, [rows], precision=FP32, labels_seed=seed)
             for seed in range(6)
         ]
     )
@@ -69,7 +73,7 @@ def test_seeds_repeat_and_nothing_is_left_behind(saved_llama: Path) -> None:
     before, state = torch.get_rng_state(), {k: v.clone() for k, v in model.state_dict().items()}
 
     def measured(seed: int) -> np.ndarray:
-        return gate_gradients(model, adapter, [examples(3)], precision=FP32, labels_seed=seed)
+        return rank_gradients(model, adapter, [examples(3)], precision=FP32, labels_seed=seed)
 
     assert np.array_equal(measured(1), measured(1))
     assert not np.array_equal(measured(1), measured(2))
@@ -102,8 +106,8 @@ def test_the_problem_is_made_of_it(saved_llama: Path) -> None:
     assert adapter.model is not None
     rows, ranks = examples(6), num_components(adapter.model)
     tokens = adapter.count_items(rows)
-    by_data = gate_gradients(adapter.model, adapter, [rows], precision=FP32)
-    drawn = gate_gradients(adapter.model, adapter, [rows], precision=FP32, labels_seed=0)
+    by_data = rank_gradients(adapter.model, adapter, [rows], precision=FP32)
+    drawn = rank_gradients(adapter.model, adapter, [rows], precision=FP32, labels_seed=0)
     asked = RankAllocation(ranks, by_data.sum(axis=0) / tokens, sampled_fisher(drawn, tokens), 20)
     kept = asked.decode(asked.alternatives()["diagonal_fisher"])
     assert list(kept) == list(ranks)
@@ -114,7 +118,7 @@ def test_without_lora_there_is_nothing_to_gate(saved_llama: Path) -> None:
     adapter = adapter_for(saved_llama)
     assert adapter.model is not None
     with pytest.raises(ValueError, match="has no LoRA"):
-        gate_gradients(adapter.model, adapter, [examples(2)], precision=FP32)
+        rank_gradients(adapter.model, adapter, [examples(2)], precision=FP32)
 
 
 def test_what_has_no_labels_is_refused() -> None:

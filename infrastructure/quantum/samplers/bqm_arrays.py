@@ -6,7 +6,7 @@ import dimod
 import numpy as np
 import numpy.typing as npt
 
-from infrastructure.quantum.samplers.wire import Array
+from infrastructure.quantum.samplers.messages import Array
 
 
 class Vectors(NamedTuple):

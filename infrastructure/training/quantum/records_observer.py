@@ -12,15 +12,16 @@ from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
+from infrastructure.training.quantum.solver_session import SolverSession
 
 log = logging.getLogger(__name__)
 
 
 class QuantumRecords(Observer):
-    """See above; what the extension forgets in going back, the file forgets too."""
+    """Follows a session; what that forgets in a rollback, the file forgets too."""
 
-    def __init__(self, run_directory: Path, extension: QuantumExtension) -> None:
-        self.path, self.extension = run_directory / QUANTUM_FILE, extension
+    def __init__(self, run_directory: Path, session: SolverSession) -> None:
+        self.path, self.session = run_directory / QUANTUM_FILE, session
         self._written: list[str] = []
 
     def train_start(self, state: TrainingState) -> None:
@@ -39,24 +40,24 @@ class QuantumRecords(Observer):
         self._write()
 
     def _write(self) -> None:
-        texts = self.extension.history.state_dict()
+        texts = self.session.history.state_dict()
         if texts == self._written:
             return
         self._written = texts
         try:
-            write_record(self.path, quantum_facts(self.extension))
+            write_record(self.path, quantum_facts(self.session))
         except OSError as error:  # to look at only: the training has it in its checkpoints
             log.warning("%s is not complete: %s", self.path, error)
 
 
-def quantum_facts(extension: QuantumExtension) -> dict[str, Any]:
+def quantum_facts(session: SolverSession) -> dict[str, Any]:
     """All quantum steps of a training, as JSON values."""
-    config = extension.config
+    config = session.config
     return {
         "problem": config.problem,
         "answer": config.answer,
-        "solver": extension.resources.solver,
-        "records": extension.history.records(),
+        "solver": session.resources.solver,
+        "records": session.history.records(),
     }
 
 
@@ -73,8 +74,8 @@ def quantum_observers(
     extension = quantum_extension_of(hooks)
     if extension is None:
         return []
-    extension.say = say
-    return [QuantumRecords(run_directory, extension)]
+    extension.session.say = say
+    return [QuantumRecords(run_directory, extension.session)]
 
 
 def quantum_probes(hooks: list[Hook]) -> dict[str, Probe]:
@@ -82,4 +83,4 @@ def quantum_probes(hooks: list[Hook]) -> dict[str, Probe]:
     extension = quantum_extension_of(hooks)
     if extension is None:
         return {}
-    return {"quantum_solver_seconds": lambda: extension.solver_seconds}
+    return {"quantum_solver_seconds": lambda: extension.session.solver_seconds}

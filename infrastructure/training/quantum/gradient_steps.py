@@ -1,5 +1,5 @@
-"""Questions that are asked in a training step, once its gradients are there: which blocks train
-until the next answer, and which components of LoRA stay."""
+"""What is decided in a training step, once its gradients are there: which blocks train until the
+next decision, and which components of LoRA stay."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from infrastructure.training.core.precision import Precision
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.forward.gradient_accumulation import split
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.quantum.block_moments import block_moments, trainable_blocks
-from infrastructure.training.quantum.cost_bound import solver_seconds
+from infrastructure.training.quantum.block_statistics import block_statistics, trainable_blocks
 from infrastructure.training.quantum.decisions import Decisions
-from infrastructure.training.quantum.gates import gate_gradients, num_components
+from infrastructure.training.quantum.lora_rank_gradients import num_components, rank_gradients
+from infrastructure.training.quantum.overhead_budget import solver_seconds
 
 NUM_GATED = 256  # examples that the worth of components is measured with, from everywhere
 PASSES = 2  # forward and backward: with the labels of the data, and with the model's own
 
 
-@dataclass
-class StepQuestion(ABC):
-    """What a question asked in a step is made from.
+@dataclass(kw_only=True)
+class GradientStep(ABC):
+    """What a problem of a step is made from.
 
     Attributes:
         examples: of the step.
         batch_size: examples in a forward pass.
-        seed: of the training; answers by chance go on from `number`, the questions asked before.
+        seed: of the training; baselines by chance go on from `number`, the quantum steps before.
     """
 
     config: QuantumConfig
@@ -68,19 +68,19 @@ class StepQuestion(ABC):
 
     @abstractmethod
     def problem(self) -> QuantumProblem:
-        """The question."""
+        """What is to be decided."""
 
-    def use(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> dict[str, Any]:
-        """Let an answer hold; returns what was chosen, for people."""
+    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> dict[str, Any]:
+        """Put a decision among those that hold; returns what was chosen, for people."""
         problem.apply(decision, decisions)
-        return self.told(problem, decisions)
+        return self._chosen(problem, decisions)
 
     @abstractmethod
-    def told(self, problem: QuantumProblem, decisions: Decisions) -> dict[str, Any]:
+    def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> dict[str, Any]:
         """What was chosen, for people."""
 
 
-class BlockQuestion(StepQuestion):
+class BlockSelectionStep(GradientStep):
     """Which blocks train until the next answer."""
 
     def num_variables(self) -> int:
@@ -91,7 +91,7 @@ class BlockQuestion(StepQuestion):
         ValueError: no numbered block trains, or nothing is supervised.
         """
         batches = list(split(self.examples, self.batch_size))
-        found = block_moments(
+        found = block_statistics(
             self.model,
             self.adapter,
             batches,
@@ -109,7 +109,7 @@ class BlockQuestion(StepQuestion):
             number=self.number,
         )
 
-    def told(self, problem: QuantumProblem, decisions: Decisions) -> dict[str, Any]:
+    def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> dict[str, Any]:
         assert isinstance(problem, BlockSelection)
         names = [str(name) for name in problem.labels]
         chosen = [name for name in names if name in (decisions.blocks or ())]
@@ -121,7 +121,7 @@ class BlockQuestion(StepQuestion):
         }
 
 
-class RankQuestion(StepQuestion):
+class RankAllocationStep(GradientStep):
     """Which components of LoRA stay."""
 
     def num_variables(self) -> int:
@@ -143,8 +143,8 @@ class RankQuestion(StepQuestion):
             raise ValueError("no example has a supervised token: nothing to choose components by")
         batches = list(split(rows, self.batch_size))
         given = (self.model, self.adapter, batches)
-        gradients = gate_gradients(*given, precision=self.precision)
-        drawn = gate_gradients(
+        gradients = rank_gradients(*given, precision=self.precision)
+        drawn = rank_gradients(
             *given, precision=self.precision, labels_seed=self.seed + self.number
         )
         ranks = num_components(self.model)
@@ -157,7 +157,7 @@ class RankQuestion(StepQuestion):
             seed=self.seed + self.number,
         )
 
-    def told(self, problem: QuantumProblem, decisions: Decisions) -> dict[str, Any]:
+    def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> dict[str, Any]:
         assert isinstance(problem, RankAllocation)
         kept = sum(map(len, decisions.kept.values()))
         return {

@@ -1,4 +1,4 @@
-"""Has the questions of a training answered, keeps what was decided, and tells of it.
+"""Has the problems of a training solved, keeps what was decided, and reports it.
 
 An answer is a function of the training's state and its seed, unless a clock cut it off, or another
 machine gave it. What depended on a clock is saved at once; whatever was decided travels in every
@@ -24,13 +24,13 @@ from infrastructure.quantum.quantum_step import (
 from infrastructure.training.core.error_handlers import free_memory, is_device_fault, let_go
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import RecoveryKind, TrainingState
-from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.quantum.background import BackgroundSolve
-from infrastructure.training.quantum.cost_bound import CostBound
+from infrastructure.training.quantum.async_solve import AsyncSolve
+from infrastructure.training.quantum.baseline import baseline_solution
 from infrastructure.training.quantum.decisions import Decisions
-from infrastructure.training.quantum.history import (
+from infrastructure.training.quantum.overhead_budget import OverheadBudget
+from infrastructure.training.quantum.step_records import (
     ANSWERED,
     ASKED,
     FAILED,
@@ -42,13 +42,12 @@ from infrastructure.training.quantum.history import (
     in_words,
     numbers_of,
 )
-from infrastructure.training.quantum.plain_answer import plain_solution
 from infrastructure.training.recovery.recovery_log import clipped, record_recovery
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 log = logging.getLogger(__name__)
 
-LEAST_SECONDS = 0.01  # that a solver is given; none answers in it, and the plain answers stand in
+LEAST_SECONDS = 0.01  # that a solver is given; none answers in it, and the baselines stand in
 
 
 class TrainingParts(Protocol):
@@ -65,34 +64,34 @@ class TrainingParts(Protocol):
     def prepare(self) -> TrainingLoop: ...
 
 
-class AskedQuestion(Protocol):
-    """A question that was asked, when its answer is there."""
+class DecisionStep(Protocol):
+    """What made a problem, and knows what its solution changes."""
 
-    def use(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> dict[str, Any]:
-        """Let an answer hold; returns what was chosen, for people."""
+    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> dict[str, Any]:
+        """Put a decision among those that hold; returns what was chosen, for people."""
 
 
 @dataclass
 class Waiting:
-    """A question that another process is at."""
+    """A problem that another process is at."""
 
-    background: BackgroundSolve
-    question: AskedQuestion
+    background: AsyncSolve
+    step: DecisionStep
     record: Record
 
 
-class Asking(Extension):
-    """What is the same for all questions; when and what is asked is said by whoever extends this.
+class SolverSession:
+    """The solving of one training's problems; when and what is decided is the extension's.
 
     Args:
-        trainer: is asked for its parts when the training has begun.
+        trainer: its parts are taken when the training has begun.
         clock: seconds that never go back.
 
     Attributes:
         decisions: what holds now.
         history: a record of each step.
         say: shows a line to a person.
-        untold: numbers of the newest answers, which the metrics do not hold yet.
+        unlogged: numbers of the newest answers, which the metrics do not hold yet.
 
     Raises:
         ValueError, MissingPackageError: there is no sampler of such a name, or not here.
@@ -104,18 +103,14 @@ class Asking(Extension):
         self.frequency = trainer.training_config.optimization_frequency
         self.decisions, self.history = Decisions(), History()
         self.chain = create_chain(self.resources)
-        self.cost = CostBound(self.config.max_overhead_percent, clock)
+        self.cost = OverheadBudget(self.config.max_overhead_percent, clock)
         self.num_asked = 0
         self.asked_step: int | None = None
         self.asked_phase = 0
         self.waiting: Waiting | None = None
         self._began = 0.0
         self.say: Callable[[str], None] = lambda line: log.info("%s", line)
-        self.untold: dict[str, float] = {}
-
-    @property
-    def name(self) -> str:
-        return "quantum"
+        self.unlogged: dict[str, float] = {}
 
     @property
     def solver_seconds(self) -> float | None:
@@ -124,28 +119,30 @@ class Asking(Extension):
         return None if newest is None else newest.get("solver_seconds")
 
     def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of it, as JSON values."""
         return {
             "decisions": self.decisions.state_dict(),
             "history": self.history.state_dict(),
             "num_asked": self.num_asked,
             "asked_step": self.asked_step,
             "asked_phase": self.asked_phase,
-            "untold": dict(self.untold),
+            "untold": dict(self.unlogged),
             "is_waiting": self.waiting is not None,
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """A question that another process was at is asked again: its numbers are gone."""
-        self.stop_waiting()
+        """Take back what `state_dict` gave; what another process was at is solved anew: its numbers
+        are gone."""
+        self.close()
         self.decisions.load_state_dict(saved["decisions"])
         self.history.load_state_dict(saved["history"])
         self.num_asked = saved["num_asked"]
         self.asked_step = None if saved["is_waiting"] else saved["asked_step"]
         self.asked_phase = saved["asked_phase"]
-        self.untold = dict(saved["untold"])
+        self.unlogged = dict(saved["untold"])
 
-    def ask(self, state: TrainingState, ask: Callable[[], None]) -> None:
-        """Have a question asked; whatever goes wrong, the training goes on as it was.
+    def run(self, state: TrainingState, decide: Callable[[], None]) -> None:
+        """Do one quantum step; whatever goes wrong, the training goes on as it was.
 
         Raises:
             Exception: the GPU failed.
@@ -155,7 +152,7 @@ class Asking(Extension):
         self.num_asked += 1
         has_failed = False
         try:
-            ask()
+            decide()
         except Exception as error:
             if is_device_fault(error):
                 raise
@@ -169,36 +166,36 @@ class Asking(Extension):
 
     @property
     def seed(self) -> int:
-        """Of the question that is asked now: another one for each."""
+        """Of the present quantum step: another one for each."""
         return (self.trainer.training_config.seed * 1_000_003 + self.num_asked) % 2**31
 
     def solve(
         self,
         state: TrainingState,
-        question: AskedQuestion,
+        step: DecisionStep,
         problem: QuantumProblem,
-        *,
-        foretold_seconds: float,
+        predicted_seconds: float,
         allowed_seconds: float,
     ) -> None:
-        """Have a problem answered, here or beside the training.
+        """Have a problem solved, here or beside the training.
 
         Args:
-            allowed_seconds: since the question was begun with; here, a solver is ended then.
+            predicted_seconds: that all of the step was expected to take.
+            allowed_seconds: since `run` began; here, a solver is ended then.
         """
-        known = {"foretold_seconds": foretold_seconds, "allowed_seconds": allowed_seconds}
+        known = {"foretold_seconds": predicted_seconds, "allowed_seconds": allowed_seconds}
         record = {**self._record(state), **known}
         if self.config.background and self.config.answer == SAMPLER:
-            background = BackgroundSolve(problem, self.resources, self.seed)
-            self.waiting = Waiting(background, question, record)
-            self._tell({**record, "outcome": ASKED})
+            background = AsyncSolve(problem, self.resources, self.seed)
+            self.waiting = Waiting(background, step, record)
+            self._report({**record, "outcome": ASKED})
             return
         left = allowed_seconds - (self.clock() - self._began)
-        self._use(state, question, problem, self._solution_of(problem, left), record)
+        self._apply(state, step, problem, self._solution_of(problem, left), record)
 
     def _solution_of(self, problem: QuantumProblem, seconds: float) -> Solution:
         if self.config.answer != SAMPLER:
-            return plain_solution(problem, self.config.answer)
+            return baseline_solution(problem, self.config.answer)
         least = max(LEAST_SECONDS, min(self.resources.timeout, seconds))
         resources = self.resources.model_copy(update={"timeout": least})
         solution = quantum_solve(problem, resources, seed=self.seed, chain=self.chain)
@@ -208,8 +205,8 @@ class Asking(Extension):
         remark = f"{bound} has left the solver {least:.2g} s"
         return replace(solution, remarks=[*solution.remarks, remark])
 
-    def take_answer(self, state: TrainingState) -> None:
-        """Use what another process has found, if it has: from this moment on."""
+    def collect(self, state: TrainingState) -> None:
+        """Apply what another process has found, if it has: from this moment on."""
         waiting = self.waiting
         if waiting is None or not waiting.background.is_done:
             return
@@ -218,21 +215,21 @@ class Asking(Extension):
         try:
             solution = waiting.background.result()
             record = {**waiting.record, "used_at_step": state.step}
-            self._use(state, waiting.question, waiting.background.problem, solution, record)
+            self._apply(state, waiting.step, waiting.background.problem, solution, record)
         except Exception as error:
             self._has_failed(state, error)
 
-    def _use(
+    def _apply(
         self,
         state: TrainingState,
-        question: AskedQuestion,
+        step: DecisionStep,
         problem: QuantumProblem,
         solution: Solution,
         record: Record,
     ) -> None:
-        """Let the training do what was answered, and tell it; all of it, or nothing."""
+        """Let the training do what was decided, and report it; all of it, or nothing."""
         decisions = copy.copy(self.decisions)
-        chosen = question.use(problem, solution.decision, decisions)
+        chosen = step.apply(problem, solution.decision, decisions)
         began = record.pop("began")
         found = {
             **record,
@@ -252,47 +249,49 @@ class Asking(Extension):
             )
             state.must_save = True
         state.must_save |= bool(solution.info.get("bound_hit"))
-        self._tell(found)
+        self._report(found)
 
     def _record(self, state: TrainingState) -> Record:
         position = {"step": state.step, "epoch": state.position.epoch}
         return {**position, "problem": self.config.problem, "began": self._began}
 
-    def note_answer(self, state: TrainingState, problem: str, solution: Solution) -> None:
+    def record_own_answer(self, state: TrainingState, problem: str, solution: Solution) -> None:
         """Remember an answer that was asked for, and applied, in somebody's own loop."""
         self.num_asked += 1
         self.asked_step, self.asked_phase = state.step, state.position.phase
-        told = solution.to_json()
+        values = solution.to_json()
         known = ("energy", "answered_by", "is_fallback", "num_variables", "seconds")
         more = ("solver_seconds", "alternatives", "failures", "remarks", "info")
-        record = {name: told[name] for name in (*known, *more)}
+        record = {name: values[name] for name in (*known, *more)}
         position = {"step": state.step, "epoch": state.position.epoch}
         what = {"problem": problem, "outcome": ANSWERED}
-        self._tell({**position, **what, "chosen": f"{len(solution.decision)} chosen", **record})
+        self._report({**position, **what, "chosen": f"{len(solution.decision)} chosen", **record})
 
     def skip(self, state: TrainingState, why: str) -> None:
+        """There is no quantum step this time, and why."""
         state.must_save = True  # a clock has decided
-        self._tell({**self._record(state), "outcome": SKIPPED, "why": why})
+        self._report({**self._record(state), "outcome": SKIPPED, "why": why})
 
     def _has_failed(self, state: TrainingState, error: Exception) -> None:
         why = clipped(f"{type(error).__name__}: {error}")
         record_recovery(state, RecoveryKind.QUANTUM_STEP, "the training goes on as it was", why)
         state.must_save = True
-        self._tell({**self._record(state), "outcome": FAILED, "why": why})
+        self._report({**self._record(state), "outcome": FAILED, "why": why})
 
-    def _tell(self, record: Record) -> None:
+    def _report(self, record: Record) -> None:
         record.pop("began", None)
         kept = self.history.add(record)
-        self.untold |= numbers_of(kept)
+        self.unlogged |= numbers_of(kept)
         self.say(in_words(kept))
 
-    def tell_unused(self, state: TrainingState) -> None:
+    def report_unused(self, state: TrainingState) -> None:
         """The training is over, and a question is not answered yet, or its answer not used."""
         if self.waiting is not None and state.error is None and not state.is_interrupted:
             why = "the training was over before the answer of the other process could be used"
-            self._tell({**self.waiting.record, "outcome": UNUSED, "why": why})
+            self._report({**self.waiting.record, "outcome": UNUSED, "why": why})
 
-    def stop_waiting(self) -> None:
+    def close(self) -> None:
+        """End what another process is at."""
         if self.waiting is not None:
             self.waiting.background.close()
             self.waiting = None

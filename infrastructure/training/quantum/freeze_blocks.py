@@ -42,7 +42,7 @@ def train_only(state: TrainingState, chosen: frozenset[str] | None) -> None:
         parameter.grad = None
 
 
-def forget_moments(state: TrainingState, chosen: frozenset[str] | None) -> None:
+def forget_optimizer_moments(state: TrainingState, chosen: frozenset[str] | None) -> None:
     """Let the optimizer forget what it knows of the blocks that were not chosen: that is the memory
     which choosing saves."""
     assert state.optimizer is not None

@@ -14,7 +14,7 @@ SEARCH_SECONDS, SECONDS_PER_VARIABLE = 1.0, 0.0025
 
 
 @dataclass
-class CostBound:
+class OverheadBudget:
     """Takes the time of training steps and of quantum steps, and says what the next may cost.
 
     Attributes:
@@ -66,7 +66,7 @@ def solver_seconds(num_variables: int) -> float:
     return SEARCH_SECONDS + SECONDS_PER_VARIABLE * num_variables
 
 
-def too_dear(cost_seconds: float, allowed_seconds: float, percent: float) -> str:
+def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> str:
     """Why a question is not asked, with the bound at which it would be."""
     needed = percent * cost_seconds / max(allowed_seconds, 1e-9)
     return (

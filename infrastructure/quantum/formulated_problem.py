@@ -8,10 +8,10 @@ import numpy as np
 
 from infrastructure.core.errors import SamplerError
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample
-from infrastructure.quantum.samplers.plain_model import vectors_of
+from infrastructure.quantum.samplers.bqm_arrays import vectors_of
 
 
-class Question:
+class FormulatedProblem:
     """What the samplers of one quantum step are asked.
 
     Attributes:

@@ -11,15 +11,15 @@ import torch
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
 from infrastructure.training.models.lora import HEAD_LAYER, layer_of
-from infrastructure.training.quantum.sampled_labels import SampledLabels
-from infrastructure.training.quantum.taps import measuring
+from infrastructure.training.quantum.activation_hooks import measuring
+from infrastructure.training.quantum.fisher_labels import SampledLabels
 
 Array = npt.NDArray[np.float64]
 Parameters = dict[str, torch.nn.Parameter]
 
 
 @dataclass(frozen=True)
-class BlockMoments:
+class BlockStatistics:
     """Of N blocks, for the mean loss per supervised token.
 
     Attributes:
@@ -84,7 +84,7 @@ def _move(group: Mapping[str, Any], state: Any, gradient: torch.Tensor) -> torch
     return -group["lr"] * mean / (square.sqrt() + group.get("eps", 1e-8))
 
 
-def block_moments(
+def block_statistics(
     model: torch.nn.Module,
     adapter: ModelAdapter,
     batches: Sequence[Sequence[Any]],
@@ -92,7 +92,7 @@ def block_moments(
     *,
     precision: Precision,
     seed: int = 0,
-) -> BlockMoments:
+) -> BlockStatistics:
     """Two forward and backward passes over `batches`: the data's labels, then the model's own.
 
     The model is afterwards what it was, bit for bit, gradients too; so is the random state.
@@ -120,7 +120,7 @@ def block_moments(
         sum(float(gradients[p].double().square().sum()) for p in block.values() if p in gradients)
         for block in blocks.values()
     ]
-    return BlockMoments(
+    return BlockStatistics(
         list(blocks),
         _dots(blocks, gradients, moves),
         np.sqrt(np.array(norms)),

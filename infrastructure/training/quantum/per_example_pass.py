@@ -14,7 +14,7 @@ import torch
 from infrastructure.training.core.error_handlers import can_be_halved, free_memory, let_go
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
-from infrastructure.training.quantum.taps import check_heard, measuring, tapped
+from infrastructure.training.quantum.activation_hooks import check_heard, gradient_hooks, measuring
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class ExamplePass:
         """
         with (
             measuring(self.model, self.adapter.device),
-            tapped(self.modules, self._told, keep_output=self.keep_output) as heard,
+            gradient_hooks(self.modules, self._receive, keep_output=self.keep_output) as heard,
         ):
             rows = [piece for examples in batches for piece in self._in_pieces(examples)]
             if rows:
                 check_heard(heard, self.modules)
         return np.concatenate(rows) if rows else np.zeros((0, self.num_columns), np.float32)
 
-    def _told(self, name: str, kept: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _receive(self, name: str, kept: torch.Tensor, gradient: torch.Tensor) -> None:
         self.add(self._total, name, kept.float(), gradient.float(), self._split)
 
     def _in_pieces(self, examples: Sequence[Any]) -> Iterator[npt.NDArray[np.float32]]:

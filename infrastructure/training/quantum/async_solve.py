@@ -11,7 +11,7 @@ from infrastructure.quantum.solve_process import question_of
 MODULE = "infrastructure.quantum.solve_process"
 
 
-class BackgroundSolve:
+class AsyncSolve:
     """One question in a process of its own, which ends with this one.
 
     The process runs nothing of the script that trains, and gives the answer of `quantum_solve`

@@ -8,8 +8,8 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 
 from infrastructure.quantum.samplers.deadline import Deadline
-from infrastructure.quantum.samplers.dense_moves import DenseState
 from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem
+from infrastructure.quantum.samplers.dense_state import DenseState
 
 SAME_ENERGY = 1e-6  # of what is not constant: what running sums differ by
 

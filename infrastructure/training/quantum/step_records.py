@@ -64,12 +64,12 @@ class History:
 
 def answer_facts(problem: QuantumProblem, solution: Solution, seed: int) -> Record:
     """What is known of an answer, without the answer itself, which may be long."""
-    told = solution.to_json()
+    values = solution.to_json()
     if chosen := solution.info.get("sampler"):  # of several
-        told["answered_by"] = f"{solution.answered_by} ({chosen})"
+        values["answered_by"] = f"{solution.answered_by} ({chosen})"
     return {
         **{
-            name: told[name]
+            name: values[name]
             for name in (
                 "energy",
                 "answered_by",

@@ -10,12 +10,12 @@ import torch
 from infrastructure.core.errors import TemperError
 from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.quantum.example_gradients import (
+from infrastructure.training.quantum.count_sketch import CountSketch
+from infrastructure.training.quantum.per_example_gradients import (
     example_gradients,
     watched_layers,
 )
-from infrastructure.training.quantum.example_pass import Split
-from infrastructure.training.quantum.sketch import CountSketch
+from infrastructure.training.quantum.per_example_pass import Split
 from tests.training.quantum.small_adapters import FP32, LORA, adapter_for, examples
 from tests.training.toy import ToyAdapter
 
