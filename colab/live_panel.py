@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from colab.panel_page import panel_html, panel_text
+from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.optional import require
 from infrastructure.deployment.saved import SavedSteps
 from infrastructure.monitoring.dashboard.snapshots import MAX_CPU_SHARE, MAX_LONGEST_SECONDS
@@ -18,6 +19,7 @@ from infrastructure.monitoring.drawing.plots import FOLDER, write_plots
 from infrastructure.monitoring.records.live_run import LiveRun
 
 LOOK_SECONDS = 1.0
+PANEL = "the live panel"
 
 log = logging.getLogger(__name__)
 
@@ -61,18 +63,18 @@ class LivePanel:
         self._clock, self._cpu_clock = clock, cpu_clock
         self._saved = SavedSteps(run_path)
         self._run: LiveRun | None = None
-        self._is_off = False
+        self._best_effort = BestEffort(log)
         self._next_look = float("-inf")
 
     @property
     def has_ended(self) -> bool:
         """Whether there is nothing more to see: the run has ended, or cannot be shown."""
-        return self._is_off or (self._run is not None and self._run.has_ended)
+        return self._best_effort.is_off(PANEL) or (self._run is not None and self._run.has_ended)
 
     def look(self) -> None:
         """Draw the run as it is now, where that is due."""
         if self._clock() >= self._next_look:
-            self._attempt(self._draw)
+            self._best_effort.attempt(PANEL, self._draw)
 
     def update(
         self, step: int, loss: float | None = None, tokens_per_second: float | None = None
@@ -82,12 +84,12 @@ class LivePanel:
 
     def close(self) -> None:
         """After the last step; the run itself goes on until its model is saved and measured."""
-        self._attempt(self._draw)
+        self._best_effort.attempt(PANEL, self._draw)
 
     def finish(self) -> None:
         """Draw the run for the last time, write its plots, and let its files go."""
-        self._attempt(self._draw)
-        self._attempt(self._write_plots)
+        self._best_effort.attempt(PANEL, self._draw)
+        self._best_effort.attempt(PANEL, self._write_plots)
         if self._run is not None:
             self._run.close()
 
@@ -107,12 +109,3 @@ class LivePanel:
     def _write_plots(self) -> None:
         if self._run is not None:
             write_plots(self._run.curves, self.run_path / FOLDER)
-
-    def _attempt(self, action: Callable[[], None]) -> None:
-        if self._is_off:
-            return
-        try:
-            action()
-        except Exception as error:  # whatever it is, the training is worth more
-            self._is_off = True
-            log.warning("the live panel is off, the training goes on: %r", error)

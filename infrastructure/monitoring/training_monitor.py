@@ -17,10 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from infrastructure.config.sections.resource_config import AlertThresholds
+from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.files import write_json
 from infrastructure.core.gpu_readings import GpuReadings
 from infrastructure.core.line_file import RotatingLineFile
@@ -45,7 +47,6 @@ MAX_WAITING_ALERTS = 1000
 JOIN_SECONDS = 10.0
 
 Probe = Callable[[], float | None]
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class TrainingMonitor:
         self._waiting: deque[Alert] = deque(maxlen=MAX_WAITING_ALERTS)
         self._files = _files(directory) if directory is not None else {}
         self._written_metrics: TrainingMetrics | None = None
-        self._off: set[str] = set()
+        self._best_effort = BestEffort(logger)
         self._lock = threading.Lock()  # statistics and incidents
         self._sampling = threading.Lock()  # readings and files: one sample at a time
         self._wake, self._is_stopping = threading.Event(), False
@@ -170,11 +171,11 @@ class TrainingMonitor:
         self.sample()
         if self.directory is not None:
             path, summary = self.directory / SUMMARY_FILE, self.get_performance_summary()
-            self._attempt(f"writing {path.name}", lambda: write_json(path, summary))
+            self._best_effort.attempt(f"writing {path.name}", lambda: write_json(path, summary))
         for sink in self.sinks:
-            self._attempt(f"the alert sink {sink.name}", sink.close)
+            self._best_effort.attempt(f"the alert sink {sink.name}", sink.close)
         for file in self._files.values():
-            self._attempt(f"closing {file.path.name}", file.close)
+            self._best_effort.attempt(f"closing {file.path.name}", file.close)
         if self._gpus is not None:
             self._gpus.close()
         self._machine = self._gpus = None
@@ -201,7 +202,7 @@ class TrainingMonitor:
             self._write_performance()
             if self.on_sample is not None:
                 listener = self.on_sample
-                self._attempt("the listener of samples", lambda: listener(record))
+                self._best_effort.attempt("the listener of samples", lambda: listener(record))
         self._raise(alerts)
         if self._thread is None:
             self._deliver()
@@ -247,23 +248,23 @@ class TrainingMonitor:
 
     def _watch(self) -> None:
         """The thread: a sample at every interval, alerts as soon as they are there."""
-        self._attempt("reading the machine", self._read_machine)  # rates begin here
+        self._best_effort.attempt("reading the machine", self._read_machine)  # rates begin here
         due = time.monotonic() + min(self.interval_seconds, FIRST_SECONDS)
         while not self._is_stopping:
             if time.monotonic() >= due:
                 due = time.monotonic() + self.interval_seconds
-                self._attempt("the monitor", self.sample)
+                self._best_effort.attempt("the monitor", self.sample)
             self._deliver()
             self._wake.wait(max(0.0, due - time.monotonic()))
             self._wake.clear()
 
     def _look(self) -> Record:
         found: Record = {}
-        machine = self._attempt("reading the machine", self._read_machine)
+        machine = self._best_effort.attempt("reading the machine", self._read_machine)
         found |= machine or {}
-        found["gpus"] = self._attempt("reading the GPUs", self._read_gpus) or []
+        found["gpus"] = self._best_effort.attempt("reading the GPUs", self._read_gpus) or []
         for name, probe in self.probes.items():
-            found[name] = self._attempt(f"the probe {name}", probe)
+            found[name] = self._best_effort.attempt(f"the probe {name}", probe)
         return found
 
     def _read_machine(self) -> Record:
@@ -301,7 +302,7 @@ class TrainingMonitor:
             alert = self._waiting.popleft()
             self._write("alerts", alert.record())
             for sink in self.sinks if alert.state == "raised" else []:
-                self._attempt(f"the alert sink {sink.name}", lambda: sink.send(alert))  # noqa: B023
+                self._best_effort.attempt(f"the alert sink {sink.name}", partial(sink.send, alert))
 
     def _write_performance(self) -> None:
         _, metrics = self.latest()
@@ -313,18 +314,9 @@ class TrainingMonitor:
     def _write(self, name: str, record: Record) -> None:
         file = self._files.get(name)
         if file is not None:
-            self._attempt(f"writing {file.path.name}", lambda: file.append(encode_record(record)))
-
-    def _attempt(self, what: str, action: Callable[[], Result]) -> Result | None:
-        """Do it; what fails once is told once and not tried again."""
-        if what in self._off:
-            return None
-        try:
-            return action()
-        except Exception as error:  # watching is never worth a training
-            self._off.add(what)
-            logger.warning("%s is off, the training goes on: %r", what, error)
-            return None
+            self._best_effort.attempt(
+                f"writing {file.path.name}", lambda: file.append(encode_record(record))
+            )
 
 
 def _files(directory: Path) -> dict[str, RotatingLineFile]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.best_effort import BestEffort
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.training.core.flops import (
     Arithmetic,
@@ -27,6 +28,8 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 
 logger = logging.getLogger(__name__)
+
+MONITOR = "the monitor"  # fails as a whole
 
 LATENCY_INTERVAL_SECONDS = 60.0
 
@@ -72,7 +75,7 @@ class MonitorObserver(Observer):
         self._next_latency = float("-inf")
         self._arithmetic: Arithmetic | None = None
         self._most_per_second: float | None = None
-        self._is_off = False
+        self._best_effort = BestEffort(logger)
         monitor.probes["checkpoint_age_seconds"] = self._checkpoint_age
         monitor.probes["inference_latency_seconds"] = lambda: self._latency
 
@@ -87,9 +90,9 @@ class MonitorObserver(Observer):
         self._saved_at = time.time()  # what is older is on the disk already
         self._counted = (state.num_examples, state.num_tokens)
         self._waited = state.data_wait_seconds
-        self._attempt(self.start)
-        self._attempt(self.monitor.start_monitoring)
-        self._attempt(lambda: self._measure_devices(state))
+        self._best_effort.attempt(MONITOR, self.start)
+        self._best_effort.attempt(MONITOR, self.monitor.start_monitoring)
+        self._best_effort.attempt(MONITOR, lambda: self._measure_devices(state))
 
     def phase_start(self, state: TrainingState) -> None:
         """What trains may differ from phase to phase."""
@@ -97,7 +100,7 @@ class MonitorObserver(Observer):
         def count() -> None:
             self._arithmetic = arithmetic_of(state.model)
 
-        self._attempt(count)
+        self._best_effort.attempt(MONITOR, count)
 
     def step_start(self, state: TrainingState) -> None:
         self._step_started = time.perf_counter()
@@ -111,7 +114,7 @@ class MonitorObserver(Observer):
         window.waited += waited
         window.seconds += waited + time.perf_counter() - self._step_started
         if state.metrics:
-            self._attempt(lambda: self._log(state))
+            self._best_effort.attempt(MONITOR, lambda: self._log(state))
 
     def eval_end(self, state: TrainingState) -> None:
         now = time.monotonic()
@@ -121,7 +124,7 @@ class MonitorObserver(Observer):
             return
         self._next_latency = now + LATENCY_INTERVAL_SECONDS
         adapter = self.adapter
-        self._attempt(lambda: self._measure_latency(adapter, state))
+        self._best_effort.attempt(MONITOR, lambda: self._measure_latency(adapter, state))
 
     def checkpoint_saved(self, state: TrainingState) -> None:
         self._saved_at = time.time()
@@ -129,11 +132,11 @@ class MonitorObserver(Observer):
     def error(self, state: TrainingState) -> None:
         """The numbers of the step that ended the training were not told yet."""
         if state.metrics and state.step != self.monitor.step:
-            self._attempt(lambda: self._log(state))
+            self._best_effort.attempt(MONITOR, lambda: self._log(state))
 
     def train_end(self, state: TrainingState) -> None:
-        self._always(self.monitor.stop_monitoring)
-        self._always(self.stop)
+        for stop in (self.monitor.stop_monitoring, self.stop):
+            self._best_effort.attempt(MONITOR, stop, even_if_off=True)
 
     def _log(self, state: TrainingState) -> None:
         window, self._window = self._window, _Window()
@@ -202,19 +205,6 @@ class MonitorObserver(Observer):
 
     def _checkpoint_age(self) -> float | None:
         return None if self._saved_at is None else time.time() - self._saved_at
-
-    def _attempt(self, action: Callable[[], None]) -> None:
-        if not self._is_off:
-            self._always(action)
-
-    def _always(self, action: Callable[[], None]) -> None:
-        """Also where the monitor is off: what was begun is ended."""
-        try:
-            action()
-        except Exception as error:  # watching is never worth a training
-            if not self._is_off:
-                logger.warning("the monitor is off, the training goes on: %r", error)
-            self._is_off = True
 
 
 class RunLogObserver(Observer):

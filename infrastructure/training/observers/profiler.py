@@ -5,12 +5,12 @@ recorded and changes none of their numbers.
 """
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.files import write_json
 from infrastructure.monitoring.report.report_machine import PROFILE_FILE
 from infrastructure.training.core.state import TrainingState
@@ -36,19 +36,20 @@ class ProfileObserver(Observer):
         self._first_step = 0
         self._profiler: torch.profiler.profile | None = None
         self._is_done = False
+        self._best_effort = BestEffort(logger, "%s is off, there will be no profile: %r")
 
     def step_start(self, state: TrainingState) -> None:
         if not self._is_done and self._profiler is None and self._num_seen == WARM_UP_STEPS:
-            self._attempt(lambda: self._begin(state))
+            self._best_effort.attempt("the profiler", lambda: self._begin(state))
 
     def step_end(self, state: TrainingState) -> None:
         self._num_seen += 1
         if self._profiler is not None and self._num_seen >= WARM_UP_STEPS + self.num_steps:
-            self._attempt(lambda: self._finish(state))
+            self._best_effort.attempt("the profiler", lambda: self._finish(state))
 
     def train_end(self, state: TrainingState) -> None:
         if self._profiler is not None:
-            self._attempt(lambda: self._finish(state))
+            self._best_effort.attempt("the profiler", lambda: self._finish(state))
 
     def _begin(self, state: TrainingState) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -71,13 +72,6 @@ class ProfileObserver(Observer):
             self.run_directory / PROFILE_FILE, {**steps, "trace": str(TRACE_FILE), "rows": rows}
         )
         logger.info("steps %d to %d were profiled: %s", self._first_step, state.step, trace)
-
-    def _attempt(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception as error:  # a profile is never worth a training
-            self._profiler, self._is_done = None, True
-            logger.warning("there will be no profile, the training goes on: %r", error)
 
 
 def table_of(profiler: torch.profiler.profile) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.run_backup import RunBackup
+from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.line_file import LineFile
 from infrastructure.monitoring.drawing.metrics_file import encode_record
 from infrastructure.monitoring.report.report import write_report
@@ -24,6 +25,10 @@ from infrastructure.training.metrics.sinks import EVALUATION
 from infrastructure.training.recovery.recovery_log import error_record
 
 logger = logging.getLogger(__name__)
+
+DISPLAY = "the progress display"
+INCOMPLETE = "%s is not complete: %r"
+NOTHING_COPIED = "%s cannot be started, nothing is copied now: %r"
 
 ERRORS_FILE = Path("logs") / "errors" / "errors.jsonl"
 MAX_ERROR_LINES = 1000
@@ -89,30 +94,24 @@ class ProgressObserver(Observer):
     def __init__(self, make_progress: Callable[[int, int], ProgressDisplay] = Progress) -> None:
         self.make_progress = make_progress
         self._progress: ProgressDisplay | None = None
+        self._best_effort = BestEffort(logger, errors=(OSError, ValueError))  # a closed stream's
 
     def train_start(self, state: TrainingState) -> None:
-        def make() -> None:
-            self._progress = self.make_progress(state.total_steps, state.step)
+        def make() -> ProgressDisplay:
+            return self.make_progress(state.total_steps, state.step)
 
-        self._attempt(make)
+        self._progress = self._best_effort.attempt(DISPLAY, make)
 
     def step_end(self, state: TrainingState) -> None:
         progress = self._progress
         loss, rate = state.metrics.get("loss"), state.metrics.get("tokens_per_second")
         if progress is not None:
-            self._attempt(lambda: progress.update(state.step, loss, rate))
+            self._best_effort.attempt(DISPLAY, lambda: progress.update(state.step, loss, rate))
 
     def train_end(self, state: TrainingState) -> None:
         if self._progress is not None:
-            self._attempt(self._progress.close)
+            self._best_effort.attempt(DISPLAY, self._progress.close)
         self._progress = None
-
-    def _attempt(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except (OSError, ValueError) as error:  # ValueError: the stream was closed
-            self._progress = None
-            logger.warning("the progress display is off, the training goes on: %r", error)
 
 
 class EarlyStopping(Observer):
@@ -184,7 +183,7 @@ class ErrorsObserver(Observer):
         self.file = LineFile(run_directory / ERRORS_FILE)
         self._newest: dict[str, Any] | None = None
         self._num_lines = 0
-        self._is_told = False
+        self._best_effort = BestEffort(logger, INCOMPLETE, errors=(OSError,), tries_again=True)
 
     def train_start(self, state: TrainingState) -> None:
         """A killed run may have noted more than it had written, or written more than it saved."""
@@ -228,15 +227,13 @@ class ErrorsObserver(Observer):
             self._num_lines += 1
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        try:
+        def act() -> None:
             try:
                 action()
             finally:
                 self.file.close()  # errors are rare
-        except OSError as error:
-            if not self._is_told:
-                logger.warning("%s is not complete: %r", self.file.path, error)
-            self._is_told = True
+
+        self._best_effort.attempt(str(self.file.path), act)
 
 
 class ReportObserver(Observer):
@@ -255,6 +252,7 @@ class ReportObserver(Observer):
         self.interval_seconds = interval_seconds
         self.clock = clock
         self._next_time = float("-inf")
+        self._best_effort = BestEffort(logger, "%s was not written: %r", tries_again=True)
 
     def eval_end(self, state: TrainingState) -> None:
         started = self.clock()
@@ -268,10 +266,7 @@ class ReportObserver(Observer):
         self._write()
 
     def _write(self) -> None:
-        try:
-            write_report(self.run_directory)
-        except Exception as error:  # a page to look at is never worth a training
-            logger.warning("report.html was not written: %r", error)
+        self._best_effort.attempt("report.html", lambda: write_report(self.run_directory))
 
 
 class CopiesObserver(Observer):
@@ -280,21 +275,16 @@ class CopiesObserver(Observer):
     def __init__(self, backup: RunBackup) -> None:
         self.backup = backup
         self._next_look = float("-inf")
+        self._best_effort = BestEffort(logger, NOTHING_COPIED, errors=(OSError,), tries_again=True)
 
     def train_start(self, state: TrainingState) -> None:
-        self._attempt(self.backup.start)
+        self._best_effort.attempt("the copier", self.backup.start)
 
     def step_end(self, state: TrainingState) -> None:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_AT_COPIER_SECONDS
-            self._attempt(self.backup.look_after)
+            self._best_effort.attempt("the copier", self.backup.look_after)
 
     def checkpoint_saved(self, state: TrainingState) -> None:
-        self._attempt(self.backup.nudge)
-
-    def _attempt(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except OSError as error:  # no process can be started: the training goes on
-            logger.warning("nothing is copied now: %s", error)
+        self._best_effort.attempt("the copier", self.backup.nudge)
