@@ -50,10 +50,11 @@ def _address(process: HelperProcess) -> dict[str, Any]:
 def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
     """`temper dashboard --json` on a free port; its first line of output says where it is."""
     arguments = ["dashboard", "--json", "--port", "0", "--output", str(output_dir)]
+    if run is not None:
+        arguments.append(run)
     return HelperProcess(
         "infrastructure",
         *arguments,
-        *([run] if run is not None else []),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         own_session=False,  # it ends with the notebook's kernel

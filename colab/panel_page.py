@@ -82,10 +82,12 @@ def panel_html(run: LiveRun, saved: Saved | None, advice: str, now: float) -> st
         alerts(run),
         curve_section(run),
         meters(run),
-        *([before_after(facts), example(facts), errors(facts)] if run.has_ended else []),
-        element("p", safety_words(facts, now), css_class="soft"),
-        element("p", advice, css_class="soft") if advice and not run.has_ended else NOTHING,
     ]
+    if run.has_ended:
+        parts += [before_after(facts), example(facts), errors(facts)]
+    parts.append(element("p", safety_words(facts, now), css_class="soft"))
+    if advice and not run.has_ended:
+        parts.append(element("p", advice, css_class="soft"))
     style = f"{SELECTOR} {{{COLOURS}{live_rules()}{RULES}}}"
     return element("div", element("style", raw_markup(style)), *parts, css_class=CLASS)
 

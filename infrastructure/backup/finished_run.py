@@ -18,6 +18,7 @@ from infrastructure.backup.replication.folder_upload import compare, fetch_folde
 from infrastructure.backup.replication.object_reader import Progress
 from infrastructure.backup.replication.status import DOWN, BackupStatus
 from infrastructure.backup.run_backup import RunBackup
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import parse_record, write_record
 from infrastructure.core.errors import DamagedFileError, StorageError
 from infrastructure.core.redact import redact, redact_urls
@@ -56,7 +57,7 @@ def complete(
     seconds: float,
     *,
     wait: Callable[[float], BackupStatus] | None = None,
-    record: Callable[[str], None] = lambda published: None,
+    record: Callable[[str], None] = do_nothing,
 ) -> Completion:
     """Have the place confirm all of the finished run in `run_path`, within `seconds`; whatever is
     there and confirmed already is only compared.

@@ -42,6 +42,7 @@ from infrastructure.backup.replication.status import (
 from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import StorageError
 from infrastructure.core.redact import redact, redact_urls
 from infrastructure.core.waiting import within
@@ -123,7 +124,7 @@ class RunBackup:
         """
         link = self._require_link()
         with only_writer(self.store.root):
-            name = fetch_newest(link, self.store, step, on_progress or _silent)
+            name = fetch_newest(link, self.store, step, on_progress or do_nothing)
         return self.store.manifest_path(name)
 
     def repair(self, directory: Path | None = None) -> list[Repair]:
@@ -413,7 +414,3 @@ class RunBackup:
 def place_options(config: DeploymentConfig) -> BackupConfig:
     """Section `backup`, without a place where backups are off."""
     return config.backup if config.enable_backups else config.backup.copy_with(place=None)
-
-
-def _silent(done_bytes: int, total_bytes: int) -> None:
-    return

@@ -109,7 +109,9 @@ def module_path() -> list[str]:
     any other that holds one of its name."""
     own, current = str(PACKAGE_PARENT), str(Path.cwd())
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    by_chance = {_real(current), *([_real(str(Path(main).parent))] if main else [])}
+    by_chance = {_real(current)}
+    if main:
+        by_chance.add(_real(str(Path(main).parent)))
     entries = [entry or current for entry in sys.path if isinstance(entry, str)]
     entries = [str(Path(entry).absolute()) for entry in entries]
     path = [entry for entry in entries if _real(entry) not in by_chance]

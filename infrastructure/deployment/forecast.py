@@ -19,6 +19,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import write_record
 from infrastructure.core.files import paths_below
 from infrastructure.core.hardware import disk_free_bytes
+from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import parse_json
 from infrastructure.deployment.run_copies import bytes_of_version, newest_kept, versions_kept
 from infrastructure.deployment.run_directory import RunDirectory
@@ -324,7 +325,7 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
 def evaluations_left(loop: TrainingLoop, step: int) -> int:
     """How often the held-out loss is measured in the steps that are left."""
     config, last = loop.config, loop.total_steps
-    per_epoch = max(1, -(-loop.data.num_examples // loop.global_batch_size))
+    per_epoch = max(1, ceil_div(loop.data.num_examples, loop.global_batch_size))
     interval = config.validation_interval
     every = config.validation_frequency or (interval * per_epoch if interval else last)
     done, all_of_them = step // every, last // every + (last % every > 0)
@@ -334,7 +335,7 @@ def evaluations_left(loop: TrainingLoop, step: int) -> int:
 def saves_left(loop: TrainingLoop, seconds: float) -> int:
     """About how many checkpoints will be saved: at the end, by their rhythm, and by the clock."""
     config = loop.config
-    per_epoch = max(1, -(-loop.data.num_examples // loop.global_batch_size))
+    per_epoch = max(1, ceil_div(loop.data.num_examples, loop.global_batch_size))
     interval = config.checkpoint_interval
     every = config.checkpoint_frequency or (interval * per_epoch if interval else None)
     by_rhythm = loop.total_steps // every if every else 0

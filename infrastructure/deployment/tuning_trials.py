@@ -16,6 +16,7 @@ from infrastructure.backup.state.random_state import seed_everything
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.core.hardware import processor
+from infrastructure.core.integers import ceil_div
 from infrastructure.optimization.learning_rate_range import RangeTest, range_test
 from infrastructure.optimization.pipeline_optimizer import Measured
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -104,7 +105,7 @@ def _some_steps(probe: StepProbe, fit: MachineFit, plan: BatchPlan) -> tuple[int
         for examples in islice(batches, NUM_BATCHES):
             cost = probe.micro_batch(examples)
             num_tokens, peak = num_tokens + cost.num_tokens, max(peak, cost.peak_bytes)
-    for _ in range(-(-NUM_BATCHES // plan.gradient_accumulation)):
+    for _ in range(ceil_div(NUM_BATCHES, plan.gradient_accumulation)):
         probe.update()
     return num_tokens, time.perf_counter() - started, peak
 

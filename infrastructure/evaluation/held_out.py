@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from infrastructure.core.integers import ceil_div
 from infrastructure.evaluation.generation import (
     Answer,
     exact_match_by_task,
@@ -80,5 +81,5 @@ def answer_questions(trainer: EnhancedTrainer, max_questions: int) -> list[Answe
 def affordable(questions: list[Question]) -> list[Question]:
     """Evenly many of the questions, so that their answers stay within `MAX_ANSWER_TOKENS`."""
     total = sum(question.expected_length for question in questions)
-    stride = max(1, -(-total // MAX_ANSWER_TOKENS))
+    stride = max(1, ceil_div(total, MAX_ANSWER_TOKENS))
     return questions[::stride]

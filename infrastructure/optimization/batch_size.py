@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.hardware import gib
 from infrastructure.optimization.memory_prediction import MemoryLine, MemoryPoint, fit_line
 
@@ -78,7 +79,7 @@ class BatchSizeSearch:
     budget_bytes: int
     idle_bytes: int
     is_out_of_memory: Callable[[BaseException], bool]
-    free_memory: Callable[[], None] = lambda: None
+    free_memory: Callable[[], None] = do_nothing
     seconds: float = SECONDS
 
     def run(self, largest: int = LARGEST) -> BatchChoice:

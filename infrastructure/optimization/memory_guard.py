@@ -36,6 +36,12 @@ class Action(StrEnum):
     SMALLER = "smaller"
 
 
+def machine_percent() -> float:
+    """Main memory in use on this machine, or in this container, in percent."""
+    now = memory()
+    return 100.0 * (now.total_bytes - now.available_bytes) / now.total_bytes
+
+
 @dataclass
 class MemoryGuard:
     """See above.
@@ -54,7 +60,7 @@ class MemoryGuard:
     limit_bytes: int | None = None
     release: Sequence[Release] = ()
     clock: Callable[[], float] = time.monotonic
-    machine_percent: Callable[[], float] = lambda: machine_percent()
+    machine_percent: Callable[[], float] = machine_percent
     released_bytes: int = 0
     num_releases: int = 0
     highest_bytes: int = 0
@@ -102,9 +108,3 @@ class MemoryGuard:
             return False
         self._next[what] = now + seconds
         return True
-
-
-def machine_percent() -> float:
-    """Main memory in use on this machine, or in this container, in percent."""
-    now = memory()
-    return 100.0 * (now.total_bytes - now.available_bytes) / now.total_bytes

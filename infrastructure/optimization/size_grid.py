@@ -10,6 +10,8 @@ nothing sees it.
 
 from enum import StrEnum
 
+from infrastructure.core.integers import ceil_div
+
 PARTS_BITS = 4  # 16 sizes from one power of two to the next
 LEAST_STEP = 8  # short lengths are few anyway, and tensor cores take eight rows at a time
 # Of an example in attention, whose kernels are made for each length; what is added is never seen.
@@ -33,4 +35,4 @@ class SizeGrid(StrEnum):
         if self is SizeGrid.EXACT:
             return size
         step = max(LEAST_STEP, 1 << max(0, size.bit_length() - 1 - PARTS_BITS))
-        return -(-size // step) * step
+        return ceil_div(size, step) * step

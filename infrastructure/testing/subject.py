@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from infrastructure.config.auto import learning_rate_for
+from infrastructure.core.integers import ceil_div
 from infrastructure.training.choices import starts_from_scratch
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.data.store.examples import TokenizedExample
@@ -188,7 +189,7 @@ class Subject:
 
 def stride_for(sizes: Iterator[int] | Sequence[int]) -> int:
     """Every how-many-th element to compare, so that it is not too many."""
-    return -(-max(1, sum(sizes)) // MAX_COMPARED)
+    return ceil_div(max(1, sum(sizes)), MAX_COMPARED)
 
 
 def kept_values(tensor: torch.Tensor, stride: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.testing.check_report import describe_subject, write_check_report
 from infrastructure.testing.preflight import (
     INTEGRATION,
@@ -46,7 +47,7 @@ class CheckPipeline:
     def __init__(
         self,
         config: DeploymentConfig,
-        say: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] = do_nothing,
         *,
         rebaseline: bool = False,
     ) -> None:

@@ -19,6 +19,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.resource_config import CacheConfig, QuantumResources
 from infrastructure.config.sections.training_config import QUANTUM, TrainingConfig
+from infrastructure.core.integers import ceil_div
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -327,7 +328,7 @@ class EnhancedTrainer:
     ) -> tuple[list[Phase], int]:
         """The phases of the training, and its optimizer steps."""
         config = self.training_config
-        steps_per_epoch = -(-data.num_examples // batch_size)
+        steps_per_epoch = ceil_div(data.num_examples, batch_size)
         num_phases = sum(phase.num_epochs for phase in self.strategy.phases(model, 1))
         from_scratch = starts_from_scratch(self.model_config)
         num_epochs = num_epochs_for(config, from_scratch, steps_per_epoch, num_phases)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from infrastructure.backup.format.manifest import FILES, Manifest, Pack
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.upload import fetch_version
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, StorageError
 
 # Objects of versions that nothing goes on from now are read as a whole up to so many bytes; beyond,
@@ -87,7 +88,7 @@ class StoreRepair:
         what = f"version {confirmed[:12]}"
         try:
             manifest = self._require_remote().read(confirmed)
-            fetch_version(self._require_remote(), confirmed, self.local, _silent)
+            fetch_version(self._require_remote(), confirmed, self.local, do_nothing)
         except (CheckpointError, OSError) as error:
             text = f"{what} was copied to {self.where}, and is gone from here: {self._why(error)}"
             yield Repair(what, Outcome.LOST, text)
@@ -190,7 +191,3 @@ def contents_of(pack: Pack, manifest: Manifest) -> list[str]:
         for name in names
     )
     return sorted(set(found))
-
-
-def _silent(done_bytes: int, total_bytes: int) -> None:
-    return

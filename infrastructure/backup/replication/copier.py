@@ -22,6 +22,7 @@ from infrastructure.backup.replication.remote_pruning import GRACE_SECONDS, Plac
 from infrastructure.backup.replication.remote_session import Link
 from infrastructure.backup.replication.status import BackupStatus
 from infrastructure.backup.replication.upload import Upload
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.redact import redact, redact_urls
 
@@ -54,7 +55,7 @@ class Copier:
         retention: Retention,
         *,
         record: PlaceRecord | None = None,
-        on_piece: Callable[[], None] = lambda: None,
+        on_piece: Callable[[], None] = do_nothing,
         grace_seconds: float = GRACE_SECONDS,
         now: Callable[[], float] = time.time,
         draw: Callable[[], float] = random.random,

@@ -11,6 +11,7 @@ from infrastructure.backup.format.hashing import hash_of, new_digest
 from infrastructure.backup.format.manifest import Pack
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.integers import ceil_div
 
 
 class OpenFile(Sequence[Buffer]):
@@ -28,7 +29,7 @@ class OpenFile(Sequence[Buffer]):
         self._file.close()
 
     def __len__(self) -> int:
-        return -(-self.size_bytes // CHUNK_BYTES)
+        return ceil_div(self.size_bytes, CHUNK_BYTES)
 
     @overload
     def __getitem__(self, index: int) -> Buffer: ...

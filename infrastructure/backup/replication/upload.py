@@ -214,10 +214,8 @@ class Upload:
         now = self.link.sent[pack.hash]
         if len(forms) == 1 and pack.size_bytes <= LARGEST_BYTES:
             packed = compress(_joined(forms[0][1]))
-            forms = [
-                *forms,
-                *([self._packed(pack, packed)] if len(packed) < pack.size_bytes else []),
-            ]
+            if len(packed) < pack.size_bytes:
+                forms = [*forms, self._packed(pack, packed)]
         others = [form for form in forms if form[0].path != now.path and self._stays_missing(form)]
         these = [form for form in forms if form[0].path == now.path]
         if pack.hash in self.link.named:

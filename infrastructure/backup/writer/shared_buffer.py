@@ -12,6 +12,7 @@ import torch
 from infrastructure.backup.format.packs import BITS, TensorBytes
 from infrastructure.backup.format.tensor_bytes import DTYPES, dtype_name
 from infrastructure.core.errors import StorageError
+from infrastructure.core.integers import ceil_div
 
 ALIGNMENT_BYTES = 64
 GROWTH_BYTES = 16 * 1024**2  # so that a slightly larger state needs no new mapping
@@ -107,7 +108,7 @@ class KeptCopy:
         """Fresh memory costs more than the copy, so it is kept."""
         if self._memory is not None and len(self._memory) >= size_bytes:
             return
-        descriptor, length = self.descriptor, -(-size_bytes // GROWTH_BYTES) * GROWTH_BYTES
+        descriptor, length = self.descriptor, ceil_div(size_bytes, GROWTH_BYTES) * GROWTH_BYTES
         try:
             os.posix_fallocate(descriptor, 0, length)  # now, not by a signal in the middle of it
         except OSError as error:
@@ -136,7 +137,7 @@ def _lay_out(outlines: list[tuple[str, str, tuple[int, ...]]]) -> list[Place]:
     places: list[Place] = []
     end = 0
     for name, dtype, shape in outlines:
-        begin = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        begin = ceil_div(end, ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         end = begin + prod(shape) * BITS[dtype] // 8
         places.append((name, dtype, shape, begin, end - begin))
     return places

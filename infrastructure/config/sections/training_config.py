@@ -223,7 +223,7 @@ class TrainingConfig(StackwiseFields):
     def extensions(self) -> list[str]:
         """Those that take part: what is enabled, and `quantum` where it was given a rhythm."""
         asked = self.optimization_frequency is not None and QUANTUM not in self.enabled_extensions
-        return [*self.enabled_extensions, *([QUANTUM] if asked else [])]
+        return [*self.enabled_extensions, QUANTUM] if asked else list(self.enabled_extensions)
 
     def check_together(self) -> None:
         """Epochs and steps for the same thing: steps alone switch the default interval off."""

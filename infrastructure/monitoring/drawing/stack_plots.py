@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from infrastructure.core.integers import ceil_div
 from infrastructure.monitoring.drawing.charts import LOG_SCALE_FROM_RATIO, without_zeros
 from infrastructure.monitoring.drawing.downsampling import (
     Points,
@@ -121,7 +122,7 @@ class StackPicture:
         """Names of the rows, and a line at each that is named."""
         top = self.num_layers + 1
         named = {0: "embedding", top: self.above}
-        every = -(-self.num_layers // MOST_LABELS)
+        every = ceil_div(self.num_layers, MOST_LABELS)
         for number in range(every, top, every):
             if self.row * min(number, top - number) >= LABEL_HEIGHT:
                 named[number] = f"layer {number}"

@@ -172,8 +172,10 @@ class LiveRun:
     def problems(self) -> list[str]:
         """What could not be read, one sentence each."""
         num_unreadable = self._metrics.num_unreadable
-        told = f"{num_unreadable} lines of {METRICS_FILE} are damaged and left out."
-        return [*self.facts.problems, *([told] if num_unreadable else [])]
+        problems = list(self.facts.problems)
+        if num_unreadable:
+            problems.append(f"{num_unreadable} lines of {METRICS_FILE} are damaged and left out.")
+        return problems
 
     def _read_small(self) -> bool:
         names = (*SMALL_FILES, ERRORS_FILE)

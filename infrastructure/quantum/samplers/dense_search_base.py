@@ -67,7 +67,9 @@ class Search(ABC, Generic[State]):
 
     def ranked(self) -> list[State]:
         """What was found, best first."""
-        found = [*self.champions, *([] if self.best is None else [self.best])]
+        found = list(self.champions)
+        if self.best is not None:
+            found.append(self.best)
         return distinct(found, self.same_variables)
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.training.core.error_handlers import (
     can_be_halved,
     free_memory,
@@ -31,7 +32,7 @@ class HeldOutLoss:
     adapter: ModelAdapter
     precision: Precision
     may_halve: bool = True
-    on_smaller: Callable[[int, str], None] = lambda size, why: None
+    on_smaller: Callable[[int, str], None] = do_nothing
     most: int | None = None
     loss_sum: float = 0.0
     num_items: int = 0

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.training.core.metric_accumulator import LogWindow
 from infrastructure.training.core.state import StepOutput
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
@@ -27,7 +28,7 @@ def accumulate(
     *,
     micro_batch_size: int,
     total_items: int,
-    told: Callable[[StepOutput], None] = lambda output: None,
+    told: Callable[[StepOutput], None] = do_nothing,
 ) -> LogWindow:
     """Add the gradients of `examples` to those that are there; returns their loss and items.
 

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.integers import ceil_div
 from infrastructure.training.checkpoints.save_schedule import (
     DEADLINE_IS_NEAR,
     REQUEST_FILE,
@@ -231,7 +232,7 @@ class TrainerEvents:
             num_batches = len(self.loader)
         except TypeError:
             return None
-        return max(1, -(-num_batches // self.parts.args.gradient_accumulation_steps))
+        return max(1, ceil_div(num_batches, self.parts.args.gradient_accumulation_steps))
 
     def _save(self) -> None:
         self.saving.save(self.state)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import is_installed, require
 from infrastructure.monitoring.drawing.formatting import format_number
@@ -87,7 +88,7 @@ class Progress:
         stream: TextIO | None = None,
         kind: str | None = None,
         clock: Clock = time.monotonic,
-        note: Callable[[], str | None] = lambda: None,
+        note: Callable[[], str | None] = do_nothing,
     ) -> None:
         self.total_steps = total_steps
         self.note = note
@@ -117,8 +118,8 @@ class Progress:
         left = self._rate.seconds_left(self.total_steps)
         if left is not None:
             self._numbers["left"] = f"{tqdm.format_interval(left)} left"
-        note = self.note()
-        self._display.show(step, " · ".join([*self._numbers.values(), *([note] if note else [])]))
+        parts = [*self._numbers.values(), self.note()]
+        self._display.show(step, " · ".join(part for part in parts if part))
 
     def close(self) -> None:
         """Show the last state and leave the cursor on a fresh line."""

@@ -59,5 +59,7 @@ def _tables(model: Any) -> list[torch.Tensor]:
     head = model.get_output_embeddings()
     found = [model.get_input_embeddings().weight]
     if head is not None:
-        found += [head.weight, *([head.bias] if getattr(head, "bias", None) is not None else [])]
+        found.append(head.weight)
+        if getattr(head, "bias", None) is not None:
+            found.append(head.bias)
     return found

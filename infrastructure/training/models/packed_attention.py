@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from infrastructure.core.errors import TemperError
+from infrastructure.core.integers import ceil_div
 from infrastructure.training.models.model_inputs import (
     attention_implementation,
     bidirectional_mask,
@@ -137,7 +138,7 @@ def rounded_layout(mask: torch.Tensor) -> RoundedLayout:
 
 
 def _make_layout(lengths: list[int], step: int) -> RoundedLayout:
-    rounded = [-(-length // step) * step for length in lengths]
+    rounded = [ceil_div(length, step) * step for length in lengths]
     starts = torch.tensor([0, *lengths[:-1]]).cumsum(0)
     begins = torch.tensor([0, *rounded[:-1]]).cumsum(0)
     own = torch.repeat_interleave(begins - starts, torch.tensor(lengths))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.best_effort import BestEffort
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.training.core.flops import (
     Arithmetic,
@@ -61,8 +62,8 @@ class MonitorObserver(Observer):
         monitor: TrainingMonitor,
         adapter: ModelAdapter | None,
         precision: Precision,
-        start: Callable[[], None] = lambda: None,
-        stop: Callable[[], None] = lambda: None,
+        start: Callable[[], None] = do_nothing,
+        stop: Callable[[], None] = do_nothing,
     ) -> None:
         self.monitor, self.adapter, self.precision = monitor, adapter, precision
         self.start, self.stop = start, stop

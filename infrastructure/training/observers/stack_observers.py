@@ -135,7 +135,12 @@ class StackFiles(Observer):
         above = set(self.strategy.rack.above)
         trained_top = [p.unit for p in phases if p.unit and above & (p.parameters or above)]
         has_top = unit == self._plan().units[-1] or trained_top[-1:] == [unit]
-        return [LAYERS, *([BELOW] if unit.index == 0 else []), *([ABOVE] if has_top else [])]
+        holds = [LAYERS]
+        if unit.index == 0:
+            holds.append(BELOW)
+        if has_top:
+            holds.append(ABOVE)
+        return holds
 
     def _write(self, unit: Unit, holds: list[str], final_step: int | None) -> None:
         plan, rack = self._plan(), self.strategy.rack

@@ -11,6 +11,7 @@ import torch.distributed as dist
 # gloo's threads with it, which now and then abort a process that ends.
 import torch.distributed.nn.functional
 
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.training.core.error_handlers import is_device_fault
 
 LEADER = 0
@@ -40,7 +41,7 @@ class Exchange:
         rank: int,
         size: int,
         device: torch.device,
-        watch: Callable[[], None] = lambda: None,
+        watch: Callable[[], None] = do_nothing,
     ) -> None:
         self.device, self.watch = device, watch
         self.is_leader = rank == LEADER

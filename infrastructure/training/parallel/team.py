@@ -19,6 +19,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.integers import ceil_div
 from infrastructure.core.launched import Launched
 from infrastructure.optimization.compiling import is_compiled
 from infrastructure.training.core.error_handlers import is_out_of_memory
@@ -85,7 +86,7 @@ class Team:
 
     def largest_share(self, num_examples: int) -> int:
         """How many examples of a batch one process has at most."""
-        return -(-num_examples // self.size)
+        return ceil_div(num_examples, self.size)
 
     def launch(self) -> None:
         """Start the followers, which takes them a while; they wait for `start` then."""

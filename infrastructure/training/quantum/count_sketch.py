@@ -10,6 +10,8 @@ import hashlib
 
 import torch
 
+from infrastructure.core.integers import ceil_div
+
 CHUNK_ENTRIES = 1 << 18  # of a matrix that are in memory at once, for each example
 
 
@@ -55,7 +57,7 @@ class CountSketch:
         """Signs (pieces, d) int8, and which entry each bucket takes (pieces, d) int64."""
         key = (matrix, start_row, length)
         if key not in self._drawn:
-            num_pieces = -(-length // self.num_features)
+            num_pieces = ceil_div(length, self.num_features)
             generator = torch.Generator().manual_seed(_mixed(self.seed, *key))
             shape = (num_pieces, self.num_features)
             signs = 2 * torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) - 1

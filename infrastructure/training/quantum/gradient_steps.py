@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from infrastructure.config.sections.quantum_config import BLOCK_SELECTION, SAMPLER, QuantumConfig
+from infrastructure.core.integers import ceil_div
 from infrastructure.quantum.problems.block_selection import BlockSelection, sampled_fisher
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
@@ -168,7 +169,7 @@ class RankAllocationStep(GradientStep):
 
 def num_chosen_blocks(config: QuantumConfig, num_blocks: int) -> int:
     """How many blocks train at a time."""
-    return min(num_blocks, config.num_blocks or -(-num_blocks // 2))
+    return min(num_blocks, config.num_blocks or ceil_div(num_blocks, 2))
 
 
 def check_blocks(config: QuantumConfig, model: torch.nn.Module) -> None:

@@ -80,7 +80,7 @@ def num_rollbacks(state: TrainingState) -> int:
 def shortened(rows: Sequence[str], most: int = MAX_ROWS) -> list[str]:
     """The first `most` rows, and how many more there are."""
     more = len(rows) - most
-    return [*rows[:most], *([f"and {more} more"] if more > 0 else [])]
+    return [*rows[:most], f"and {more} more"] if more > 0 else list(rows)
 
 
 def row_names(data: Any, epoch: int, example: int, count: int) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.backup.state.optimizer_state import split_optimizer
+from infrastructure.core.integers import ceil_div
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import Phase
 from infrastructure.training.loop.loop import TrainingLoop, phase_ends
@@ -57,8 +58,8 @@ def steps_left(
     epochs_after = sum(phase.num_epochs for phase in phases) - position["epoch"] - 1
     if epochs_after < 0:
         return 0
-    in_this_epoch = -(-(num_examples - position["example"]) // batch_size)
-    return int(in_this_epoch + epochs_after * -(-num_examples // batch_size))
+    in_this_epoch = ceil_div(num_examples - position["example"], batch_size)
+    return int(in_this_epoch + epochs_after * ceil_div(num_examples, batch_size))
 
 
 def length_to_go(

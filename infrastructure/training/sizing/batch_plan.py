@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.integers import ceil_div
 from infrastructure.core.remembered import Key, Remembered
 from infrastructure.optimization.batch_size import LARGEST, BatchChoice
 
@@ -46,9 +47,9 @@ class BatchPlan:
 
     def of_one_process(self, num_processes: int) -> "BatchPlan":
         """What one of several processes does of an optimizer step, at most."""
-        share = -(-self.examples_per_step // num_processes)
+        share = ceil_div(self.examples_per_step, num_processes)
         batch_size = min(self.batch_size, share)
-        return BatchPlan(batch_size, -(-share // batch_size))
+        return BatchPlan(batch_size, ceil_div(share, batch_size))
 
     def resolved(self) -> dict[str, int]:
         """Both numbers by key, as checkpoints hold them."""

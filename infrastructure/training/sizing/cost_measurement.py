@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from infrastructure.core.hardware import gib
+from infrastructure.core.integers import ceil_div
 from infrastructure.optimization.batch_size import (
     BatchChoice,
     BatchSizeSearch,
@@ -273,7 +274,7 @@ class MachineFit:
         """Of the micro-batches of the first epoch; where lengths are not known, of the sample."""
         lengths = self._lengths
         size = min(size, len(lengths))
-        lengths = np.resize(lengths, -(-len(lengths) // size) * size).reshape(-1, size)
+        lengths = np.resize(lengths, ceil_div(len(lengths), size) * size).reshape(-1, size)
         return int(self._units_of(lengths).max())
 
     @cached_property
@@ -318,7 +319,7 @@ class SpeedTrials:
 
     def tokens_per_second(self, size: int) -> float:
         """Of usual rows; the optimizer's own time is shared by the micro-batches of a step."""
-        count = -(-max(size, SPEED_ROWS) // size)
+        count = ceil_div(max(size, SPEED_ROWS), size)
         rows = list(islice(cycle(self.usual), count * size))
         costs = [self.probe.micro_batch(rows[i * size : (i + 1) * size]) for i in range(count)]
         num_tokens = sum(cost.num_tokens for cost in costs)

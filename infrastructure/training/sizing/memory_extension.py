@@ -49,6 +49,14 @@ class MemorySettings:
     cache_seconds: int | None = None
 
 
+def _nothing_to_release(unused_seconds: float) -> int:
+    return 0
+
+
+def _nothing_to_recommend(state: TrainingState) -> list[Recommendation]:
+    return []
+
+
 class MemoryExtension(Extension):
     """See above.
 
@@ -65,8 +73,8 @@ class MemoryExtension(Extension):
         settings: MemorySettings,
         device: torch.device,
         *,
-        release_data: Callable[[float], int] = lambda unused_seconds: 0,
-        recommend: Callable[[TrainingState], list[Recommendation]] = lambda state: [],
+        release_data: Callable[[float], int] = _nothing_to_release,
+        recommend: Callable[[TrainingState], list[Recommendation]] = _nothing_to_recommend,
         leak_seconds: float = LEAK_SECONDS,
         leak_watch: LeakWatch | None = None,
         clock: Callable[[], float] = time.monotonic,

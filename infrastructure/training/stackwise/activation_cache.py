@@ -42,6 +42,7 @@ from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import DamagedFileError, StorageError
 from infrastructure.core.files import HASH_CHUNK_BYTES, atomic_write, make_directory, remove_parts
 from infrastructure.core.hardware import disk_free_bytes
+from infrastructure.core.integers import ceil_div
 from infrastructure.core.lock import Lock
 from infrastructure.core.registry import Registry
 from infrastructure.monitoring.drawing.formatting import format_bytes
@@ -174,7 +175,7 @@ class Pages:
         self.num_tokens = sum(self._lengths)
 
     def __len__(self) -> int:
-        return -(-len(self._ids) // self.page_size)
+        return ceil_div(len(self._ids), self.page_size)
 
     def ids(self, number: int) -> list[bytes]:
         """The ids of page `number`."""

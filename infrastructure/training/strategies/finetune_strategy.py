@@ -6,6 +6,7 @@ strategy decides how fast and when each of them trains. Method: Howard & Ruder 2
 
 import torch
 
+from infrastructure.core.integers import ceil_div
 from infrastructure.training.core.state import Phase
 from infrastructure.training.models.lora import layer_of
 from infrastructure.training.strategies.base_strategy import ParameterGroups, decay_groups
@@ -35,7 +36,7 @@ class FinetuningStrategy(StandardTrainingStrategy):
         if not interval:
             return super().phases(model, num_epochs)
         layers = trainable_layers(model)
-        num_phases = min(len(layers), -(-num_epochs // interval))
+        num_phases = min(len(layers), ceil_div(num_epochs, interval))
         names: set[str] = set()
         phases = []
         for index in range(num_phases):

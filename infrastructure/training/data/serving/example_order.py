@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from infrastructure.core.integers import ceil_div
+
 Indices = npt.NDArray[np.int64]
 
 # Keep the streams of different uses apart.
@@ -84,5 +86,5 @@ def with_replacements(
 
 def _draw(members: Indices, quota: int, rng: np.random.RandomState) -> Indices:
     """At least one, each as often as any other (± one)."""
-    rounds = -(-quota // len(members))
+    rounds = ceil_div(quota, len(members))
     return np.concatenate([rng.permutation(members) for _ in range(rounds)])[:quota]

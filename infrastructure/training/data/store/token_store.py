@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from infrastructure.core.errors import DataError
 from infrastructure.core.files import write_json
+from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import parse_json
 from infrastructure.training.data.store.examples import TokenizedExample
 
@@ -181,7 +182,7 @@ class CheckedFile:
         Raises:
             DamagedEntryError: they are not what was written.
         """
-        first, last = start // CHUNK_BYTES, -(-end // CHUNK_BYTES)
+        first, last = start // CHUNK_BYTES, ceil_div(end, CHUNK_BYTES)
         if self._is_checked[first:last].all():
             return
         try:
@@ -309,7 +310,7 @@ class TokenStore:
         first_byte = start // 8
         with damage_told(self.folder):
             ids = self._input_ids[start:end]
-            packed = self._supervised[first_byte : -(-end // 8)]
+            packed = self._supervised[first_byte : ceil_div(end, 8)]
         bits = np.unpackbits(packed, bitorder="little")
         mask = bits[start - 8 * first_byte : end - 8 * first_byte].view(np.bool_)
         return TokenizedExample(ids.astype(np.int32), mask, self.task(index))
