@@ -14,6 +14,7 @@ from infrastructure.testing.subject import (
     leaving_no_trace,
     undone,
 )
+from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.models.lora import target_paths
 from infrastructure.training.models.model_inputs import inner_model, relative_difference
 from infrastructure.training.models.packing_check import leak_tolerance
@@ -220,10 +221,8 @@ def take_steps(subject: Subject, num_steps: int, learning_rate: float) -> set[st
     for group in optimizer.param_groups:
         group["lr"] *= learning_rate / highest
     received: set[str] = set()
-    items = max(1, subject.adapter.count_items(subject.sample))
     for _ in range(num_steps):
-        batch = {**subject.adapter.prepare_batch(subject.sample), "total_items": items}
-        strategy.train_step(subject.model, batch, optimizer, scaler, None, False)
+        one_step(subject.model, subject.adapter, strategy, optimizer, subject.sample, scaler=scaler)
         strategy.unscale_gradients(optimizer, scaler)
         named = subject.model.named_parameters()
         received |= {n for n, p in named if p.grad is not None and bool(p.grad.any())}

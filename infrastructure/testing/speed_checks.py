@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from infrastructure.testing.baseline import Baselines, Comparison, compare
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import NUM_CANDIDATES, Subject, be_quiet, undone
 from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
+from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.resume.fingerprint import installed_versions
 from infrastructure.training.sizing.micro_batch_memory import describe_device
 
@@ -89,18 +91,18 @@ def work_of(subject: Subject) -> dict[str, Any]:
 
 def measure_times(subject: Subject) -> dict[str, float]:
     """The fastest of a few repeats, in seconds, by name; the weights are put back."""
-    items = max(1, subject.adapter.count_items(subject.sample))
     with undone(subject):
-        strategy, optimizer, scaler = (
+        step = partial(
+            one_step,
+            subject.model,
+            subject.adapter,
             subject.bound_strategy(),
             subject.optimizer(),
-            subject.scaler(),
+            subject.sample,
+            scaler=subject.scaler(),
+            total_items=max(1, subject.adapter.count_items(subject.sample)),
+            update_gradients=True,
         )
-
-        def step() -> None:
-            batch = {**subject.adapter.prepare_batch(subject.sample), "total_items": items}
-            strategy.train_step(subject.model, batch, optimizer, scaler, None, True)
-
         times = {"seconds_per_step": _fastest(subject, step)}
         be_quiet(subject)
         with torch.no_grad():

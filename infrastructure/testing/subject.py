@@ -19,7 +19,7 @@ from infrastructure.training.choices import starts_from_scratch
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.forward.gradient_accumulation import split
+from infrastructure.training.forward.gradient_accumulation import accumulate
 from infrastructure.training.model_adapters.base_adapter import Batch
 from infrastructure.training.models.model_inputs import (
     call_model,
@@ -168,11 +168,17 @@ class Subject:
         strategy, optimizer = self.bound_strategy(), self.optimizer()
         scaler = self.scaler()
         self.model.zero_grad()
-        total_items = max(1, self.adapter.count_items(examples))
         try:
-            for piece in split(examples, micro_batch_size):
-                batch = {**self.adapter.prepare_batch(piece), "total_items": total_items}
-                strategy.train_step(self.model, batch, optimizer, scaler, None, False)
+            accumulate(
+                self.model,
+                self.adapter,
+                strategy,
+                optimizer,
+                scaler,
+                examples,
+                micro_batch_size=micro_batch_size,
+                total_items=max(1, self.adapter.count_items(examples)),
+            )
             strategy.unscale_gradients(optimizer, scaler)
             return self._read_gradients()
         finally:

@@ -8,6 +8,7 @@ import torch
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.training.core.metric_accumulator import LogWindow
 from infrastructure.training.core.state import StepOutput
+from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
@@ -38,8 +39,9 @@ def accumulate(
     """
     window = LogWindow()
     for micro in split(examples, micro_batch_size):
-        batch = {**adapter.prepare_batch(micro), "total_items": total_items}
-        output = strategy.train_step(model, batch, optimizer, scaler, None, False)
+        output = one_step(
+            model, adapter, strategy, optimizer, micro, scaler=scaler, total_items=total_items
+        )
         window.loss_sum = window.loss_sum + output.loss_sum
         window.num_items += output.num_items
         told(output)

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
+from infrastructure.training.forward.one_step import backward_of_sum
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.models.lora import HEAD_LAYER, layer_of
 from infrastructure.training.quantum.activation_hooks import measuring
 from infrastructure.training.quantum.fisher_labels import SampledLabels
@@ -105,7 +106,8 @@ def block_statistics(
     relabel = SampledLabels(model, adapter, precision, seed)
     with measuring(model, adapter.device, parameters_have_gradients=True):
         num_tokens = sum(
-            _add_gradients(model, adapter, precision, adapter.prepare_batch(b)) for b in batches
+            backward_of_sum(model, adapter, precision, adapter.prepare_batch(examples)).num_items
+            for examples in batches
         )
         if num_tokens == 0:
             raise ValueError("the batches have no supervised token: nothing to choose blocks by")
@@ -114,7 +116,8 @@ def block_statistics(
         dots = []
         for examples in batches:
             model.zero_grad()
-            _add_gradients(model, adapter, precision, relabel(adapter.prepare_batch(examples)))
+            batch = relabel(adapter.prepare_batch(examples))
+            backward_of_sum(model, adapter, precision, batch)
             dots.append(_dots(blocks, _taken_gradients(blocks, 1.0), moves))
     norms = [
         sum(float(gradients[p].double().square().sum()) for p in block.values() if p in gradients)
@@ -127,17 +130,6 @@ def block_statistics(
         np.array(dots),
         num_tokens,
     )
-
-
-def _add_gradients(
-    model: torch.nn.Module, adapter: ModelAdapter, precision: Precision, batch: Batch
-) -> int:
-    """Backward of the batch's summed loss; its supervised tokens."""
-    with precision.autocast():
-        output = adapter.compute_loss(model, batch)
-    if output.num_items:
-        output.loss_sum.backward()
-    return output.num_items
 
 
 def _taken_gradients(

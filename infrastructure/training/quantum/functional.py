@@ -30,6 +30,7 @@ from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution, quantum_solve
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.forward.one_step import backward_of_sum
 from infrastructure.training.loop.loop import TrainingLoop, select_trainable
 from infrastructure.training.quantum.activation_hooks import measuring
 from infrastructure.training.quantum.freeze_blocks import block_name, phase_blocks
@@ -133,10 +134,7 @@ def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.
         size = state.micro_batch_size
         for start in range(0, len(state.batch), size):
             batch = adapter.prepare_batch(state.batch[start : start + size])
-            with strategy.precision.autocast():
-                loss = adapter.compute_loss(state.model, batch)
-            if loss.num_items:
-                loss.loss_sum.backward()
+            backward_of_sum(state.model, adapter, strategy.precision, batch)
         items = max(1, adapter.count_items(state.batch))
         return {
             name: parameter.grad.detach() / items

@@ -13,6 +13,7 @@ import torch
 
 from infrastructure.training.core.error_handlers import can_be_halved, free_memory, let_go
 from infrastructure.training.core.precision import Precision
+from infrastructure.training.forward.one_step import backward_of_sum
 from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
 from infrastructure.training.quantum.activation_hooks import check_heard, gradient_hooks, measuring
 
@@ -135,8 +136,5 @@ class ExamplePass:
         self._total = torch.zeros(shape, device=self.adapter.device)
         if self.relabel is not None:
             batch = self.relabel(batch)
-        with self.precision.autocast():
-            output = self.adapter.compute_loss(self.model, batch)
-        if output.num_items:
-            output.loss_sum.backward()
+        backward_of_sum(self.model, self.adapter, self.precision, batch)
         return self._total.cpu().numpy()

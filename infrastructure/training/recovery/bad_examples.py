@@ -9,6 +9,7 @@ import torch
 
 from infrastructure.training.core.error_handlers import is_out_of_memory
 from infrastructure.training.core.preserve import preserve
+from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.recovery.loss_spikes import LossWatch
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
@@ -33,10 +34,8 @@ def find_bad_rows(
         with preserve(model, random=adapter.device, modes=True):
             model.eval()
             for example in examples:
-                batch = {**adapter.prepare_batch([example])}
-                batch["total_items"] = max(1, adapter.count_items([example]))
                 optimizer.zero_grad()
-                output = strategy.train_step(model, batch, optimizer, None, None, False)
+                output = one_step(model, adapter, strategy, optimizer, [example])
                 loss = float(output.loss_sum) / max(1, output.num_items)
                 losses.append(loss if _gradients_are_finite(model) else math.nan)
     except Exception as error:

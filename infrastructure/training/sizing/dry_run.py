@@ -16,6 +16,7 @@ import torch
 from infrastructure.optimization.peak_memory import peak_memory
 from infrastructure.training.core.error_handlers import free_memory
 from infrastructure.training.core.preserve import preserve
+from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
@@ -61,7 +62,7 @@ class StepProbe:
             self.optimizer.zero_grad()
         with peak_memory(device) as peak:
             started = _now(device)
-            self._forward_backward(examples)
+            one_step(self.model, self.adapter, self.strategy, self.optimizer, examples)
             seconds = _now(device) - started
             return MicroCost(self.adapter.count_tokens(examples), seconds, peak.read())
 
@@ -95,11 +96,6 @@ class StepProbe:
             cost = MicroCost(self.adapter.count_tokens(examples), seconds, peak.read())
         self.model.train()
         return cost
-
-    def _forward_backward(self, examples: Sequence[Any]) -> None:
-        total_items = max(1, self.adapter.count_items(examples))
-        batch = {**self.adapter.prepare_batch(examples), "total_items": total_items}
-        self.strategy.train_step(self.model, batch, self.optimizer, None, None, False)
 
 
 @contextmanager
