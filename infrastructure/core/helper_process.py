@@ -84,8 +84,23 @@ class HelperProcess(subprocess.Popen[bytes]):
         spoken = [line.strip() for line in lines if line.strip()]
         return redact(spoken[-1])[:LONGEST_WORDS] if spoken else ""
 
-    def fate(self) -> str | None:
-        """How it ended, in words, with its last ones; None while it lives."""
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for its end at most so long; whether it came."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(seconds)
+        return self.poll() is not None
+
+    def close_pipes(self) -> None:
+        """Close its input, which ends it where it reads, and its output, whatever is still in
+        them."""
+        for pipe in (self.stdin, self.stdout):
+            with suppress(OSError, ValueError):  # bytes that nobody took; a busy reader
+                if pipe is not None:
+                    pipe.close()
+
+    def fate(self, patience_seconds: float = 0.0) -> str | None:
+        """How it ended, in words, with its last ones; None where it lives on after so long."""
+        self.ends_within(patience_seconds)
         code = self.poll()
         if code is None:
             return None

@@ -10,6 +10,8 @@ if how == "speak":
     print("much\n" * 10_000, file=sys.stderr)
     print("RuntimeError: no way to the place, token=abcdefgh123\n", file=sys.stderr)
     sys.exit(3)
+if how == "read":
+    sys.stdin.read()
 if how == "sleep":
     time.sleep(600)
 if how == "outlive":

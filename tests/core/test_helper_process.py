@@ -161,6 +161,17 @@ def test_a_helper_that_was_killed_says_by_what(words: str) -> None:
     assert helper.fate() == "it was killed by SIGKILL"
 
 
+def test_closing_its_pipes_ends_a_helper_that_reads_and_its_end_is_waited_for(words: str) -> None:
+    helper = HelperProcess(words, "read", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert helper.stdin is not None
+    helper.stdin.write(b"x")  # stays in the buffer, and nobody takes it
+    assert not helper.ends_within(0.0)
+    assert helper.fate(0.01) is None
+    helper.close_pipes()
+    helper.close_pipes()  # again: nothing happens
+    assert helper.fate(60) == "it ended with exit code 0"
+
+
 def test_what_it_says_is_shown_where_that_is_wanted(
     words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,20 +110,16 @@ class CopierClient:
     def close(self, seconds: float = 0.0) -> None:
         """Tell it that the training has ended, and wait `seconds` for its end; it finishes by
         itself."""
-        self._close_input()
         if self._process is not None:
-            try:
-                self._process.wait(seconds)
-            except subprocess.TimeoutExpired:
+            self._process.close_pipes()
+            if not self._process.ends_within(seconds):
                 _LEFT_TO_FINISH.append(self._process)
         self._process, self._has_failed = None, False
 
     def wait(self, seconds: float) -> bool:
         """Wait until it has ended; call `close` before. False: it still copies."""
         for process in list(_LEFT_TO_FINISH):
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
+            if not process.ends_within(seconds):
                 return False
             _LEFT_TO_FINISH.remove(process)
         return True
@@ -132,7 +128,7 @@ class CopierClient:
         """Of one that has ended, once."""
         if self._process is None or self._has_failed:
             return
-        self._close_input()
+        self._process.close_pipes()
         if time.monotonic() - self._started_at > STABLE_SECONDS:
             self.num_failures = 0
         self._fail(str(self._process.fate()))
@@ -157,8 +153,3 @@ class CopierClient:
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.write(line.encode() + b"\n")
                 self._process.stdin.flush()
-
-    def _close_input(self) -> None:
-        with contextlib.suppress(OSError):  # bytes that nobody took
-            if self._process is not None and self._process.stdin is not None:
-                self._process.stdin.close()

@@ -6,7 +6,6 @@ store's lock, and whoever goes on with the training waits for it. A helper that 
 the bytes are in memory that this process has too, and are written from here.
 """
 
-import contextlib
 import json
 import logging
 import select
@@ -94,8 +93,7 @@ class BackgroundWriter:
         if self._helper is not None and self._helper.stdin is not None:
             self._helper.stdin.close()
             self._helper.wait()
-            if self._helper.stdout is not None:
-                self._helper.stdout.close()
+            self._helper.close_pipes()
         self._helper = None
         self._copy.close()
         if self._lock is not None:
@@ -127,18 +125,13 @@ class BackgroundWriter:
         if self._helper is not None:
             self._helper.kill()
             self._helper.wait()
-            for pipe in (self._helper.stdin, self._helper.stdout):
-                with contextlib.suppress(OSError):  # bytes that nobody took
-                    if pipe is not None:
-                        pipe.close()
+            self._helper.close_pipes()
         self._helper = None
 
     def _fate(self) -> str:
         if self._helper is None:
             return "it could not be started"
-        with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe is closed, it is not
-            self._helper.wait(ENDS_SECONDS)
-        return self._helper.fate() or "it does not answer"
+        return self._helper.fate(ENDS_SECONDS) or "it does not answer"
 
     def _start(self) -> HelperProcess:
         descriptor = self._copy.descriptor

@@ -201,16 +201,13 @@ class Talk:
         return values, found
 
 
-def _end(process: subprocess.Popen[bytes], held: int) -> None:
+def _end(process: HelperProcess, held: int) -> None:
     """End the process and all that it has started."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     os.close(held)
     process.wait()
-    for stream in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError, ValueError):  # what was not written yet, a busy reader
-            if stream is not None:
-                stream.close()
+    process.close_pipes()
 
 
 def _checked(

@@ -8,7 +8,6 @@ import hmac
 import json
 import secrets
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -160,17 +159,10 @@ def followers_dismissed() -> Iterator[None]:
         by_launcher(told).store.compare_set(KEY, "", NOT_NEEDED)
 
 
-def fate_of(process: HelperProcess, patience_seconds: float) -> str | None:
-    """How a process ended, in words; None while it lives."""
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(patience_seconds)
-    return process.fate()
-
-
 def end_all(processes: Sequence[HelperProcess], patience_seconds: float) -> None:
     """Wait for processes that have been told to end; kill those that do not."""
     deadline = time.monotonic() + patience_seconds
     for process in processes:
-        if fate_of(process, max(0.0, deadline - time.monotonic())) is None:
+        if not process.ends_within(max(0.0, deadline - time.monotonic())):
             process.kill()
             process.wait()

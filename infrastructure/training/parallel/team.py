@@ -32,7 +32,6 @@ from infrastructure.training.parallel.membership import (
     Reception,
     by_launcher,
     end_all,
-    fate_of,
     on_this_machine,
     start_followers,
 )
@@ -285,12 +284,12 @@ class Team:
 
     def _refuse_dead(self) -> None:
         for rank, process in self._processes.items():
-            if fate_of(process, 0.0) is not None:
+            if process.fate() is not None:
                 raise self._lost(rank)
 
     def _lost(self, rank: int) -> ProcessLostError:
         process = self._processes.get(rank)
-        fate = None if process is None else fate_of(process, PATIENCE_SECONDS)
+        fate = None if process is None else process.fate(PATIENCE_SECONDS)
         return ProcessLostError(
             f"{self._name(rank)} is gone: {fate or 'its connection broke'}; the same command goes"
             " on from the last checkpoint"

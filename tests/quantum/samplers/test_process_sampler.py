@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from infrastructure.core.errors import SamplerError
+from infrastructure.core.helper_process import HelperProcess
 from infrastructure.quantum.samplers import process_sampler
 from infrastructure.quantum.samplers.deadline import Deadline
 from infrastructure.quantum.samplers.process_sampler import (
@@ -275,9 +276,8 @@ def test_an_answer_in_the_other_kind_of_variable_is_that_of_the_question(
 def test_a_process_that_is_ended_takes_nothing_more_and_nobody_minds() -> None:
     """What was still to be written to it is lost with it."""
     held, writing = os.pipe()
-    process = subprocess.Popen(
-        ["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    )
+    pipe = subprocess.PIPE
+    process = HelperProcess("tests.core.speaking_helper", "sleep", stdin=pipe, stdout=pipe)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"a question that lies in the buffer")
