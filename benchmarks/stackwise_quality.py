@@ -190,7 +190,12 @@ def full_cost() -> float:
 
 
 def measure_all(
-    path: Path, results: Results, num_seeds: int, steps: int, read_before: int
+    path: Path,
+    results: Results,
+    num_seeds: int,
+    steps: int,
+    read_before: int,
+    kinds: Sequence[str] = tuple(ARMS),
 ) -> Iterator[tuple[Key, Any]]:
     """Everything, in an order in which what is there at any time is of use."""
     with tempfile.TemporaryDirectory() as name:
@@ -205,7 +210,8 @@ def measure_all(
             return {**found, "rate": rate, "seconds": round(time.process_time() - began, 2)}
 
         best: dict[Key, float] = {}
-        for kind, arms in ARMS.items():
+        measured = {kind: ARMS[kind] for kind in kinds}
+        for kind, arms in measured.items():
             for arm in arms if kind == memory_kind(kind) else []:
                 key = (kind, "memory", arm.name)
                 model = bench.model(kind, DATA[0], arm, 0, read_before)
@@ -217,7 +223,7 @@ def measure_all(
                     yield key, results.get(key, lambda t=trial: memory(*t))
         for data in DATA:
             for seed in range(num_seeds):
-                for kind, arms in ARMS.items():
+                for kind, arms in measured.items():
                     for arm in arms:
                         if (kind, arm.name) not in best:
                             tried = {}
@@ -381,6 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600, help="of full training")
     parser.add_argument("--read-before", type=int, default=READ_BEFORE_STEPS)
+    parser.add_argument("--kinds", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--results", type=Path, default=Path("stackwise_quality.jsonl"))
     parser.add_argument("--table", type=Path, help="print the tables of these results")
     options = parser.parse_args(arguments)
@@ -395,7 +402,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("give a file of questions and answers, as GSM8K has them")
     torch.set_num_threads(1)
     results = Results(options.results)
-    for _ in measure_all(options.path, results, options.seeds, options.steps, options.read_before):
+    given = (options.seeds, options.steps, options.read_before, options.kinds)
+    for _ in measure_all(options.path, results, *given):
         pass
     seconds = results.get(("step",), lambda: step_seconds(Shape(length=64, batch_size=8), 6))
     summary = {"steps": options.steps, "seeds": options.seeds, "verdicts": verdicts(results.known)}
