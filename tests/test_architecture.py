@@ -40,7 +40,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"parallel"},
     {"recovery"},
     {"loop", "observers"},
-    {"resume", "choices"},
+    {"resume"},
     {"hf_bridge", "sizing"},
     {"quantum"},
     {"enhanced_trainer"},

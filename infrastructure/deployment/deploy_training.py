@@ -316,8 +316,7 @@ class TrainingDeployment:
         config = self.config
         data_named = f" and data {config.data.path}" if config.data.path else ""
         self.say(f"Preparing model {config.model.name}{data_named}")
-        trainer = TrainerFactory().for_run(config)
-        trainer.adapter.saved_tokenizer = saved_tokenizer
+        trainer = TrainerFactory().for_run(config, saved_tokenizer=saved_tokenizer)
         with self.stages.stage("model"):
             trainer.initialize_model()
         with self.stages.stage("data"):
@@ -368,8 +367,9 @@ class TrainingDeployment:
     ) -> tuple[TrainingLoop, TrainingState]:
         """Everything between a model with data and the first step."""
         run, trainer, copies, forecast = ending.run, ending.trainer, ending.copies, ending.forecast
-        trainer.save_checkpoints_to(run.checkpoints, lambda: read_run_files(run.path))
-        trainer.schedule.reserve = copies.seconds_to_confirm
+        trainer.save_checkpoints_to(
+            run.checkpoints, lambda: read_run_files(run.path), copies.seconds_to_confirm
+        )
         probes: dict[str, Probe] = dict(quantum_probes(trainer.hooks.hooks))
         if copies.has_place:
             probes["backup_age_seconds"] = copies.age_seconds

@@ -15,7 +15,6 @@ import torch
 
 from infrastructure.config.auto import learning_rate_for
 from infrastructure.core.integers import ceil_div
-from infrastructure.training.choices import starts_from_scratch
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -28,6 +27,7 @@ from infrastructure.training.models.model_inputs import (
     tolerance,
 )
 from infrastructure.training.models.packed_attention import model_arguments
+from infrastructure.training.models.source import starts_from_scratch
 from infrastructure.training.stackwise.masking import MaskedExample, MaskedObjective
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 

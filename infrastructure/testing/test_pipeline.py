@@ -113,9 +113,7 @@ class CheckPipeline:
         return subject
 
     def _another(self, tokenizer_folder: Path) -> EnhancedTrainer:
-        trainer = TrainerFactory().for_run(self.config)
-        trainer.adapter.saved_tokenizer = tokenizer_folder
-        return trainer
+        return TrainerFactory().for_run(self.config, saved_tokenizer=tokenizer_folder)
 
     def _run(self, group: Group, subject: Subject) -> list[CheckResult]:
         results = []

@@ -17,7 +17,11 @@ from infrastructure.config.deployment_config import check_sections
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
-from infrastructure.config.sections.resource_config import CacheConfig, QuantumResources
+from infrastructure.config.sections.resource_config import (
+    CacheConfig,
+    MemoryConfig,
+    QuantumResources,
+)
 from infrastructure.config.sections.training_config import QUANTUM, TrainingConfig
 from infrastructure.core.integers import ceil_div
 from infrastructure.optimization.memory_prediction import MemoryBudget
@@ -27,13 +31,6 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 )
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.checkpoints.snapshot import restore_snapshot
-from infrastructure.training.choices import (
-    adapter_name,
-    early_stopping,
-    holds_out,
-    polled,
-    starts_from_scratch,
-)
 from infrastructure.training.core.precision import Precision, choose_device, choose_precision
 from infrastructure.training.core.state import Phase, RecoveryKind, TrainingState
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION
@@ -42,14 +39,16 @@ from infrastructure.training.extensions.extension_manager import (
     ExtensionManager,
     create_extensions,
 )
-from infrastructure.training.forward.evaluation_loss import HeldOutLoss
+from infrastructure.training.forward.evaluation_loss import HeldOutLoss, holds_out, polled
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.loop.loss_judge import LossJudge
 from infrastructure.training.loop.optimizer_step import OptimizerStep
-from infrastructure.training.model_adapters import get_model_adapter
+from infrastructure.training.model_adapters import adapter_name, get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.models.source import starts_from_scratch
+from infrastructure.training.observers.early_stopping import early_stopping
 from infrastructure.training.parallel.team import Team
 from infrastructure.training.quantum.data_selection_step import limit_data
 from infrastructure.training.quantum.functional import (
@@ -90,7 +89,9 @@ class EnhancedTrainer:
         model_config, training_config, data_config: three sections of the configuration.
         model_adapter, training_strategy: given, or made from the configuration.
         device: "auto", "cpu", "cuda" or "cuda:n".
+        saved_tokenizer: folder of the tokenizer that this run began with, when it is resumed.
         cache_config: where prepared data is kept, and how much of it.
+        memory_config: limits of memory for whatever prepares the data.
         memory_budget: what `batch_size: auto` may take.
         quantum_config, quantum_resources: what a quantum step decides, and who answers.
         checkpoint_directory: where checkpoints go; None saves none.
@@ -106,7 +107,9 @@ class EnhancedTrainer:
         training_strategy: TrainingStrategy | None = None,
         *,
         device: str = "auto",
+        saved_tokenizer: Path | None = None,
         cache_config: CacheConfig | None = None,
+        memory_config: MemoryConfig | None = None,
         memory_budget: MemoryBudget | None = None,
         quantum_config: QuantumConfig | None = None,
         quantum_resources: QuantumResources | None = None,
@@ -125,6 +128,9 @@ class EnhancedTrainer:
         self.adapter = model_adapter or get_model_adapter(
             adapter_name(model_config), model_config, training_config, self.device
         )
+        self.adapter.data_config = data_config
+        self.adapter.memory_config = memory_config or self.adapter.memory_config
+        self.adapter.saved_tokenizer = saved_tokenizer or self.adapter.saved_tokenizer
         self.strategy = training_strategy or get_training_strategy(
             training_config.strategy_for(model_config), training_config
         )
@@ -162,24 +168,29 @@ class EnhancedTrainer:
         self.hooks = ExtensionManager([*self.hooks.hooks, *hooks])
 
     def save_checkpoints_to(
-        self, directory: Path, run_files: Callable[[], Mapping[str, TensorBytes]] = dict
+        self,
+        directory: Path,
+        run_files: Callable[[], Mapping[str, TensorBytes]] = dict,
+        reserve_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Write checkpoints into `directory`, which is made by the first one.
 
         Args:
             run_files: gives what else is kept in every checkpoint.
+            reserve_seconds: gives the time that what comes after the last save takes, such as
+                copying it: a deadline leaves it.
         """
         config = self.training_config
         self.checkpoints = CheckpointManager(
             directory, retention_of(config), run_files, compress=config.compress_checkpoints
         )
         self.schedule.request = directory / REQUEST_FILE
+        self.schedule.reserve = reserve_seconds
 
     def initialize_model(self) -> torch.nn.Module:
         """Build or load the model; the same seed gives the same weights."""
         if self.model is None:
             seed_everything(self.training_config.seed)
-            self.adapter.data_config = self.data_config
             self.model = self.adapter.initialize_model()
             self.bind_strategy().prepare_model(self.model)
         return self.model

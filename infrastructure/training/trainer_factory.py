@@ -19,7 +19,7 @@ from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.parallel.team import Team
-from infrastructure.training.setup.resource_limits import fit_to_machine
+from infrastructure.training.setup.resource_limits import apply_resource_limits, caches_within
 from infrastructure.training.unsloth_trainer import UnslothTrainer
 
 PACKAGE = "infrastructure"  # the logger above all of ours; what other libraries log is not our say
@@ -50,13 +50,14 @@ class TrainerFactory:
             config.training,
             config.data,
             device=config.device,
-            cache_config=config.cache,
+            cache_config=caches_within(config.cache, config.memory),
+            memory_config=config.memory,
             memory_budget=MemoryBudget.of(config),
             quantum_config=config.quantum,
             quantum_resources=config.resources.quantum,
             **options,
         )
-        fit_to_machine(trainer, config)
+        apply_resource_limits(trainer, config)
         return trainer
 
     def _team(

@@ -20,7 +20,7 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.unsloth_backend import prepare_backend
-from infrastructure.training.setup.resource_limits import fit_to_machine
+from infrastructure.training.setup.resource_limits import apply_resource_limits, caches_within
 
 
 class UnslothTrainer(EnhancedTrainer):
@@ -54,8 +54,9 @@ class UnslothTrainer(EnhancedTrainer):
             make_ready(whole)
             whole.know_models(MODELS)
             training_config, data_config = whole.training, whole.data
-            model_config, cache_config = whole.model, whole.cache
-            options = {**parts_of(whole), **options}
+            model_config = whole.model
+            cache_config = caches_within(whole.cache, whole.memory)
+            options = {**parts_of(whole), "memory_config": whole.memory, **options}
         model_config = model_config.model_copy(update={"backend": "unsloth"})
         directory = cache_config.directory if cache_config else None
         prepare_backend(model_config, Path(directory) if directory else None)
@@ -68,7 +69,7 @@ class UnslothTrainer(EnhancedTrainer):
         )
         self.whole_config = whole
         if whole is not None:
-            fit_to_machine(self, whole)
+            apply_resource_limits(self, whole)
 
     def prepare(self) -> TrainingLoop:
         loop = super().prepare()

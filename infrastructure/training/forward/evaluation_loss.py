@@ -1,6 +1,7 @@
 """The loss on held-out examples, measured without leaving a trace."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from infrastructure.training.core.error_handlers import (
 )
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.preserve import preserve
-from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 
 
 @dataclass
@@ -85,3 +86,17 @@ class HeldOutLoss:
             output = self.adapter.compute_loss(self.model, batch)
         metrics = self.adapter.compute_metrics(self.model, batch)
         return float(output.loss_sum), output.num_items, metrics
+
+
+def polled(batches: Iterator[Any], poll: Callable[[], None]) -> Iterator[Any]:
+    """The batches, with a call of `poll` before each."""
+    with closing(batches):  # type: ignore[type-var]
+        for batch in batches:
+            poll()
+            yield batch
+
+
+def holds_out(data: DataSource) -> bool:
+    """Whether there is anything to evaluate on."""
+    with closing(data.evaluation_batches(1)) as batches:
+        return next(batches, None) is not None

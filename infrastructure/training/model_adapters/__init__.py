@@ -16,6 +16,8 @@ from infrastructure.training.model_adapters.standard_adapter import (
 from infrastructure.training.model_adapters.tactical_mappo_adapter import (
     TacticalMappoAdapter as TacticalMappoAdapter,
 )
+from infrastructure.training.models.registry import MODELS
+from infrastructure.training.models.source import registered_name
 
 ADAPTERS: dict[str, type[ModelAdapter]] = {
     "standard": StandardModelAdapter,
@@ -24,6 +26,12 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
 
 _LATER = dict.fromkeys(("DialogueModelAdapter", "MultimodalModelAdapter"), "adapters")
 __getattr__ = lazy_names(__name__, {}, _LATER)
+
+
+def adapter_name(model_config: ModelConfig) -> str:
+    """A registered model says which adapter it needs; any other has the configured one."""
+    name = registered_name(model_config.name)
+    return MODELS[name].adapter if name in MODELS else model_config.adapter
 
 
 def get_model_adapter(

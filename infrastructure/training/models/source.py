@@ -12,6 +12,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from infrastructure.config.auto import trains_from_scratch
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.checksums import SUMS, damaged_files
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import file_sha256, recover_directory
@@ -231,3 +233,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold a JSON object")
     return value
+
+
+def starts_from_scratch(model_config: ModelConfig) -> bool:
+    """Whether the weights are new: the embedded model's, and a registered module's."""
+    return trains_from_scratch(model_config) or model_config.name in MODELS

@@ -1,12 +1,10 @@
-"""Observers of a training: its numbers, progress, errors, copies, report, and when it stops
-improving.
+"""Observers of a training: its numbers, progress, errors, copies and report.
 
 They turn events into calls of parts that know no training. None of them changes the state; a
 display that fails (a closed terminal, a full disk) is switched off and said so, never fatal.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,63 +110,6 @@ class ProgressObserver(Observer):
         if self._progress is not None:
             self._best_effort.attempt(DISPLAY, self._progress.close)
         self._progress = None
-
-
-class EarlyStopping(Observer):
-    """Asks to stop when `patience` evaluations in a row brought no better held-out number.
-
-    Args:
-        patience: evaluations without improvement that are borne.
-        min_delta: an improvement is a fall by more than this.
-        metric: the key in the evaluation's numbers; lower is better.
-
-    Raises:
-        ValueError: `patience` is below 1 or `min_delta` below 0.
-    """
-
-    def __init__(self, patience: int, min_delta: float = 0.0, metric: str = "eval_loss") -> None:
-        if patience < 1:
-            raise ValueError(
-                f"early_stopping_patience must be at least 1 evaluation, not {patience}"
-            )
-        if not min_delta >= 0:
-            raise ValueError(f"early_stopping_min_delta must be 0 or more, not {min_delta}")
-        self.patience = patience
-        self.min_delta = min_delta
-        self.metric = metric
-        self.best: float | None = None
-        self.num_without_improvement = 0
-
-    def train_start(self, state: TrainingState) -> None:
-        """A run that was killed between the decision to stop and its end stops again."""
-        if self.num_without_improvement >= self.patience:
-            state.stop(f"{self.metric} had stopped improving (best {self.best})")
-
-    def eval_end(self, state: TrainingState) -> None:
-        value = state.evaluation.get(self.metric)
-        if value is None:
-            known = ", ".join(state.evaluation) or "nothing"
-            raise ValueError(f"early stopping needs {self.metric!r}; the evaluation gave {known}")
-        if self._is_better(value):
-            self.best = value
-            self.num_without_improvement = 0
-            return
-        self.num_without_improvement += 1
-        if self.num_without_improvement >= self.patience:
-            state.stop(
-                f"{self.metric} has not improved for {self.num_without_improvement} evaluations"
-                f" (best {self.best}, now {value})"
-            )
-
-    def _is_better(self, value: float) -> bool:
-        return math.isfinite(value) and (self.best is None or value < self.best - self.min_delta)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "num_without_improvement": self.num_without_improvement}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.best = saved["best"]
-        self.num_without_improvement = saved["num_without_improvement"]
 
 
 class ErrorsObserver(Observer):

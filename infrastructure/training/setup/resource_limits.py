@@ -28,8 +28,8 @@ from infrastructure.training.sizing.memory_extension import MemoryExtension, Mem
 log = logging.getLogger(__name__)
 
 
-def fit_to_machine(trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
-    """Set limits on device, caches and workers, and add the hooks that hold them.
+def apply_resource_limits(trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
+    """Set limits on the device, and add the hooks that hold those of memory.
 
     Raises:
         ValueError: the GPU is not what `resources.gpu` asks for.
@@ -38,8 +38,6 @@ def fit_to_machine(trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
     _limit_gpu(trainer, config)
     if config.enable_gpu_optimization:
         use_tf32(trainer.device)
-    trainer.cache_config = caches_within(trainer.cache_config, config.memory)
-    trainer.adapter.memory_config = config.memory
     hooks: list[Hook] = []
     if config.training.compile_mode == "auto":
         hooks.append(CompileTrial(trainer.prepare))

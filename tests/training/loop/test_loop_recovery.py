@@ -15,7 +15,8 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
-from infrastructure.training.observers.run_observers import EarlyStopping, MetricsObserver
+from infrastructure.training.observers.early_stopping import EarlyStopping
+from infrastructure.training.observers.run_observers import MetricsObserver
 from tests.training.toy import ToySource
 from tests.training.toy_training import Training
 

@@ -1,7 +1,6 @@
 """Observers on the events that a training fires, in the order in which the loop fires them."""
 
 import io
-import json
 import logging
 import math
 from pathlib import Path
@@ -21,7 +20,6 @@ from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers.run_observers import (
     ERRORS_FILE,
     MAX_ERROR_LINES,
-    EarlyStopping,
     ErrorsObserver,
     MetricsObserver,
     ProgressObserver,
@@ -180,53 +178,6 @@ def test_a_closed_terminal_does_not_stop_the_training(
     hooks.fire(Event.TRAIN_END, state)
     assert len(caplog.records) == 1
     assert "the progress display is off, the training goes on" in caplog.text
-
-
-# --- early stopping ----------------------------------------------------------
-
-
-def test_early_stopping_counts_evaluations_without_improvement(state: TrainingState) -> None:
-    hooks = HookRunner([EarlyStopping(patience=2, min_delta=0.1)])
-    for loss in (5.0, 4.0, 3.95, 3.0, 2.95):
-        evaluate(state, hooks, loss)
-        assert state.stop_reason is None
-    evaluate(state, hooks, math.nan)
-    why = "eval_loss has not improved for 2 evaluations (best 3.0, now nan)"
-    assert state.stop_message == why
-
-
-def test_early_stopping_goes_on_where_it_was(state: TrainingState) -> None:
-    first = HookRunner([EarlyStopping(patience=2)])
-    evaluate(state, first, 3.0)
-    evaluate(state, first, 3.5)
-    saved = json.loads(json.dumps(first.state_dict(), allow_nan=False))
-    second = HookRunner([EarlyStopping(patience=2)])
-    second.load_state_dict(saved)
-    evaluate(state, second, 3.2)
-    assert state.stop_reason is not None
-
-
-def test_a_fresh_early_stopping_can_be_saved_as_strict_json() -> None:
-    json.dumps(EarlyStopping(patience=1).state_dict(), allow_nan=False)
-
-
-def test_only_nan_from_the_start_stops_too(state: TrainingState) -> None:
-    hooks = HookRunner([EarlyStopping(patience=2)])
-    evaluate(state, hooks, math.nan)
-    evaluate(state, hooks, math.inf)
-    assert state.stop_reason is not None
-
-
-def test_early_stopping_on_another_metric(state: TrainingState) -> None:
-    hooks = HookRunner([EarlyStopping(patience=1, metric="eval_error")])
-    with pytest.raises(ValueError, match="needs 'eval_error'; the evaluation gave eval_loss"):
-        evaluate(state, hooks, 1.0)
-
-
-@pytest.mark.parametrize(("patience", "min_delta"), [(0, 0.0), (1, -0.1), (1, math.nan)])
-def test_impossible_settings_are_refused(patience: int, min_delta: float) -> None:
-    with pytest.raises(ValueError, match="early_stopping_"):
-        EarlyStopping(patience, min_delta)
 
 
 # --- report ------------------------------------------------------------------

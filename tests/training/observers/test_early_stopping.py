@@ -1,0 +1,65 @@
+"""A training that no longer improves is ended, and ends again when it is gone on with."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Event, HookRunner
+from infrastructure.training.observers.early_stopping import EarlyStopping
+
+
+@pytest.fixture
+def state() -> TrainingState:
+    return TrainingState(torch.nn.Linear(1, 1), total_steps=100)
+
+
+def evaluate(state: TrainingState, hooks: HookRunner, loss: float) -> None:
+    state.evaluation = {"eval_loss": loss}
+    hooks.fire(Event.EVAL_END, state)
+
+
+def test_early_stopping_counts_evaluations_without_improvement(state: TrainingState) -> None:
+    hooks = HookRunner([EarlyStopping(patience=2, min_delta=0.1)])
+    for loss in (5.0, 4.0, 3.95, 3.0, 2.95):
+        evaluate(state, hooks, loss)
+        assert state.stop_reason is None
+    evaluate(state, hooks, math.nan)
+    why = "eval_loss has not improved for 2 evaluations (best 3.0, now nan)"
+    assert state.stop_message == why
+
+
+def test_early_stopping_goes_on_where_it_was(state: TrainingState) -> None:
+    first = HookRunner([EarlyStopping(patience=2)])
+    evaluate(state, first, 3.0)
+    evaluate(state, first, 3.5)
+    saved = json.loads(json.dumps(first.state_dict(), allow_nan=False))
+    second = HookRunner([EarlyStopping(patience=2)])
+    second.load_state_dict(saved)
+    evaluate(state, second, 3.2)
+    assert state.stop_reason is not None
+
+
+def test_a_fresh_early_stopping_can_be_saved_as_strict_json() -> None:
+    json.dumps(EarlyStopping(patience=1).state_dict(), allow_nan=False)
+
+
+def test_only_nan_from_the_start_stops_too(state: TrainingState) -> None:
+    hooks = HookRunner([EarlyStopping(patience=2)])
+    evaluate(state, hooks, math.nan)
+    evaluate(state, hooks, math.inf)
+    assert state.stop_reason is not None
+
+
+def test_early_stopping_on_another_metric(state: TrainingState) -> None:
+    hooks = HookRunner([EarlyStopping(patience=1, metric="eval_error")])
+    with pytest.raises(ValueError, match="needs 'eval_error'; the evaluation gave eval_loss"):
+        evaluate(state, hooks, 1.0)
+
+
+@pytest.mark.parametrize(("patience", "min_delta"), [(0, 0.0), (1, -0.1), (1, math.nan)])
+def test_impossible_settings_are_refused(patience: int, min_delta: float) -> None:
+    with pytest.raises(ValueError, match="early_stopping_"):
+        EarlyStopping(patience, min_delta)
