@@ -33,10 +33,10 @@ from infrastructure.deployment.environment import (
     only_one_installer,
     remove_half_installed,
 )
-from infrastructure.deployment.pip_runner import Pip
+from infrastructure.deployment.installers import Installer, installer_for
 
 FOLDER = Path.home() / ".cache" / "temper"
-UNFINISHED = "installing"  # there while pip works: what a killed one left is removed the next time
+UNFINISHED = "installing"  # there meanwhile: what a killed one left is removed the next time
 PIN = "torch=="
 _stale: set[str] = set()  # what this process has loaded, and is another version on the disk by now
 
@@ -48,13 +48,13 @@ def install(with_unsloth: bool = False) -> None:
         with_unsloth: also unsloth and what it imports.
 
     Raises:
-        InstallError: pip failed, with its last words; or torch, numpy or ipywidgets is too old.
+        InstallError: that failed, with its last words; or torch, numpy or ipywidgets is too old.
         RestartNeededError: packages were replaced that this kernel has loaded.
     """
     column: Column = "colab" if platform() is Platform.COLAB else "tested"
     FOLDER.mkdir(parents=True, exist_ok=True)
     with redirect_stderr(sys.stdout), only_one_installer():
-        replaced = _install(Pip(Path(sys.executable), FOLDER / "install.log"), column, with_unsloth)
+        replaced = _install(column, with_unsloth)
     _stale.update(loaded_of(replaced))
     if _stale:
         raise RestartNeededError(
@@ -64,14 +64,15 @@ def install(with_unsloth: bool = False) -> None:
     print("Everything that Temper needs is installed")
 
 
-def _install(pip: Pip, column: Column, with_unsloth: bool) -> set[str]:
+def _install(column: Column, with_unsloth: bool) -> set[str]:
     """Do what is to be done; the names of the packages that another version has replaced."""
     if (FOLDER / UNFINISHED).exists():
-        for name in remove_half_installed(Path(sysconfig.get_path("purelib"))):
+        began = (FOLDER / UNFINISHED).stat().st_mtime
+        for name in remove_half_installed(Path(sysconfig.get_path("purelib")), since=began):
             print(f"  removed a half-installed {name}")
     if importlib.util.find_spec("packaging") is None:
         (line,) = [one for one in requirement_lines()[""] if one.startswith("packaging")]
-        pip.install("packaging", line)
+        _installer().install("packaging", line)
         importlib.invalidate_caches()
     todo = needed(column, with_unsloth)
     late = needed_by_unsloth() if with_unsloth and not todo.alone else ()
@@ -80,35 +81,41 @@ def _install(pip: Pip, column: Column, with_unsloth: bool) -> set[str]:
         return set()
     before = versions()
     with _unfinished():
-        install_needed(pip, todo, with_unsloth)
+        install_needed(_installer(), todo, with_unsloth)
     importlib.invalidate_caches()
     after = versions()
     return {name for name, version in before.items() if after.get(name) != version}
 
 
-def install_needed(pip: Pip, todo: Needed, with_unsloth: bool) -> None:
-    """Run pip for what is needed, the held packages held."""
+def _installer() -> Installer:
+    return installer_for(Path(sys.executable), FOLDER / "install.log")
+
+
+def install_needed(installer: Installer, todo: Needed, with_unsloth: bool) -> None:
+    """Install what is needed, the held packages held."""
     for line in todo.lines:
         if line.startswith(PIN):
             build: TorchBuild = "cuda" if nvidia_driver_present() else "cpu"
-            install_torch(pip, line.removeprefix(PIN), build)
+            install_torch(installer, line.removeprefix(PIN), build)
     if todo.lines:
         title = f"{len(todo.lines)} packages that were missing"
-        _install_beside(pip, title, todo.lines, todo.held)
+        _install_beside(installer, title, todo.lines, todo.held)
     if todo.alone:
-        pip.install("unsloth, without its dependencies", "--no-deps", *todo.alone)
+        installer.install("unsloth, without its dependencies", "--no-deps", *todo.alone)
     importlib.invalidate_caches()
     if with_unsloth and (late := needed_by_unsloth()):
-        _install_beside(pip, "what unsloth accepts", late, todo.held)
+        _install_beside(installer, "what unsloth accepts", late, todo.held)
 
 
-def _install_beside(pip: Pip, title: str, lines: Iterable[str], held: Iterable[str]) -> None:
+def _install_beside(
+    installer: Installer, title: str, lines: Iterable[str], held: Iterable[str]
+) -> None:
     """Install `lines`; of `held`, what is not among them stays as it is."""
     asked = {name_of(line) for line in lines}
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(line for line in held if name_of(line) not in asked))
         file.flush()
-        pip.install(title, "-c", file.name, *lines)
+        installer.install(title, "-c", file.name, *lines)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Literal
 
 from infrastructure.core.optional import OLDEST_TORCHAO_FOR_PEFT
 from infrastructure.deployment.environment import ROOT
-from infrastructure.deployment.pip_runner import InstallError
+from infrastructure.deployment.installers import InstallError
 
 Column = Literal["colab", "tested"]
 _EXTRA = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")

@@ -220,7 +220,7 @@ START_OTHER_PROGRAMS = {
     f"{PACKAGE}.core.helper_process",
     f"{PACKAGE}.core.nvidia_driver",
     f"{PACKAGE}.deployment.environment",
-    f"{PACKAGE}.deployment.pip_runner",
+    f"{PACKAGE}.deployment.installers",
 }
 STARTS = re.compile(
     r"subprocess\.(Popen|run|call|check_call|check_output|getoutput|getstatusoutput)"

@@ -7,6 +7,7 @@ folder is changed but `temper.egg-info` (setuptools writes it for an editable in
 """
 
 import argparse
+import csv
 import fcntl
 import hashlib
 import os
@@ -25,7 +26,7 @@ from typing import Literal, NoReturn
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.nvidia_driver import nvidia_driver_present
-from infrastructure.deployment.pip_runner import InstallError, Pip, say, step
+from infrastructure.deployment.installers import Installer, InstallError, installer_for, say, step
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD_NAME = "temper-environment.json"
@@ -213,14 +214,14 @@ def install(plan: Plan) -> None:
     """Do what is to be done, a line a step.
 
     Raises:
-        InstallError: a step failed; the text says which, and what pip said last.
+        InstallError: a step failed; the text says which, and what was said last.
     """
     started = time.monotonic()
     record = read_record(plan.folder)
     fresh = not is_usable(plan.folder, record)
     todo = list(plan.parts) if fresh else pending(plan, record)
     _check_disk(plan, todo)
-    say(f"temper: preparing {plan.folder}; pip's own words are in install.log there")
+    say(f"temper: preparing {plan.folder}; what is said meanwhile is in install.log there")
     if fresh:
         with step(f"virtual environment, Python {sys.version.split()[0]}"):
             make_virtual_environment(plan.folder)
@@ -228,14 +229,15 @@ def install(plan: Plan) -> None:
     for packages in sorted(plan.folder.glob("lib/python*/site-packages")):
         for name in remove_half_installed(packages):
             say(f"  removed a half-installed {name}")
+    installer = installer_for(python_of(plan.folder), plan.folder / "install.log")
     for part in todo:
         record.pop(part.name, None)
         write_json(plan.folder / RECORD_NAME, record)
-        install_part(plan, part)
+        install_part(plan, part, installer)
         record[part.name] = part.fingerprint
         write_json(plan.folder / RECORD_NAME, record)
     if plan.torch_build == "cpu":
-        remove_triton(plan.folder)
+        remove_triton(plan.folder, installer)
     say(f"  ready after {time.monotonic() - started:.0f} s; the next time there is nothing to do")
 
 
@@ -267,7 +269,8 @@ def is_usable(folder: Path, record: dict[str, str]) -> bool:
 def make_virtual_environment(folder: Path) -> None:
     """A new, empty environment in `folder`; what was there goes.
 
-    The base interpreter makes it, also when this runs in some other active environment.
+    The base interpreter makes it, also when this runs in some other active environment; not uv,
+    because pip comes with Python's own, needs no network, and installs what uv cannot.
     """
     base = getattr(sys, "_base_executable", sys.executable)
     command = [base, "-I", "-m", "venv", "--clear", str(folder)]
@@ -276,40 +279,60 @@ def make_virtual_environment(folder: Path) -> None:
         raise InstallError(f"no environment in {folder}: {(made.stdout + made.stderr).strip()}")
 
 
-def remove_half_installed(packages: Path) -> list[str]:
-    """Remove what a killed pip left in a folder of packages, so that pip installs it again.
+def remove_half_installed(packages: Path, since: float = 0.0) -> list[str]:
+    """Remove what a killed installer left in a folder of packages, so that it is installed again.
 
-    pip writes a package's RECORD last; it renames what it is replacing to `~name` first.
+    pip writes a package's RECORD last; it renames what it is replacing to `~name` first. uv puts
+    the RECORD among the other files, so each of those is looked at.
+
+    Args:
+        since: unix time; of what is older, no files are looked at.
 
     Returns:
         The names of what was removed.
     """
     without_record = [p for p in packages.glob("*.dist-info") if not (p / "RECORD").exists()]
+    new = [p for p in packages.glob("*.dist-info") if p.stat().st_mtime >= since]
+    cut_off = [p for p in new if p not in without_record and not is_whole(p)]
     removed = []
-    for leftover in [*without_record, *packages.glob("~*")]:
+    for leftover in [*without_record, *cut_off, *packages.glob("~*")]:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         removed.append(leftover.name)
     return removed
 
 
-def install_part(plan: Plan, part: Part) -> None:
-    """Run pip for one part."""
-    pip = Pip(python_of(plan.folder), log=plan.folder / "install.log")
+def is_whole(dist_info: Path) -> bool:
+    """Whether an installed package has the files that its RECORD lists beside it, by their size.
+    Its programs, which lie elsewhere, are written by the installer for each environment."""
+    try:
+        with (dist_info / "RECORD").open(newline="") as record:
+            rows = [row for row in csv.reader(record) if len(row) == 3]
+        return all(
+            (dist_info.parent / path).stat().st_size == int(size)
+            for path, _, size in rows
+            if size and not path.startswith(("..", "/"))
+        )
+    except (OSError, ValueError):  # a file is not there; the record is cut off
+        return False
+
+
+def install_part(plan: Plan, part: Part, installer: Installer) -> None:
+    """Install what one part asks for."""
     if part.name == "torch":
-        install_torch(pip, torch_version(plan.root), plan.torch_build)
+        install_torch(installer, torch_version(plan.root), plan.torch_build)
     elif part.name == "temper":
-        pip.install("temper itself, editable", "--no-deps", "--editable", str(plan.root))
+        installer.install("temper itself, editable", "--no-deps", "--editable", str(plan.root))
     else:
         files = [word for file in to_install(plan, part) for word in ("-r", str(file))]
         mode = ["-c", str(hold_torch(plan))] if part.with_dependencies else ["--no-deps"]
-        pip.install(part.title, *mode, *files)
+        installer.install(part.title, *mode, *files)
 
 
-def remove_triton(folder: Path) -> None:
+def remove_triton(folder: Path, installer: Installer) -> None:
     """The default PyTorch brings it; TRL's and unsloth's kernels fail at it without a GPU."""
     if any(folder.glob("lib/python*/site-packages/triton-*.dist-info")):
-        pip = Pip(python_of(folder), log=folder / "install.log")
-        pip.uninstall("without triton, at which kernels fail where there is no GPU", "triton")
+        title = "without triton, at which kernels fail where there is no GPU"
+        installer.uninstall(title, "triton")
 
 
 def to_install(plan: Plan, part: Part) -> Sequence[Path]:
@@ -330,28 +353,28 @@ def hold_torch(plan: Plan) -> Path:
     return file
 
 
-def install_torch(pip: Pip, version: str, build: TorchBuild) -> None:
+def install_torch(installer: Installer, version: str, build: TorchBuild) -> None:
     """PyTorch in the build that fits the machine, from the first source that has it.
 
     With a driver it is the CUDA build, which is what the default index serves on Linux (`===`
     keeps a CPU build from being taken for it). Without, it is a build marked `+cpu` where pip's
-    own configuration offers one, then PyTorch's CPU index, and only then the default build.
+    configuration offers one, then PyTorch's CPU index, and only then the default build.
     """
     if build == "cuda":
-        pip.install(
+        installer.install(
             f"PyTorch {version}, CUDA build: an NVIDIA driver is here", f"torch==={version}"
         )
         return
     cpu, title = f"torch=={version}+cpu", f"PyTorch {version}, CPU build: no NVIDIA driver here"
-    if pip.offers(cpu):
-        pip.install(title, cpu)
-    elif sys.platform == "linux" and pip.offers(cpu, "--index-url", PYTORCH_CPU_INDEX):
+    if installer.offers(cpu):
+        installer.install(title, cpu)
+    elif sys.platform == "linux" and installer.offers(cpu, "--index-url", PYTORCH_CPU_INDEX):
         source = ("--index-url", PYTORCH_CPU_INDEX)
-        pip.install(f"{title}; from {PYTORCH_CPU_INDEX}", "--no-deps", *source, cpu)
+        installer.install(f"{title}; from {PYTORCH_CPU_INDEX}", "--no-deps", *source, cpu)
     else:
         size = " (on Linux with CUDA, several GB)" if sys.platform == "linux" else ""
         title = f"PyTorch {version}, the default index's build{size}: no CPU build to be had"
-        pip.install(title, f"torch=={version}")
+        installer.install(title, f"torch=={version}")
 
 
 def show_machine(plan: Plan) -> None:

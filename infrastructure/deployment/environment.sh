@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the environment in .venv ready, or finds it so (then it says nothing and takes no time).
 #   environment.sh [--with-unsloth] [--with-dev] [--colab [--without-torch]] [--check]
-# It finds a Python of version 3.11 or newer; TEMPER_PYTHON names one. The rest is environment.py.
+# It finds a Python of version 3.11 or newer; TEMPER_PYTHON names one. uv installs where it is found,
+# else pip; TEMPER_INSTALLER names one. The rest is environment.py.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"

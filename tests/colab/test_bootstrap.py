@@ -4,6 +4,7 @@ The tests share one environment, which each puts into the state that it needs.
 """
 
 import importlib.metadata
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployment.small_project import COPIED, ROOT, Outcome, make_wheel
+from tests.deployment.small_project import (
+    COPIED,
+    NO_UV,
+    ROOT,
+    UV,
+    Outcome,
+    make_wheel,
+    offline,
+)
 
 NEEDED_BY_BOTH = [name for name in COPIED if name.endswith(".py")]
 COPIED_HERE = [
@@ -59,6 +68,7 @@ class Notebook:
     """An environment in `folder`/venv that imports the project in `folder`/project."""
 
     folder: Path
+    installer: str
 
     @property
     def marker(self) -> Path:
@@ -78,9 +88,8 @@ class Notebook:
                 "HOME": str(self.folder),
                 "PYTHONPATH": str(self.folder / "project"),
                 "TEMPER_PLATFORM": platform,
-                "PIP_NO_INDEX": "1",
-                "PIP_FIND_LINKS": str(self.folder / wheels),
-                "PIP_CONFIG_FILE": "/dev/null",
+                "UV_SYSTEM_PYTHON": "true",  # as Colab has it
+                **offline(self.folder / wheels, self.installer),
             },
             capture_output=True,
             text=True,
@@ -97,16 +106,17 @@ class Notebook:
                 wheel = self.folder / "wheels" / f"{name}-{version}-py3-none-any.whl"
                 with zipfile.ZipFile(wheel) as file:
                     file.extractall(self.packages)
-                    record = "".join(f"{member},,\n" for member in file.namelist())
-                (self.packages / f"{name}-{version}.dist-info/RECORD").write_text(record)
 
     def versions(self) -> dict[str, str]:
         found = importlib.metadata.distributions(path=[str(self.packages)])
         return {one.metadata["Name"]: one.version for one in found}
 
 
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Notebook:
+@pytest.fixture(
+    scope="module",
+    params=["pip", pytest.param("uv", marks=pytest.mark.skipif(UV is None, reason=NO_UV))],
+)
+def notebook(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Notebook:
     folder = tmp_path_factory.mktemp("notebook")
     for name in COPIED_HERE:
         target = folder / "project" / name
@@ -119,7 +129,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Notebook:
         make_wheel(folder / "wheels", *wheel.split())
     wheel_of_packaging(folder / "wheels")
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    return Notebook(folder)
+    return Notebook(folder, request.param)
 
 
 def wheel_of_packaging(folder: Path) -> None:
@@ -158,12 +168,14 @@ def test_on_colab_what_is_there_stays_and_what_lacks_has_colab_s_version(
     assert (found["leaf"], found["numpy"], found["extra"]) == ("1.6", "2.1", "0.9")
 
 
-def test_a_failed_pip_fails_the_cell_with_pip_s_words(notebook: Notebook) -> None:
+def test_a_failed_installer_fails_the_cell_with_its_words(notebook: Notebook) -> None:
     notebook.has(leaf=None, numpy="2.1", extra="1.0")
     done = notebook.python(INSTALL, wheels="nowhere")
     assert done.code == 1
-    assert "InstallError: pip install" in done.err
-    assert "No matching distribution found for leaf==1.5" in done.err
+    what = {"pip": "pip install", "uv": "uv pip install"}
+    assert f"InstallError: {what[notebook.installer]}" in done.err
+    why = {"pip": "No matching distribution found for leaf==1.5", "uv": "you require leaf==1.5"}
+    assert why[notebook.installer] in done.err
     assert notebook.python(INSTALL).code == 0
 
 
@@ -191,11 +203,15 @@ def test_numpy_is_not_replaced_but_told(notebook: Notebook) -> None:
 
 
 def test_an_installation_that_was_killed_is_mended(notebook: Notebook) -> None:
-    """What pip had not finished has no RECORD; by its metadata alone it would count as there."""
+    """What pip had not finished has no RECORD, what uv had not has not all files; by its metadata
+    alone it would count as there."""
     notebook.has(leaf="1.5", numpy="2.1", extra="1.0")
-    (notebook.packages / "leaf-1.5.dist-info/RECORD").unlink()
-    (notebook.packages / "leaf.py").unlink()
     notebook.marker.touch()
+    if notebook.installer == "pip":
+        (notebook.packages / "leaf-1.5.dist-info/RECORD").unlink()
+    else:
+        notebook.has(leaf="1.5")  # after the marker
+    (notebook.packages / "leaf.py").unlink()
     done = notebook.python(f"{INSTALL}; import leaf")
     assert (done.code, done.err) == (0, "")
     assert "removed a half-installed leaf-1.5.dist-info" in done.out
@@ -209,6 +225,19 @@ def test_unsloth_only_where_it_is_asked_for(notebook: Notebook) -> None:
     notebook.has(unsloth=None)
 
 
-def test_pip_s_words_are_kept(notebook: Notebook) -> None:
+def test_an_old_package_of_which_files_are_missing_is_not_the_installer_s(
+    notebook: Notebook,
+) -> None:
+    """An image may leave out what nobody runs; its packages fit each other as they are."""
+    notebook.has(leaf="1.5", numpy="2.1", extra="1.0")
+    (notebook.packages / "numpy.py").unlink()
+    os.utime(notebook.packages / "numpy-2.1.dist-info", (0, 0))
+    notebook.marker.touch()
+    done = notebook.python(INSTALL)
+    assert "half-installed" not in done.out
+    assert notebook.versions()["numpy"] == "2.1"
+
+
+def test_the_installer_s_words_are_kept(notebook: Notebook) -> None:
     log = (notebook.folder / ".cache/temper/install.log").read_text()
-    assert "Successfully installed" in log
+    assert {"pip": "Successfully installed", "uv": "Installed 1 package"}[notebook.installer] in log

@@ -1,8 +1,10 @@
-"""A small copy of the project with stand-ins for its packages: real pip installs it offline."""
+"""A small copy of the project with stand-ins for its packages: real pip, or uv, installs it
+offline."""
 
 import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ COPIED = [
     "infrastructure/deployment/environment.py",
     "infrastructure/deployment/environment.sh",
     "infrastructure/deployment/launch_training.sh",
-    "infrastructure/deployment/pip_runner.py",
+    "infrastructure/deployment/installers.py",
 ]
 DOCTOR = 'print("the doctor was here")\n'
 # The program `temper` of this project: prints what it was given, exits with a code of its own.
@@ -56,6 +58,10 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
 '''
 
 
+UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+NO_UV = "there is no uv here; requirements-dev.txt brings one"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a command left: exit code, standard output, standard error."""
@@ -67,10 +73,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SmallProject:
-    """The project in `root`, whose pip sees the wheels in `wheels` and nothing else."""
+    """The project in `root`, whose installer sees the wheels in `wheels` and nothing else."""
 
     root: Path
     wheels: Path
+    installer: str = "pip"
 
     def run(
         self, script: str, *arguments: str, cwd: Path | None = None, **variables: str
@@ -88,13 +95,8 @@ class SmallProject:
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     def variables(self, more: Mapping[str, str]) -> dict[str, str]:
-        """The environment variables of a command: pip is kept off any index."""
-        pip = {
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": self.wheels.as_uri(),
-            "PIP_CONFIG_FILE": os.devnull,
-        }
-        return {**os.environ, **pip, **more}
+        """The environment variables of a command: the installer is kept off any index."""
+        return {**os.environ, **offline(self.wheels, self.installer), **more}
 
     @property
     def packages(self) -> Path:
@@ -103,23 +105,40 @@ class SmallProject:
         return found
 
 
+def offline(wheels: Path, installer: str) -> dict[str, str]:
+    """Variables under which this installer finds these wheels and nothing else."""
+    path = os.environ.get("PATH", os.defpath)
+    if installer == "uv":
+        assert UV is not None
+        path = f"{Path(UV).parent}{os.pathsep}{path}"
+    return {
+        "PATH": path,
+        "TEMPER_INSTALLER": installer,
+        "UV_CACHE_DIR": str(wheels.with_name("uv cache")),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": wheels.as_uri(),
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+
+
 def make_wheel(folder: Path, name: str, version: str) -> None:
     """Write an installable package that has nothing in it but a module."""
     info = f"{name}-{version}.dist-info"
     files = {
-        f"{name}.py": "",
+        f"{name}.py": f"version = {version!r}\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": "",
     }
+    record = [f"{file},,{len(text)}" for file, text in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,"]) + "\n"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for file, text in files.items():
             wheel.writestr(file, text)
 
 
-def make_small_project(folder: Path) -> SmallProject:
+def make_small_project(folder: Path, installer: str = "pip") -> SmallProject:
     """A project in a folder with a space in its name, not installed yet."""
-    project = SmallProject(folder / "small project", folder / "wheels")
+    project = SmallProject(folder / "small project", folder / "wheels", installer)
     for name in COPIED:
         target = project.root / name
         target.parent.mkdir(parents=True, exist_ok=True)

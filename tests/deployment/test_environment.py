@@ -16,7 +16,7 @@ from infrastructure.deployment.environment import (
     parse,
     to_install,
 )
-from infrastructure.deployment.pip_runner import InstallError
+from infrastructure.deployment.installers import InstallError
 from tests.deployment.small_project import make_small_project
 
 GB = 1_000_000_000

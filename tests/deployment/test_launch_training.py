@@ -14,7 +14,14 @@ import pytest
 
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.deployment.environment import RECORD_NAME
-from tests.deployment.small_project import ROOT, SmallProject, make_small_project, make_wheel
+from tests.deployment.small_project import (
+    NO_UV,
+    ROOT,
+    UV,
+    SmallProject,
+    make_small_project,
+    make_wheel,
+)
 from tests.foreign_folder import foreign_folder
 from tests.slow import slow
 
@@ -32,10 +39,15 @@ on_a_machine_without_a_gpu = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> SmallProject:
+@pytest.fixture(
+    scope="module",
+    params=["pip", pytest.param("uv", marks=pytest.mark.skipif(UV is None, reason=NO_UV))],
+)
+def project(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> SmallProject:
     """A project whose environment was made by the first launch."""
-    project = make_small_project(tmp_path_factory.mktemp("launch"))
+    project = make_small_project(tmp_path_factory.mktemp("launch"), request.param)
     first = project.run(LAUNCH, "--epochs", "2", "data with space.jsonl")
     (project.root / "first.json").write_text(json.dumps([first.code, first.out, first.err]))
     return project
@@ -142,9 +154,14 @@ def test_triton_does_not_stay_where_there_is_no_gpu(project: SmallProject) -> No
     assert project.run(ENVIRONMENT).err == ""
 
 
-def test_what_a_killed_pip_left_is_installed_again(project: SmallProject) -> None:
+@pytest.mark.parametrize("has_record", [False, True])
+def test_what_a_killed_installer_left_is_installed_again(
+    project: SmallProject, has_record: bool
+) -> None:
+    """pip writes the RECORD last, uv with the other files."""
     (leaf,) = project.packages.glob("leaf-*.dist-info")
-    (leaf / "RECORD").unlink()
+    if not has_record:
+        (leaf / "RECORD").unlink()
     (project.packages / "leaf.py").unlink()
     (project.packages / "~eaf").mkdir()
     stopped = {name: value for name, value in record(project).items() if name != "base"}
@@ -164,7 +181,8 @@ def test_a_step_that_would_replace_the_chosen_torch_fails_with_pip_s_last_words(
     development.write_text("torch>=2.14\n")
     done = project.run(ENVIRONMENT, "--with-dev")
     assert done.code == 1
-    assert "ResolutionImpossible" in done.err
+    told = {"pip": "ResolutionImpossible", "uv": "your requirements are unsatisfiable"}
+    assert told[project.installer] in done.err
     development.write_text("checker==1.0\n")
     assert project.run(ENVIRONMENT, "--with-dev").code == 0
 

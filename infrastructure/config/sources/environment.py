@@ -40,6 +40,7 @@ SET_BY_SYSTEMS = frozenset({"PATH", "NAME"})
 # Read elsewhere; not part of the configuration.
 OTHER_VARIABLES = {
     "TEMPER_PYTHON": "environment.sh makes .venv with it",
+    "TEMPER_INSTALLER": "environment.sh and colab.install() install with it",
     "TEMPER_PLATFORM": "where a notebook runs, for those who know better",
     "TEMPER_SESSION_HOURS": "how long a notebook's session lasts, for those who know better",
     "ALERT_WEBHOOK_URL": "the webhook of monitor.alert_sinks; a secret, so no setting",

@@ -29,6 +29,7 @@ from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution, quantum_solve
+from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.forward.one_step import backward_of_sum
 from infrastructure.training.loop.loop import TrainingLoop, select_trainable
@@ -109,13 +110,9 @@ def own_loop(context: OwnLoop | None, asked: str) -> OwnLoop:
 def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.nn.Parameter]:
     """What trains in this phase where every block does, by name: a choice of blocks is made among
     all of them, whichever the last choice left."""
-    trained = [p.requires_grad for p in state.model.parameters()]
-    try:
+    with preserve(state.model, requires_grad=True):
         select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
         return {name: p for name, p in state.model.named_parameters() if p.requires_grad}
-    finally:
-        for parameter, trains in zip(state.model.parameters(), trained, strict=True):
-            parameter.requires_grad_(trains)
 
 
 def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.Tensor]:

@@ -86,6 +86,7 @@ def test_an_unknown_variable_suggests_the_nearest(variable: str, meant: str) -> 
 def test_variables_of_others_are_left_alone() -> None:
     environment = {
         "TEMPER_PYTHON": "python3.12",
+        "TEMPER_INSTALLER": "pip",
         "PATH": "/bin",
         "HF_TOKEN": "x",
         "BATCH_SIZE": "",
