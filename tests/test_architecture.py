@@ -278,6 +278,87 @@ def test_the_quantum_layer_and_config_know_no_torch() -> None:
     assert using == []
 
 
+# An object is not cut into base classes to keep a length: a concrete class that nothing makes, with
+# its only subclass beside it, is one object in two places. What may stay, and why:
+CUT_IN_TWO = {
+    "StackwiseFields": "fields of one section, in two files by what they are about",
+    "TrainerEvents": "is being dissolved into parts that the bridged training has",
+}
+TYPE_TESTS = {"isinstance", "issubclass", "cast"}
+
+
+def classes_of(name: str) -> dict[str, ast.ClassDef]:
+    return {n.name: n for n in ast.walk(TREES[name]) if isinstance(n, ast.ClassDef)}
+
+
+def project_classes() -> dict[tuple[str, str], ast.ClassDef]:
+    return {(name, c): node for name in MODULES for c, node in classes_of(name).items()}
+
+
+def names_in(name: str) -> dict[str, tuple[str, str]]:
+    """What each name of a module is: the module and the class that it was defined as."""
+    found = {c: (name, c) for c in classes_of(name)}
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.ImportFrom):
+            found |= {a.asname or a.name: (str(node.module), a.name) for a in node.names}
+    return found
+
+
+def used_as_values(tree: ast.AST) -> Iterator[ast.Name]:
+    """Names that stand for themselves: not as a base, in an annotation or in a test of a type."""
+    for field, value in ast.iter_fields(tree):
+        if field in ("bases", "annotation", "returns"):
+            continue
+        for node in value if isinstance(value, list) else [value]:
+            if isinstance(node, ast.Name):
+                yield node
+            is_test = isinstance(node, ast.Call) and ast.unparse(node.func) in TYPE_TESTS
+            if isinstance(node, ast.AST) and not is_test:
+                yield from used_as_values(node)
+
+
+def is_abstract(node: ast.ClassDef) -> bool:
+    bases = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
+    marks = [ast.unparse(d) for n in node.body for d in getattr(n, "decorator_list", [])]
+    return bool(bases & {"ABC", "Protocol"}) or any("abstractmethod" in mark for mark in marks)
+
+
+def cut_in_two() -> set[str]:
+    classes = project_classes()
+    subclasses: dict[tuple[str, str], list[str]] = {}
+    made: set[tuple[str, str]] = set()
+    for name, tree in TREES.items():
+        names = names_in(name)
+        made |= {names[node.id] for node in used_as_values(tree) if node.id in names}
+        for node in classes_of(name).values():
+            for base in (ast.unparse(b).partition("[")[0] for b in node.bases):
+                if base in names:
+                    subclasses.setdefault(names[base], []).append(name)
+    return {
+        key[1]
+        for key, modules in subclasses.items()
+        if key in classes and key not in made and not is_abstract(classes[key])
+        if len(modules) == 1 and modules[0].rpartition(".")[0] == key[0].rpartition(".")[0]
+    }
+
+
+def test_no_object_is_cut_into_base_classes() -> None:
+    assert cut_in_two() <= CUT_IN_TWO.keys()
+
+
+def test_an_object_that_is_cut_in_two_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {
+        "a.first": "class First: pass\nclass Second(First): pass\nclass Made: pass\n",
+        "a.second": "from a.first import Made, Second\nclass Third(Second): pass\n",
+        "a.third": "from a.first import Made\nclass Fourth(Made): pass\nmake = {1: Made}\n",
+        "b.other": "from a.first import First\ndef f(x: First): return isinstance(x, First)\n",
+    }
+    monkeypatch.setattr(sys.modules[__name__], "MODULES", dict.fromkeys(parts))
+    trees = {name: ast.parse(text) for name, text in parts.items()}
+    monkeypatch.setattr(sys.modules[__name__], "TREES", trees)
+    assert cut_in_two() == {"First", "Second"}
+
+
 def test_importing_everything_has_no_side_effect() -> None:
     """No signal handler, no logging set-up, no CUDA initialisation, no heavy package."""
     probe = f"""
