@@ -15,8 +15,8 @@ from colab.remote_files import RemoteFile
 from colab.transfer import Patience, Transfer, safe_name
 from infrastructure.core.errors import DataError
 from infrastructure.core.files import file_sha256
-from infrastructure.deployment.bars import byte_bar
 from infrastructure.monitoring.drawing.formatting import format_bytes
+from infrastructure.run.progress_bar import byte_bar
 from infrastructure.training.data.readers.sources import may_be_on_the_hub, refuse_no_data
 
 TIMEOUT_SECONDS = 2 * 3600.0

@@ -13,10 +13,10 @@ from pathlib import Path
 from colab.panel_page import panel_html, panel_text
 from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.optional import require
-from infrastructure.deployment.saved import SavedSteps
 from infrastructure.monitoring.dashboard.snapshots import MAX_CPU_SHARE, MAX_LONGEST_SECONDS
 from infrastructure.monitoring.drawing.plots import FOLDER, write_plots
 from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.run.latest_checkpoint import SavedSteps
 
 LOOK_SECONDS = 1.0
 PANEL = "the live panel"

@@ -3,7 +3,6 @@
 It takes text colour and background from the notebook around it, light or dark.
 """
 
-from infrastructure.deployment.saved import Saved
 from infrastructure.monitoring.dashboard.page import live_rules
 from infrastructure.monitoring.dashboard.sections import (
     NUM_SMALL_BUCKETS,
@@ -27,6 +26,7 @@ from infrastructure.monitoring.report.report_sections import (
     notices,
 )
 from infrastructure.monitoring.watch import status_line
+from infrastructure.run.latest_checkpoint import Saved
 
 SHOWN_CURVES = (WIDE, "eval_loss", "learning_rate")
 MAX_PLACE_CHARACTERS = 40

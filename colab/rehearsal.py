@@ -16,9 +16,9 @@ from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.deployment import detached
-from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.monitoring.records.run_owner import read_trainer
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.training.data.samples import use_sample_data
 
 LOST_FOLDER = "lost-machines"

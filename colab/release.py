@@ -21,8 +21,8 @@ from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import StorageError
 from infrastructure.core.lock import Lock
 from infrastructure.core.redact import redact
-from infrastructure.deployment.run_directory import RunDirectory, find_run
-from infrastructure.training.resume.run_lock import LOCK_FILE
+from infrastructure.run.directory import RunDirectory, find_run
+from infrastructure.run.lock import LOCK_FILE
 
 RUNTIME_STAYS = "The runtime stays"
 

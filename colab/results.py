@@ -13,8 +13,6 @@ from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
 from infrastructure.deployment.export import export_checkpoint
 from infrastructure.deployment.model_repair import repair_model
-from infrastructure.deployment.run_directory import find_run
-from infrastructure.deployment.run_repair import repair_records_of
 from infrastructure.evaluation import asking
 from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.monitoring.drawing.curves import points_by_key
@@ -23,8 +21,10 @@ from infrastructure.monitoring.records.run_reader import read_run_facts
 from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE, quantum_steps, read_json
 from infrastructure.monitoring.report.report import REPORT_FILE
 from infrastructure.monitoring.report.stack_section import read_stacks, stack_section
+from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.run.directory import find_run
+from infrastructure.run.repair import repair_records_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.data.encoding.token_preview import token_preview, token_preview_html
 from infrastructure.training.data.samples.sample_chats import write_sample_chats
 from infrastructure.training.trainer_factory import TrainerFactory

@@ -17,20 +17,20 @@ from infrastructure.core.errors import RunFailedError
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.deployment import detached as detached_trainings
-from infrastructure.deployment.closing import closing_lines, paths_of
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.detached import DetachedTraining
-from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_list import find_run_path
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.monitoring.watch import watch
+from infrastructure.run.compatibility import canonical_name
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.find import newest_of_this_purpose
+from infrastructure.run.summary_text import closing_lines, paths_of
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.metrics.progress import Note, ProgressDisplay, make_progress
-from infrastructure.training.resume.compatibility import canonical_name
 
 IN_THE_CELL = "Interrupting the cell (■) saves the training and stops it."
 LOOKING_ON = "Interrupting the cell (■) ends only the looking on; colab.stop() ends the training."

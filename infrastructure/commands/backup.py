@@ -22,11 +22,11 @@ from infrastructure.commands.checkpoints import NOTHING, describe, verify_versio
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import NOT_CONFIRMED, StorageError
-from infrastructure.deployment.from_place import asked, named_run, restore_run
-from infrastructure.deployment.run_directory import RunDirectory, find_run
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
 from infrastructure.monitoring.drawing.tables import render_table
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.run.directory import RunDirectory, find_run
+from infrastructure.run.restore import asked, named_run, restore_run
 
 DONE, FAILED = 0, 1
 

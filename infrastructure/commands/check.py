@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.output_dir import writable
 from infrastructure.deployment.signals import interrupt_on_signals
+from infrastructure.run.output_dir import writable
 from infrastructure.testing.results import GROUPS
 from infrastructure.testing.test_pipeline import create_test_pipeline
 

@@ -8,10 +8,10 @@ from typing import Any
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
-from infrastructure.deployment.bars import byte_bar
-from infrastructure.deployment.run_directory import RunDirectory, find_run
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
 from infrastructure.monitoring.drawing.tables import render_table
+from infrastructure.run.directory import RunDirectory, find_run
+from infrastructure.run.progress_bar import byte_bar
 
 DONE, DAMAGED = 0, 1
 NOTHING = "–"

@@ -15,10 +15,10 @@ from infrastructure.core.stop_signals import exit_code_of
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.going_on import configuration_of
 from infrastructure.deployment.model_repair import repair_finished, repair_model
-from infrastructure.deployment.run_directory import find_run
-from infrastructure.deployment.run_repair import repair_records
 from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.evaluation.evaluate import evaluate_model
+from infrastructure.run.directory import find_run
+from infrastructure.run.repair import repair_records
 from infrastructure.training.follower_process import follow
 from infrastructure.training.parallel.membership import by_launcher, followers_dismissed
 

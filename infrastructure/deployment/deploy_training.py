@@ -19,10 +19,8 @@ from infrastructure.core.errors import CheckpointError, DamagedFileError, Storag
 from infrastructure.core.files import make_directory
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
-from infrastructure.deployment.closing import closing_lines
 from infrastructure.deployment.ending import Ending, finished_before
 from infrastructure.deployment.forecast import RunForecast
-from infrastructure.deployment.from_place import restore_run, run_at_place, runs_at_place
 from infrastructure.deployment.going_on import (
     commit_of_base,
     has_other_data,
@@ -30,26 +28,30 @@ from infrastructure.deployment.going_on import (
     what_differs,
 )
 from infrastructure.deployment.model_repair import repair_finished
-from infrastructure.deployment.output_dir import check_spelling
 from infrastructure.deployment.run_checks import checked_before, checking_hooks, keep_round
-from infrastructure.deployment.run_copies import RunCopies, bytes_of_version
-from infrastructure.deployment.run_directory import RunDirectory, plan_run
 from infrastructure.deployment.run_record import (
     describe_model,
     record_run,
     save_tokenizer,
     unused_gpus,
 )
-from infrastructure.deployment.run_repair import repair_records, repair_run
-from infrastructure.deployment.same_training import Beginning, newest_of_this_purpose
 from infrastructure.deployment.signals import stop_on_signals
-from infrastructure.deployment.stages import Stages
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.training_monitor import Probe
+from infrastructure.run.checkpoint_paths import step_of, verify
+from infrastructure.run.compatibility import canonical_name
+from infrastructure.run.directory import RunDirectory, plan_run
+from infrastructure.run.find import Beginning, newest_of_this_purpose
+from infrastructure.run.lock import only_trainer_of, waited_for
+from infrastructure.run.output_dir import check_spelling
+from infrastructure.run.repair import repair_records, repair_run
+from infrastructure.run.replication import RunCopies, bytes_of_version
+from infrastructure.run.restore import restore_run, run_at_place, runs_at_place
+from infrastructure.run.summary_text import closing_lines
+from infrastructure.run.timings import Stages
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import step_of, verify
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -66,8 +68,6 @@ from infrastructure.training.observers.run_observers import (
     ReportObserver,
 )
 from infrastructure.training.quantum.records_observer import quantum_observers, quantum_probes
-from infrastructure.training.resume.compatibility import canonical_name
-from infrastructure.training.resume.run_lock import only_trainer_of, waited_for
 from infrastructure.training.setup.stack_outputs import stack_observers
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory

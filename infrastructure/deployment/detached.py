@@ -29,10 +29,10 @@ from infrastructure.core.errors import RunFailedError
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import parse_json
-from infrastructure.deployment.output_dir import writable
-from infrastructure.deployment.saved import SavedSteps
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import TrainerProcess, read_trainer, write_trainer
+from infrastructure.run.latest_checkpoint import SavedSteps
+from infrastructure.run.output_dir import writable
 from infrastructure.training.data.defaults import make_ready
 
 FOLDER, RUN_NAME, PURPOSE_NAME, OUTPUT_NAME = ".detached", "run", "purpose.json", "output.txt"

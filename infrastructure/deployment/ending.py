@@ -12,14 +12,14 @@ import torch
 from infrastructure.backup.repair.run_files_repair import SEAL, seal_of
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.deployment.closing import closing_lines, paths_of
 from infrastructure.deployment.forecast import RunForecast
-from infrastructure.deployment.run_copies import RunCopies
-from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.deployment.run_record import summarise
-from infrastructure.deployment.stages import Stages
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.report.report import write_report
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.replication import RunCopies
+from infrastructure.run.summary_text import closing_lines, paths_of
+from infrastructure.run.timings import Stages
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.setup.stack_outputs import save_stacks_and_rack

@@ -15,13 +15,13 @@ from infrastructure.config.merging.stackwise_cross_checks import STACKWISE
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.going_on import commit_of_base, configuration_of
-from infrastructure.deployment.run_directory import RunDirectory, find_run
-from infrastructure.deployment.run_repair import repair_records, repair_records_of
+from infrastructure.run.checkpoint_paths import verify
+from infrastructure.run.directory import RunDirectory, find_run
+from infrastructure.run.repair import repair_records, repair_records_of
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
-from infrastructure.training.checkpoints.checkpoint_paths import verify
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.trainable_state import load_trainable_state

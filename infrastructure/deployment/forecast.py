@@ -21,11 +21,11 @@ from infrastructure.core.files import paths_below
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import parse_json
-from infrastructure.deployment.run_copies import bytes_of_version, newest_kept, versions_kept
-from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.peak_memory import PeakMemory
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.replication import bytes_of_version, newest_kept, versions_kept
 from infrastructure.training.core.error_handlers import free_memory
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer

@@ -12,10 +12,10 @@ from infrastructure.config.fingerprint import differing_keys, purpose_of
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.checksums import write_record
-from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.deployment.same_training import settings_in, settings_now
+from infrastructure.run.compatibility import Difference, Verdict
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.find import settings_in, settings_now
 from infrastructure.training.data.readers.sources import discover
-from infrastructure.training.resume.compatibility import Difference, Verdict
 from infrastructure.training.resume.overrides import explain
 
 AS_IT_WENT_ON = Source(Layer.KEYWORD, "accepted when the run went on")

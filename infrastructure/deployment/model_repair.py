@@ -22,17 +22,17 @@ from infrastructure.core.errors import CheckpointError, DamagedFileError, Temper
 from infrastructure.core.files import atomic_write, whole_directory
 from infrastructure.core.lock import Lock
 from infrastructure.deployment.export import export_checkpoint
-from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.deployment.run_repair import (
+from infrastructure.monitoring.report.report import write_report
+from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.lock import LOCK_FILE
+from infrastructure.run.repair import (
     hash_or_none,
     repair_records_of,
     repair_run,
     write_seal,
 )
-from infrastructure.monitoring.report.report import write_report
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
-from infrastructure.training.resume.run_lock import LOCK_FILE
 
 REMADE = ".final-made-anew"
 

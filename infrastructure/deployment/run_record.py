@@ -14,11 +14,11 @@ from infrastructure.core.files import whole_directory
 from infrastructure.core.hardware import detect
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import StopSignal
-from infrastructure.deployment.closing import paths_of
 from infrastructure.deployment.going_on import data_files_hash
-from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.summary_text import paths_of
 from infrastructure.training.data.encoding.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.resume.fingerprint import installed_versions

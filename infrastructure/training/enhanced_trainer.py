@@ -25,6 +25,7 @@ from infrastructure.config.sections.resource_config import (
 from infrastructure.config.sections.training_config import QUANTUM, TrainingConfig
 from infrastructure.core.integers import ceil_div
 from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.run.compatibility import Difference, Verdict, agree, recorded_grid
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -60,7 +61,6 @@ from infrastructure.training.quantum.gradient_steps import check_blocks
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.save_retry import SaveFailures
-from infrastructure.training.resume.compatibility import Difference, Verdict, agree, recorded_grid
 from infrastructure.training.resume.fingerprint import base_facts, machine_facts, settings_of
 from infrastructure.training.resume.overrides import (
     MICRO_BATCH,

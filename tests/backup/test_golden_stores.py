@@ -14,8 +14,8 @@ from infrastructure.backup.format.store import Store
 from infrastructure.backup.format.tensor_bytes import from_bytes
 from infrastructure.backup.state.run_files import restore_run_files
 from infrastructure.core.errors import CheckpointError
+from infrastructure.run.checkpoint_paths import verify
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
-from infrastructure.training.checkpoints.checkpoint_paths import verify
 from infrastructure.training.checkpoints.distributed import load_whole
 from tests.backup.make_fixture import FILES, FIXTURES, VALUES, make, shared_state, tensors_of
 

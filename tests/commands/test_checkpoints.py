@@ -10,8 +10,8 @@ import torch
 from infrastructure.backup.format.store import Store
 from infrastructure.commands.main import DONE, FAILED, WRONG_INPUT, main
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from tests.deployment.runs import deploy, small_config, small_settings
 
 pytestmark = pytest.mark.usefixtures("restore_logging")

@@ -13,8 +13,8 @@ import psutil
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.run.checkpoint_paths import by_step, step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import by_step, step_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,14 +16,14 @@ from infrastructure.commands.train import ended
 from infrastructure.config.field_help import choices
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import NOT_CONFIRMED, StorageError
-from infrastructure.deployment import run_copies
-from infrastructure.deployment.run_copies import (
+from infrastructure.monitoring.records.run_reader import read_run_facts
+from infrastructure.monitoring.records.status_text import safety_words
+from infrastructure.run import replication as run_copies
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.replication import (
     HERE_ONLY,
     versions_kept,
 )
-from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.monitoring.records.run_reader import read_run_facts
-from infrastructure.monitoring.records.status_text import safety_words
 from tests.deployment.runs import (
     deploy,
     end,

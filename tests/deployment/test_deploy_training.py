@@ -20,13 +20,13 @@ from infrastructure.deployment import deploy_training, ending
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.evaluation.held_out import measure
+from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.run.lock import only_trainer_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.resume.run_lock import only_trainer_of
 from tests.slow import slow_but
 
 

@@ -13,10 +13,10 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.going_on import commit_of_base, data_files_hash
-from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.lock import only_trainer_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.resume.run_lock import only_trainer_of
 from tests.deployment.runs import (
     deploy,
     end,

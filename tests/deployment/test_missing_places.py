@@ -17,8 +17,8 @@ from infrastructure.commands.main import DONE, WRONG_INPUT, main
 from infrastructure.commands.train import ended, resume
 from infrastructure.core.errors import NOT_CONFIRMED
 from infrastructure.core.files import file_sha256
-from infrastructure.deployment import run_copies
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.run import replication as run_copies
 from tests.deployment.runs import (
     deploy,
     end_copiers,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.run_directory import plan_run
 from infrastructure.deployment.run_record import describe_model, record_run, summarise, unused_gpus
 from infrastructure.evaluation.held_out import HeldOut
+from infrastructure.run.directory import plan_run
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 QUESTION = {"prompt": "Reverse abc", "expected": "cba"}

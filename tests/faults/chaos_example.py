@@ -19,7 +19,7 @@ import torch
 
 from infrastructure.backup.format.retention import Retention
 from infrastructure.core.errors import CheckpointError
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from tests.training.toy_training import Training

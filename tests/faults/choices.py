@@ -35,8 +35,8 @@ from infrastructure.config.types import RegisteredName
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.quantum.samplers.sampler_factory import SAMPLERS
+from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from tests.deployment.runs import small_settings

@@ -27,11 +27,11 @@ import torch
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import TemperError
+from infrastructure.run import lock as run_lock
+from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from infrastructure.training.resume import run_lock
 from tests.faults.judge import tell
 from tests.faults.kill_storm import in_child
 

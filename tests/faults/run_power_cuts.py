@@ -34,8 +34,8 @@ from infrastructure.core.checksums import damaged_files, read_record
 from infrastructure.core.errors import DamagedFileError, TemperError
 from infrastructure.deployment import deploy_training, run_record
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.run.directory import RunDirectory
 from tests.faults.copier_here import use_it as use_copier_here
 from tests.faults.judge import Figures, complaints, run_module, tell
 from tests.faults.recorded_files import Disk, Entry, Recorder, disks

@@ -1,6 +1,6 @@
 """G4 on whole runs, in short: one file of a run is damaged, and the same command is given again.
 
-`tests/deployment/test_run_repair.py` has each kind of file by name; this draws them by chance.
+`tests/run/test_repair.py` has each kind of file by name; this draws them by chance.
 """
 
 import pytest

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.context import TrainingContext, initialize_training
 
 

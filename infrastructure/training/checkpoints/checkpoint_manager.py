@@ -21,7 +21,7 @@ from infrastructure.backup.writer.background_writer import BackgroundWriter
 from infrastructure.backup.writer.shared_buffer import State, size_of_state
 from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError
-from infrastructure.training.checkpoints.checkpoint_paths import store_of
+from infrastructure.run.checkpoint_paths import store_of
 from infrastructure.training.checkpoints.snapshot import Snapshot
 
 # Smaller ones are written in less time than a helper takes to begin.

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import TrainingState

@@ -14,16 +14,16 @@ import torch
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.lookup import nearest
-from infrastructure.training.core.preserve import preserve
-from infrastructure.training.hf_bridge.trainer_state import TrainerParts
-from infrastructure.training.models.trainable_state import trainable_state
-from infrastructure.training.resume.compatibility import (
+from infrastructure.run.compatibility import (
     PACKAGE_NAMES,
     Difference,
     Facts,
     Verdict,
     version_differences,
 )
+from infrastructure.training.core.preserve import preserve
+from infrastructure.training.hf_bridge.trainer_state import TrainerParts
+from infrastructure.training.models.trainable_state import trainable_state
 from infrastructure.training.resume.fingerprint import machine_facts
 
 # A Trainer takes these from the checkpoint, whatever its arguments say by then.

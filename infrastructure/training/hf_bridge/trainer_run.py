@@ -48,12 +48,12 @@ from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.records.run_list import RUN_FILE, TRAINER_KEY
 from infrastructure.monitoring.records.run_owner import read_trainer
+from infrastructure.run.lock import only_trainer_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.hf_bridge.standing import LOOK_SECONDS
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.models.saving import write_lora_card
 from infrastructure.training.resume.fingerprint import installed_versions
-from infrastructure.training.resume.run_lock import only_trainer_of
 
 HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that are about this training
 SUMMARY_FILE = "summary.json"

@@ -10,11 +10,11 @@ import torch
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import CheckpointError
+from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.checkpoints.snapshot import (
     Snapshot,

@@ -8,16 +8,16 @@ import torch
 
 from infrastructure.backup.format.retention import Retention
 from infrastructure.core.errors import CheckpointError
-from infrastructure.training.checkpoints import checkpoint_manager
-from infrastructure.training.checkpoints.checkpoint_manager import (
-    CheckpointManager,
-    load_checkpoint,
-)
-from infrastructure.training.checkpoints.checkpoint_paths import (
+from infrastructure.run.checkpoint_paths import (
     by_step,
     is_checkpoint,
     step_of,
     verify,
+)
+from infrastructure.training.checkpoints import checkpoint_manager
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
 )
 from infrastructure.training.checkpoints.snapshot import Snapshot
 

@@ -26,16 +26,16 @@ from infrastructure.core.errors import (
     StorageError,
     TrainingDivergedError,
 )
-from infrastructure.deployment.run_directory import find_run
-from infrastructure.deployment.same_training import newest_of_this_purpose
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_reader import read_run_facts
+from infrastructure.run.checkpoint_paths import by_step
+from infrastructure.run.directory import find_run
+from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
-from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
 from infrastructure.training.hf_bridge import TemperCallback

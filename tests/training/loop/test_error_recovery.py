@@ -9,9 +9,9 @@ import torch
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import DeviceFailedError, StorageError, TrainingDivergedError
+from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Observer
 from infrastructure.training.recovery.recovery_log import num_rollbacks

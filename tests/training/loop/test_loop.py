@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.run.checkpoint_paths import by_step, step_of
 from infrastructure.training.checkpoints.checkpoint_manager import (
     load_checkpoint,
 )
-from infrastructure.training.checkpoints.checkpoint_paths import by_step, step_of
 from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
     take_snapshot,

@@ -8,9 +8,9 @@ import torch
 
 from infrastructure.core.errors import TrainingDivergedError
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
+from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from infrastructure.core.errors import DeviceFailedError
+from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints import checkpoint_manager, snapshot
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import SkippedBatch, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer

@@ -11,7 +11,7 @@ import torch
 
 from infrastructure.core.errors import TrainingDivergedError
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
-from infrastructure.training.checkpoints.checkpoint_paths import by_step
+from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner, Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger

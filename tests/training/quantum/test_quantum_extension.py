@@ -20,7 +20,7 @@ from infrastructure.core.errors import MissingPackageError
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
-from infrastructure.training.checkpoints.checkpoint_paths import by_step
+from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.extensions.extension_hooks import Observer

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
-from infrastructure.training.checkpoints.checkpoint_paths import by_step
+from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.quantum.lora_rank_pruning import matrices, ranks_of
 from tests.training.quantum.quantum_runs import quantum_trainer, records, same_weights

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infrastructure.core.errors import StorageError
-from infrastructure.training.checkpoints.checkpoint_paths import step_of
+from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.recovery.save_retry import SaveFailures
 from tests.training.toy_training import Training

@@ -12,8 +12,8 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
+from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import by_step
 from infrastructure.training.core.state import Position, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer

@@ -10,7 +10,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.deployment.export import export_checkpoint
-from infrastructure.deployment.run_directory import RunDirectory
+from infrastructure.run.directory import RunDirectory
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,

@@ -6,7 +6,7 @@ import pytest
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.optimization.size_grid import SizeGrid
-from infrastructure.training.resume.compatibility import (
+from infrastructure.run.compatibility import (
     Verdict,
     agree,
     canonical_name,

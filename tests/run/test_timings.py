@@ -2,7 +2,7 @@
 
 import pytest
 
-from infrastructure.deployment.stages import STAGES, Stages
+from infrastructure.run.timings import STAGES, Stages
 
 
 class Clock:

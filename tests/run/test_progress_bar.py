@@ -6,8 +6,8 @@ import sys
 import pytest
 from tqdm import tqdm
 
-from infrastructure.deployment import bars
-from infrastructure.deployment.bars import byte_bar
+from infrastructure.run import progress_bar as bars
+from infrastructure.run.progress_bar import byte_bar
 
 
 class Terminal(io.StringIO):

@@ -11,7 +11,7 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.same_training import BEGINNING, Beginning
+from infrastructure.run.find import BEGINNING, Beginning
 from tests.deployment.runs import ROOT, runs_of, small_config
 
 # Begins again and again; what it finds inside is somebody who is inside too.
@@ -19,7 +19,7 @@ CONTENDER = """
 import os, sys, time
 from pathlib import Path
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.same_training import Beginning
+from infrastructure.run.find import Beginning
 folder, end = Path(sys.argv[1]), time.monotonic() + float(sys.argv[2])
 config = DeploymentConfig(output_dir=str(folder / "runs"))
 num_begun = 0

@@ -20,9 +20,9 @@ from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import file_sha256
 from infrastructure.core.lock import Lock
-from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.monitoring.records.run_list import RUN_FILE, run_folders
-from infrastructure.training.resume.run_lock import LOCK_FILE
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.lock import LOCK_FILE
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from infrastructure.backup.run_backup import CONTACT_SECONDS, RunBackup, place_o
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.waiting import within
-from infrastructure.deployment.bars import byte_bar
-from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.progress_bar import byte_bar
 from infrastructure.training.models.trainable_state import trainable_state
 from infrastructure.training.observers.run_observers import CopiesObserver
 

@@ -15,10 +15,10 @@ from infrastructure.config.fingerprint import differing_keys, purpose_of
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.files import make_directory
 from infrastructure.core.lock import Lock
-from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.monitoring.records.run_list import run_folders
 from infrastructure.monitoring.records.run_owner import this_process
-from infrastructure.training.resume.compatibility import shown_name
+from infrastructure.run.compatibility import shown_name
+from infrastructure.run.directory import RunDirectory
 
 BEGINNING = ".beginning"  # in the output folder: a file for each training that begins now
 

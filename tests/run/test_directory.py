@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from infrastructure.backup.format.store import Store
-from infrastructure.deployment.run_directory import RunDirectory, find_run, plan_run
+from infrastructure.run.checkpoint_paths import by_step
+from infrastructure.run.directory import RunDirectory, find_run, plan_run
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.checkpoint_paths import by_step
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.json_text import parse_json
-from infrastructure.deployment.output_dir import writable
 from infrastructure.monitoring.records.run_list import RUN_FILE, TRAINER_KEY, find_run_path, runs_in
-from infrastructure.training.checkpoints.checkpoint_paths import by_step, is_checkpoint
+from infrastructure.run.checkpoint_paths import by_step, is_checkpoint
+from infrastructure.run.output_dir import writable
 
 _NUMBERED = re.compile(r"checkpoint-(\d+)")
 

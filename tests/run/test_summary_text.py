@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from infrastructure.deployment.closing import closing_lines, paths_of
+from infrastructure.run.summary_text import closing_lines, paths_of
 
 
 def a_summary(run: Path, **more: Any) -> dict[str, Any]:
@@ -42,6 +42,6 @@ def test_only_what_is_there_has_a_place(tmp_path: Path) -> None:
 
 
 def test_telling_the_end_loads_no_torch() -> None:
-    probe = "import sys, infrastructure.deployment.closing; print('torch' in sys.modules)"
+    probe = "import sys, infrastructure.run.summary_text; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

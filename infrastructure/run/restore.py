@@ -21,11 +21,11 @@ from infrastructure.core.errors import CheckpointError, DamagedFileError, Storag
 from infrastructure.core.files import make_directory
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
-from infrastructure.deployment.bars import byte_bar
-from infrastructure.deployment.output_dir import writable
-from infrastructure.deployment.run_directory import RunDirectory
-from infrastructure.deployment.same_training import is_same, settings_in
 from infrastructure.monitoring.records.run_list import RUN_FILE
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.find import is_same, settings_in
+from infrastructure.run.output_dir import writable
+from infrastructure.run.progress_bar import byte_bar
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from infrastructure.core.errors import DamagedFileError
 from infrastructure.deployment import export as exporting
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.model_repair import repair_model
-from infrastructure.deployment.run_directory import RunDirectory
 from infrastructure.evaluation.asking import ask
-from infrastructure.training.resume.run_lock import only_trainer_of
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.lock import only_trainer_of
 from tests.deployment.runs import deploy, losses, small_settings
 from tests.deployment.test_going_on import stop_after
 from tests.slow import slow_but

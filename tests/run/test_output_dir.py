@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.deployment.output_dir import writable
+from infrastructure.run.output_dir import writable
 
 
 def test_a_folder_is_made_and_what_can_be_none_is_told(tmp_path: Path) -> None:

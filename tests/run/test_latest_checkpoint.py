@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from infrastructure.backup.format.store import Store
-from infrastructure.deployment.saved import SavedSteps
+from infrastructure.run.latest_checkpoint import SavedSteps
 
 
 def test_the_newest_healthy_checkpoint_is_told(tmp_path: Path) -> None:
