@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"core"},
     {"config"},
     {"monitoring", "optimization", "backup", "quantum"},
+    {"run"},
     {"training"},
     {"evaluation", "testing"},
     {"deployment"},
@@ -374,3 +375,11 @@ torch = sys.modules.get("torch")
 assert torch is None or not torch.cuda.is_initialized()
 """
     subprocess.run([sys.executable, "-W", "error", "-c", probe], cwd=ROOT, check=True)
+
+
+def test_a_run_needs_no_torch() -> None:
+    """Looking at a run, repairing and copying it answer before PyTorch would be imported."""
+    names = [name for name in MODULES if name.startswith(f"{PACKAGE}.run.")]
+    assert len(names) > 8
+    script = f"import sys\nfor name in {names}: __import__(name)\nsys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT, timeout=120)

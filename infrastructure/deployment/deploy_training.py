@@ -20,7 +20,7 @@ from infrastructure.core.files import make_directory
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.deployment.ending import Ending, finished_before
-from infrastructure.deployment.forecast import RunForecast
+from infrastructure.deployment.forecast import RunForecast, bytes_of_version
 from infrastructure.deployment.going_on import (
     commit_of_base,
     has_other_data,
@@ -46,7 +46,7 @@ from infrastructure.run.find import Beginning, newest_of_this_purpose
 from infrastructure.run.lock import only_trainer_of, waited_for
 from infrastructure.run.output_dir import check_spelling
 from infrastructure.run.repair import repair_records, repair_run
-from infrastructure.run.replication import RunCopies, bytes_of_version
+from infrastructure.run.replication import RunCopies
 from infrastructure.run.restore import restore_run, run_at_place, runs_at_place
 from infrastructure.run.summary_text import closing_lines
 from infrastructure.run.timings import Stages
@@ -62,6 +62,7 @@ from infrastructure.training.metrics.progress import MakeProgress, make_progress
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers.monitoring_setup import check_watching, watching_hooks
 from infrastructure.training.observers.run_observers import (
+    CopiesObserver,
     ErrorsObserver,
     MetricsObserver,
     ProgressObserver,
@@ -379,7 +380,8 @@ class TrainingDeployment:
         recorded = quantum_observers(run.path, trainer.hooks.hooks, self.say)
         trainer.add_hooks([*recorded, *watching, *self._observers(run, copies)])
         trainer.add_hooks(stack_observers(trainer, run.path))
-        trainer.add_hooks(copies.observers())
+        if copies.has_place:
+            trainer.add_hooks([CopiesObserver(copies.backup)])
         trainer.add_hooks([*checking_hooks(self.config, trainer, run.path), forecast.peak])
         if checkpoint is not None:
             self._restore(run, trainer, checkpoint)

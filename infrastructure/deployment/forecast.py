@@ -23,14 +23,16 @@ from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.optimization.batch_size import DoesNotFitError
+from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
 from infrastructure.optimization.peak_memory import PeakMemory
 from infrastructure.run.directory import RunDirectory
-from infrastructure.run.replication import bytes_of_version, newest_kept, versions_kept
+from infrastructure.run.replication import newest_kept, versions_kept
 from infrastructure.training.core.error_handlers import free_memory
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.models.trainable_state import trainable_state
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.setup.stack_outputs import (
     disk_bytes,
@@ -40,6 +42,8 @@ from infrastructure.training.setup.stack_outputs import (
 )
 from infrastructure.training.sizing.cost_measurement import StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory
+
+SMALL_BYTES = 1_000_000  # of a version: random states, run files, manifest
 
 log = logging.getLogger(__name__)
 
@@ -363,3 +367,13 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def bytes_of_version(model: torch.nn.Module, create_optimizer: CreateOptimizer) -> int:
+    """About what a checkpoint of this training takes, before there is one.
+
+    Args:
+        create_optimizer: makes the training's optimizer for a module.
+    """
+    weights = sum(t.numel() * t.element_size() for t in trainable_state(model).values())
+    return weights + optimizer_state_bytes(create_optimizer, model) + SMALL_BYTES

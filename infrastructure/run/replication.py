@@ -11,8 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from infrastructure.backup.backends import open_place
 from infrastructure.backup.finished_run import Completion, complete, not_safe
 from infrastructure.backup.format.retention import retention_of
@@ -24,11 +22,8 @@ from infrastructure.backup.run_backup import CONTACT_SECONDS, RunBackup, place_o
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.waiting import within
-from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.progress_bar import byte_bar
-from infrastructure.training.models.trainable_state import trainable_state
-from infrastructure.training.observers.run_observers import CopiesObserver
 
 # What a wait would not change: another machine has gone on, this place never says what is safe, or
 # nobody copies.
@@ -37,7 +32,6 @@ HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them else
 LOOK_SECONDS = 1.0  # between two looks at how the copy stands
 TELL_SECONDS = 30.0
 CONFIRM_FACTOR = 1.5  # links are not always as fast as they were
-SMALL_BYTES = 1_000_000  # random states, run files, manifest
 
 
 class RunCopies:
@@ -92,10 +86,6 @@ class RunCopies:
             caution = f"{place.url}: {error}; {place.advice(error)}"
         if caution is not None:
             self.say(f"note: {caution}")
-
-    def observers(self) -> list[CopiesObserver]:
-        """What starts the copying and tells it of new versions."""
-        return [CopiesObserver(self.backup)] if self.has_place else []
 
     def short(self) -> str | None:
         """The age of the last confirmed version, for a line that is drawn at every step."""
@@ -213,16 +203,6 @@ class RunCopies:
             yield
         except KeyboardInterrupt:
             self.say(f"Not waiting any longer; copying goes on by itself. {self.line()}")
-
-
-def bytes_of_version(model: torch.nn.Module, create_optimizer: CreateOptimizer) -> int:
-    """About what a checkpoint of this training takes, before there is one.
-
-    Args:
-        create_optimizer: makes the training's optimizer for a module.
-    """
-    weights = sum(t.numel() * t.element_size() for t in trainable_state(model).values())
-    return weights + optimizer_state_bytes(create_optimizer, model) + SMALL_BYTES
 
 
 def versions_kept(training: TrainingConfig, total_steps: int) -> int:
