@@ -129,7 +129,7 @@ def measure(combination: Combination, folder: Path) -> dict[str, Any]:
     trainer.prepare()
     peak = PeakMemory(torch.device("cpu"))
     idle_bytes = peak.now()
-    costs = trainer.machine_fit().costs(trainer.batch_plan(), NUM_STEPS)
+    costs = trainer.cost_measurement().costs(trainer.batch_plan(), NUM_STEPS)
     peak.start()
     trainer.train()
     was = peak.read()

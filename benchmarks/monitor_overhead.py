@@ -32,7 +32,7 @@ from infrastructure.core.machine_readings import MachineReadings
 from infrastructure.monitoring.training_monitor import HISTORY, TrainingMetrics, TrainingMonitor
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
-from infrastructure.training.observers.monitoring_setup import watching_hooks
+from infrastructure.training.observers.monitoring_setup import monitoring_hooks
 from infrastructure.training.trainer_factory import TrainerFactory
 
 MOST = 1.01
@@ -125,7 +125,7 @@ def overhead(pairs: int, block_seconds: float) -> dict[str, Any]:
         )
         trainer = TrainerFactory().for_run(config)
         watched = trainer.adapter, trainer.precision
-        watching = watching_hooks(config, Path(folder), *watched, print, {})
+        watching = monitoring_hooks(config, Path(folder), *watched, print, {})
         blocks = Blocks(watching, 2 * pairs, block_seconds)
         trainer.add_hooks([blocks])
         trainer.train()

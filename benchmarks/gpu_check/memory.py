@@ -36,7 +36,7 @@ def out_of_memory_is_recovered(bench: Bench) -> Figures:
 def memory_is_predicted(bench: Bench) -> Figures:
     """The peak of a training, from a few of its micro-batches, beside what it then was."""
     trainer = bench.trainer(batch_size=64, max_steps=3)
-    fit = trainer.machine_fit()
+    fit = trainer.cost_measurement()
     predicted = fit.costs(trainer.batch_plan(), total_steps=3).peak_bytes
     peak = PeakMemory(trainer.device)
     peak.start()

@@ -29,7 +29,7 @@ from infrastructure.backup.replication.download import fetch_newest
 from infrastructure.backup.replication.folder_upload import Publication, paths_in
 from infrastructure.backup.replication.object_reader import Progress
 from infrastructure.backup.replication.remote_pruning import prune_once
-from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.status import (
     DOWN,
     OFF,
@@ -83,7 +83,7 @@ class RunBackup:
         self.retention = retention or Retention(keep_best=1)
         self.place_id: str | None = None  # as `check_place` has found it
         self.is_missing = False  # at the start, and a training may begin without it
-        self._link: Link | None = None
+        self._link: RemoteSession | None = None
         self._copier: CopierClient | None = None
         if self.options.place is not None:
             settings = self._settings(self.options.place)
@@ -401,7 +401,7 @@ class RunBackup:
             return {HERE: self.store}
         return {HERE: self.store, self._link.place.url: self._link.store}
 
-    def _require_link(self) -> Link:
+    def _require_link(self) -> RemoteSession:
         if self._link is None:
             raise StorageError("there is no place to copy to or from: give backup.place")
         return self._link

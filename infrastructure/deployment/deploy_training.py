@@ -60,7 +60,7 @@ from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import MakeProgress, make_progress
 from infrastructure.training.metrics.sinks import make_sinks
-from infrastructure.training.observers.monitoring_setup import check_watching, watching_hooks
+from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
 from infrastructure.training.observers.run_observers import (
     CopiesObserver,
     ErrorsObserver,
@@ -376,7 +376,7 @@ class TrainingDeployment:
             probes["backup_age_seconds"] = copies.age_seconds
             probes["copier_failures"] = lambda: copies.backup.num_copier_failures
         watched = trainer.adapter, trainer.precision
-        watching = watching_hooks(self.config, run.path, *watched, self.say, probes)
+        watching = monitoring_hooks(self.config, run.path, *watched, self.say, probes)
         recorded = quantum_observers(run.path, trainer.hooks.hooks, self.say)
         trainer.add_hooks([*recorded, *watching, *self._observers(run, copies)])
         trainer.add_hooks(stack_observers(trainer, run.path))

@@ -316,7 +316,7 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
     has_optimizer = bool(
         loop.optimizer_step.optimizer.state
     )  # of a checkpoint that it goes on from
-    costs = trainer.machine_fit().costs(plan, loop.total_steps, has_optimizer)
+    costs = trainer.cost_measurement().costs(plan, loop.total_steps, has_optimizer)
     if trainer.device.type != "cpu":
         return costs
     return replace(

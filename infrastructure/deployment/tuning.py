@@ -113,9 +113,9 @@ def _with_pipeline(
     """The changes of precision, compiling, checkpointing and feeding that pay."""
     loop = trainer.prepare()
     tokens_per_step = (
-        trainer.adapter.count_tokens(trainer.machine_fit().usual) * loop.global_batch_size
+        trainer.adapter.count_tokens(trainer.cost_measurement().usual) * loop.global_batch_size
     )
-    tokens_per_step //= max(1, len(trainer.machine_fit().usual))
+    tokens_per_step //= max(1, len(trainer.cost_measurement().usual))
 
     def tell(tried: Tried) -> None:
         say(describe(tried))

@@ -22,8 +22,8 @@ from infrastructure.optimization.pipeline_optimizer import Measured
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.recovery.loss_spikes import BadLossError
 from infrastructure.training.sizing.batch_plan import BatchPlan
-from infrastructure.training.sizing.cost_measurement import MachineFit
-from infrastructure.training.sizing.dry_run import StepProbe
+from infrastructure.training.sizing.cost_measurement import CostMeasurement
+from infrastructure.training.sizing.dry_run import DryRunStep
 from infrastructure.training.trainer_factory import TrainerFactory
 
 TRIED = Source(Layer.KEYWORD, "tried by temper tune")
@@ -50,7 +50,7 @@ class TuningTrials:
         """
         trainer = self.trainer(changes)
         trainer.prepare()
-        plan, fit = trainer.batch_plan(), trainer.machine_fit()
+        plan, fit = trainer.batch_plan(), trainer.cost_measurement()
         with fit.probing(accumulates=plan.gradient_accumulation > 1) as probe:
             turns = [_some_steps(probe, fit, plan) for _ in range(1 + ROUNDS)]
         first, *others = turns
@@ -98,7 +98,7 @@ def worker_counts() -> list[int]:
     return [count for count in (0, 1, 2, 4, 8) if count < max(2, cores)]
 
 
-def _some_steps(probe: StepProbe, fit: MachineFit, plan: BatchPlan) -> tuple[int, float, int]:
+def _some_steps(probe: DryRunStep, fit: CostMeasurement, plan: BatchPlan) -> tuple[int, float, int]:
     """Tokens, seconds and peak memory of a few steps, waiting for data included."""
     started, num_tokens, peak = time.perf_counter(), 0, 0
     with closing(fit.data.train_batches(0, 0, plan.batch_size)) as batches:

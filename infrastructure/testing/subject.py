@@ -18,7 +18,7 @@ from infrastructure.core.integers import ceil_div
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.forward.gradient_accumulation import accumulate
+from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
 from infrastructure.training.model_adapters.base_adapter import Batch
 from infrastructure.training.models.model_inputs import (
     call_model,
@@ -169,7 +169,7 @@ class Subject:
         scaler = self.scaler()
         self.model.zero_grad()
         try:
-            accumulate(
+            accumulate_gradients(
                 self.model,
                 self.adapter,
                 strategy,

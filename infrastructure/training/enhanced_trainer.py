@@ -40,7 +40,7 @@ from infrastructure.training.extensions.extension_manager import (
     ExtensionManager,
     create_extensions,
 )
-from infrastructure.training.forward.evaluation_loss import HeldOutLoss, holds_out, polled
+from infrastructure.training.forward.evaluation_loss import EvaluationLoss, holds_out, polled
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.loop.loop import TrainingLoop
@@ -72,7 +72,7 @@ from infrastructure.training.resume.overrides import (
 )
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.batch_planner import BatchPlanner
-from infrastructure.training.sizing.cost_measurement import MachineFit
+from infrastructure.training.sizing.cost_measurement import CostMeasurement
 from infrastructure.training.stackwise.stack_phases import caches_trunk
 from infrastructure.training.stackwise.trunk_output import CacheSource
 from infrastructure.training.strategies import get_training_strategy
@@ -153,7 +153,7 @@ class EnhancedTrainer:
             lambda: self.cache_config,
             self.adapter,
             self.precision,
-            self.machine_fit,
+            self.cost_measurement,
         )
         self._identity: dict[str, Any] | None = None
 
@@ -213,11 +213,13 @@ class EnhancedTrainer:
                 check_blocks(self.quantum_config, self.initialize_model())
         return self.data
 
-    def machine_fit(self) -> MachineFit:
+    def cost_measurement(self) -> CostMeasurement:
         """What measures this training's steps on this machine."""
         model, data = self.initialize_model(), self.initialize_data()
         optimizer = partial(self.create_optimizer, model)
-        return MachineFit(model, self.adapter, self.strategy, data, optimizer, self.memory_budget)
+        return CostMeasurement(
+            model, self.adapter, self.strategy, data, optimizer, self.memory_budget
+        )
 
     @property
     def num_processes(self) -> int:
@@ -394,7 +396,7 @@ class EnhancedTrainer:
         size = self.batch_plan().batch_size
         if self.state is not None:  # what has fitted so far
             size = min(size, self.state.micro_batch_size)
-        measured = HeldOutLoss(
+        measured = EvaluationLoss(
             model,
             self.adapter,
             self.precision,

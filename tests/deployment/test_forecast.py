@@ -14,7 +14,7 @@ from infrastructure.deployment.forecast import Forecast, RunForecast, costs_of
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryLine
 from infrastructure.training.sizing.batch_plan import BatchPlan
-from infrastructure.training.sizing.cost_measurement import MachineFit, StepCosts
+from infrastructure.training.sizing.cost_measurement import CostMeasurement, StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import small_config, small_settings, write_rows
 from tests.slow import slow
@@ -100,7 +100,7 @@ def test_a_training_that_cannot_fit_does_not_start(
 def test_where_only_smaller_pieces_fit_the_training_begins_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = MachineFit.costs
+    real = CostMeasurement.costs
 
     def tight(*arguments: Any) -> Any:
         costs = real(*arguments)
@@ -109,7 +109,7 @@ def test_where_only_smaller_pieces_fit_the_training_begins_with_them(
         heaviest = 4 * costs.longest_units
         return replace(costs, memory=line, limit_bytes=most, heaviest_units=heaviest)
 
-    monkeypatch.setattr(MachineFit, "costs", tight)
+    monkeypatch.setattr(CostMeasurement, "costs", tight)
     said: list[str] = []
     summary = TrainingDeployment(small_config(tmp_path), said.append).run()
     assert any(line.startswith("Micro-batches of 2, because more would take") for line in said)
@@ -123,7 +123,7 @@ def test_a_forecast_that_fails_stops_no_training(
     def broken(*arguments: Any) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(MachineFit, "costs", broken)
+    monkeypatch.setattr(CostMeasurement, "costs", broken)
     summary = TrainingDeployment(small_config(tmp_path), lambda line: None).run()
     assert summary["status"] == "finished"
     assert summary["forecast"] == []
@@ -156,11 +156,11 @@ def test_processes_of_one_cpu_share_its_memory_and_a_step_of_each_is_smaller(
     plans = []
     costs = StepCosts(MemoryLine(0, 1), 8, 8, 0, 0.5, 0.1, 4 << 30)
 
-    def measured(self: MachineFit, plan: BatchPlan, *others: Any) -> StepCosts:
+    def measured(self: CostMeasurement, plan: BatchPlan, *others: Any) -> StepCosts:
         plans.append(plan)
         return costs
 
-    monkeypatch.setattr(MachineFit, "costs", measured)
+    monkeypatch.setattr(CostMeasurement, "costs", measured)
     settings = small_settings(tmp_path, batch_size=4, gradient_accumulation=3)
     config = DeploymentConfig(**settings, num_processes=2)
     found = costs_of(TrainerFactory().for_run(config))

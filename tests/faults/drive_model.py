@@ -31,7 +31,7 @@ from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.copier import Copier
-from infrastructure.backup.replication.remote_session import Link, Sent
+from infrastructure.backup.replication.remote_session import RemoteSession, UploadedFile
 from infrastructure.backup.replication.upload import Upload, fetch_version
 from infrastructure.core.errors import CheckpointError, StorageError
 from tests.faults.memory_files import Files, MemoryFiles
@@ -274,8 +274,8 @@ class BelieveTheMount(Copier):
         self.link.__class__ = _BelievingLink
 
 
-class _BelievingLink(Link):
-    def confirms(self, sent: Sent) -> bool:
+class _BelievingLink(RemoteSession):
+    def confirms(self, sent: UploadedFile) -> bool:
         try:
             if self.place.size(sent.path) != sent.content.size_bytes:
                 return False
@@ -330,7 +330,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.store = Store(LOCAL, self.files)
         self.go_on()
-        link = Link(
+        link = RemoteSession(
             self.drive, RUN, compresses=False, clock=self.clock, fresh_seconds=GRACE_SECONDS / 2
         )
         self.copier = self.copier_class(

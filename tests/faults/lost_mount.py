@@ -15,7 +15,7 @@ from infrastructure.backup.backends import open_place
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.copier import Copier
-from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.remote_session import RemoteSession
 from tests.backup.memory_place import RUN, run_until, save
 from tests.faults.drive_model import Clock
 
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
     mount("-t", "tmpfs", "one", str(disk))
     mount("--bind", str(disk), str(at))
     local, clock = Store(folder / "here"), Clock(1000.0)
-    link = Link(open_place(str(at)), RUN, clock=clock)
+    link = RemoteSession(open_place(str(at)), RUN, clock=clock)
     copier = Copier(local, link, Retention(), now=clock, draw=lambda: 1.0)
     save(local, 1)
     run_until(copier.tick, lambda: copier.is_done, clock)

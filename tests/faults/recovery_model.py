@@ -26,7 +26,7 @@ from infrastructure.training.checkpoints import checkpoint_manager, snapshot
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
-from infrastructure.training.forward.evaluation_loss import HeldOutLoss
+from infrastructure.training.forward.evaluation_loss import EvaluationLoss
 from infrastructure.training.forward.gradient_accumulation import split
 from infrastructure.training.loop import checkpointer
 from infrastructure.training.loop import optimizer_step as stepping
@@ -126,7 +126,7 @@ def toy(directory: Path, *hooks: Any, **settings: Any) -> tuple[Training, Course
     training = Training(directory, hooks=[*hooks, course], **{**SETTINGS, **settings})
 
     def evaluate() -> dict[str, float]:
-        held_out = HeldOutLoss(training.state.model, training.adapter, Precision("fp32", "cpu"))
+        held_out = EvaluationLoss(training.state.model, training.adapter, Precision("fp32", "cpu"))
         return held_out.measure(training.source.evaluation_batches(6))
 
     training.loop.evaluate = evaluate

@@ -19,7 +19,7 @@ from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.folder_upload import Publication, PublishedFolder
 from infrastructure.backup.replication.remote_pruning import GRACE_SECONDS, PlacePruning
-from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.status import BackupStatus
 from infrastructure.backup.replication.upload import Upload
 from infrastructure.core.callbacks import do_nothing
@@ -51,7 +51,7 @@ class Copier:
     def __init__(
         self,
         local: Store,
-        link: Link,
+        link: RemoteSession,
         retention: Retention,
         *,
         record: PlaceRecord | None = None,

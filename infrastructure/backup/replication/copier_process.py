@@ -22,7 +22,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.bandwidth import Bandwidth
 from infrastructure.backup.replication.copier import Copier
 from infrastructure.backup.replication.folder_upload import Publication
-from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.status import (
     FINISHED,
     LEFT,
@@ -65,7 +65,7 @@ class CopierSettings:
     bytes_per_second: float | None = None
     finish_seconds: float = 900.0
 
-    def link(self) -> Link:
+    def link(self) -> RemoteSession:
         """The way to the place.
 
         Raises:
@@ -73,7 +73,7 @@ class CopierSettings:
         """
         place = open_place(self.place)
         compresses = self.compression == "zstd" or (self.compression == "auto" and place.is_slow)
-        return Link(place, self.run_id, compresses, Bandwidth(self.bytes_per_second))
+        return RemoteSession(place, self.run_id, compresses, Bandwidth(self.bytes_per_second))
 
     @property
     def record(self) -> PlaceRecord:

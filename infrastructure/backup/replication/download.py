@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.object_reader import Progress
-from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.upload import fetch_version
 from infrastructure.core.errors import CheckpointError, StorageError
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def fetch_newest(
-    link: Link,
+    link: RemoteSession,
     local: Store,
     step: int | None,
     on_progress: Progress,
@@ -49,7 +49,7 @@ def fetch_newest(
     raise CheckpointError(f"{link.place.url}/{link.run_id} holds no whole {what}{told}")
 
 
-def _listed(link: Link, sleep: Callable[[float], None]) -> list[str]:
+def _listed(link: RemoteSession, sleep: Callable[[float], None]) -> list[str]:
     names = _retrying(link, link.store.versions, sleep)
     if not names:  # on a mount no proof that there are none
         sleep(FIRST_WAIT_SECONDS)
@@ -58,7 +58,7 @@ def _listed(link: Link, sleep: Callable[[float], None]) -> list[str]:
 
 
 def _fetch(
-    link: Link,
+    link: RemoteSession,
     name: str,
     local: Store,
     step: int | None,
@@ -81,7 +81,7 @@ def _fetch(
     return True
 
 
-def _retrying(link: Link, action: Callable[[], T], sleep: Callable[[float], None]) -> T:
+def _retrying(link: RemoteSession, action: Callable[[], T], sleep: Callable[[float], None]) -> T:
     """What `action` returns, asked for again while the place does not answer."""
     for attempt in range(NUM_ATTEMPTS):
         try:

@@ -16,7 +16,7 @@ from infrastructure.backup.backends.base import Content
 from infrastructure.backup.format.codec import SUFFIX
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.retention import Retention
-from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
@@ -36,7 +36,7 @@ class PlacePruning:
         unnamed_since: objects that no manifest names, and when that was seen first.
     """
 
-    link: Link
+    link: RemoteSession
     retention: Retention
     grace_seconds: float
     confirmed: dict[str, Manifest] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class PlacePruning:
                 yield 0.0
 
 
-def prune_once(link: Link, retention: Retention, record: Path) -> list[str]:
+def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[str]:
     """One pruning of a place by somebody who does not copy to it; what it did, in sentences.
 
     A version counts as confirmed when it was read back there. `record` remembers which objects had
@@ -184,7 +184,7 @@ def prune_once(link: Link, retention: Retention, record: Path) -> list[str]:
     return told
 
 
-def _confirmed_manifest(link: Link, name: str) -> Manifest | None:
+def _confirmed_manifest(link: RemoteSession, name: str) -> Manifest | None:
     """The manifest of a version that is whole at the place and safe there."""
     try:
         manifest = link.store.read(name)
@@ -197,7 +197,7 @@ def _confirmed_manifest(link: Link, name: str) -> Manifest | None:
     return manifest
 
 
-def _object_paths(link: Link, manifest: Manifest) -> Iterator[Path]:
+def _object_paths(link: RemoteSession, manifest: Manifest) -> Iterator[Path]:
     for pack in manifest.packs:
         path = link.store.objects.path_of(pack.hash)
         try:

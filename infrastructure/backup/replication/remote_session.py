@@ -16,7 +16,7 @@ SURELY_WRONG = 5
 
 
 @dataclass
-class Sent:
+class UploadedFile:
     """A file that was written to a place, or found there."""
 
     path: Path
@@ -26,7 +26,7 @@ class Sent:
 
 
 @dataclass
-class Link:
+class RemoteSession:
     """The way to the store `run_id` at a place, and what was learned about it in this session.
 
     Attributes:
@@ -48,7 +48,7 @@ class Link:
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
     clock: Callable[[], float] = time.monotonic
     fresh_seconds: float = 1800.0
-    sent: dict[str, Sent] = field(default_factory=dict)
+    sent: dict[str, UploadedFile] = field(default_factory=dict)
     named: set[str] = field(default_factory=set)
     num_wrong: Counter[Path] = field(default_factory=Counter)
     is_doubtful: bool = False
@@ -67,7 +67,7 @@ class Link:
             and self.clock() - sent.confirmed_at < self.fresh_seconds
         )
 
-    def confirms(self, sent: Sent) -> bool:
+    def confirms(self, sent: UploadedFile) -> bool:
         """Ask whether a file is safe; False: not yet.
 
         Raises:

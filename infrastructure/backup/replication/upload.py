@@ -19,7 +19,7 @@ from infrastructure.backup.replication.object_reader import (
     Progress,
     open_object,
 )
-from infrastructure.backup.replication.remote_session import Link, Sent
+from infrastructure.backup.replication.remote_session import RemoteSession, UploadedFile
 from infrastructure.core.errors import CheckpointError, StorageError
 
 # Written and not confirmed yet: a mounted Drive holds these on this machine's disk.
@@ -29,7 +29,7 @@ WINDOW_BYTES = 512 * 1024**2
 PATIENCE_SECONDS, DOUBTFUL_SECONDS = 600.0, 60.0
 SLOWEST_BYTES_PER_SECOND = 250_000.0
 NUM_LOOKS = 4  # at a file that seems to be missing
-Form = tuple[Sent, Sequence[Buffer]]
+Form = tuple[UploadedFile, Sequence[Buffer]]
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0  # between two questions whether it is there
 
 
@@ -48,7 +48,7 @@ class Upload:
         self,
         local: Store,
         name: str,
-        link: Link,
+        link: RemoteSession,
         *,
         before_manifest: Callable[[], None],
         on_piece: Callable[[], None],
@@ -251,10 +251,10 @@ class Upload:
         path = self.link.store.objects.path_of(pack.hash + SUFFIX)
         return self._sent(path, [packed]), [packed]
 
-    def _sent(self, path: Path, buffers: Sequence[Buffer]) -> Sent:
-        return Sent(path, Content.of(buffers), self.link.clock())
+    def _sent(self, path: Path, buffers: Sequence[Buffer]) -> UploadedFile:
+        return UploadedFile(path, Content.of(buffers), self.link.clock())
 
-    def _write(self, sent: Sent, buffers: Sequence[Buffer]) -> None:
+    def _write(self, sent: UploadedFile, buffers: Sequence[Buffer]) -> None:
         self.link.place.make_directory(sent.path.parent)
         try:
             self.link.place.write(sent.path, Paced(buffers, self._before_piece))
@@ -278,14 +278,14 @@ class Upload:
         self.is_confirmed = sent.confirmed_at is not None and self._objects_are_confirmed()
         self.link.is_doubtful = sent.confirmed_at is None
 
-    def _is_manifest_confirmed(self, sent: Sent) -> bool:
+    def _is_manifest_confirmed(self, sent: UploadedFile) -> bool:
         try:
             return self.link.confirms(sent)
         except StorageError:
             del self.link.sent[self.name]  # and write it anew
             raise
 
-    def _send_manifest(self) -> Sent:
+    def _send_manifest(self) -> UploadedFile:
         """Write the manifest; one that may be in use there is asked for only."""
         self.link.place.require_identity()
         path = self.link.store.manifest_path(self.name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.format.retention import Retention
-from infrastructure.backup.writer.shared_buffer import KeptCopy, Place, State
+from infrastructure.backup.writer.shared_buffer import Place, SharedBuffer, State
 from infrastructure.backup.writer.writer_process import LOCK_FILE, commit_message
 from infrastructure.core.errors import StorageError
 from infrastructure.core.files import make_directory
@@ -41,7 +41,7 @@ class BackgroundWriter:
         self.root = root
         self.retention = retention
         self.compress = compress
-        self._copy = KeptCopy()
+        self._copy = SharedBuffer()
         self._helper: HelperProcess | None = None
         self._lock: Lock | None = None
         self._places: list[Place] | None = None

@@ -21,7 +21,7 @@ State = Mapping[str, torch.Tensor | TensorBytes]
 Place = tuple[str, str, tuple[int, ...], int, int]  # name, type, shape, begin, length
 
 
-class KeptCopy:
+class SharedBuffer:
     """Copies states into one piece of shared memory, which grows and is used again.
 
     Where the tensors are those of the last time, nothing is laid out anew: a copy costs little more

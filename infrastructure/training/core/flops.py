@@ -17,7 +17,7 @@ NUM_PRODUCTS = 5
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class FlopsEstimate:
     """Floating-point operations of a training.
 
     Attributes:
@@ -34,7 +34,7 @@ class Arithmetic:
         return tokens_per_second * (self.per_token + attention)
 
 
-def arithmetic_of(model: torch.nn.Module) -> Arithmetic:
+def arithmetic_of(model: torch.nn.Module) -> FlopsEstimate:
     """The operations of training `model` as it stands.
 
     Forward takes two for each weight, backward two for the gradient of what flows through it, and
@@ -48,7 +48,7 @@ def arithmetic_of(model: torch.nn.Module) -> Arithmetic:
     trained = sum(weight.numel() for weight in weights.values() if weight.requires_grad)
     config = getattr(model, "config", None)
     layers, width = (_size(config, n) for n in ("num_hidden_layers", "hidden_size"))
-    return Arithmetic(4.0 * numbers + 2.0 * trained, 12.0 * layers * width)
+    return FlopsEstimate(4.0 * numbers + 2.0 * trained, 12.0 * layers * width)
 
 
 def _lookup_table(model: torch.nn.Module) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ Sum = torch.Tensor | float
 
 
 @dataclass
-class LogWindow:
+class MetricAccumulator:
     """What the steps since the last record gave.
 
     Attributes:
@@ -29,7 +29,7 @@ class LogWindow:
     grad_norm: Sum = 0.0
     seconds: float = 0.0
 
-    def add(self, step: "LogWindow") -> None:
+    def add(self, step: "MetricAccumulator") -> None:
         """Take in one more step."""
         self.loss_sum = self.loss_sum + step.loss_sum
         self.num_items += step.num_items

@@ -19,7 +19,7 @@ from infrastructure.training.model_adapters.base_adapter import DataSource, Mode
 
 
 @dataclass
-class HeldOutLoss:
+class EvaluationLoss:
     """Sums over held-out examples.
 
     Attributes:

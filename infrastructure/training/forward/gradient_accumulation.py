@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.callbacks import do_nothing
-from infrastructure.training.core.metric_accumulator import LogWindow
+from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import StepOutput
 from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
@@ -19,7 +19,7 @@ def split(examples: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
         yield examples[start : start + size]
 
 
-def accumulate(
+def accumulate_gradients(
     model: torch.nn.Module,
     adapter: ModelAdapter,
     strategy: TrainingStrategy,
@@ -29,20 +29,20 @@ def accumulate(
     *,
     micro_batch_size: int,
     total_items: int,
-    told: Callable[[StepOutput], None] = do_nothing,
-) -> LogWindow:
+    after_loss: Callable[[StepOutput], None] = do_nothing,
+) -> MetricAccumulator:
     """Add the gradients of `examples` to those that are there; returns their loss and items.
 
     Args:
         total_items: supervised items of the whole optimizer batch, which the loss is divided by.
-        told: is given what each micro-batch came to.
+        after_loss: is called with what each micro-batch came to.
     """
-    window = LogWindow()
+    window = MetricAccumulator()
     for micro in split(examples, micro_batch_size):
         output = one_step(
             model, adapter, strategy, optimizer, micro, scaler=scaler, total_items=total_items
         )
         window.loss_sum = window.loss_sum + output.loss_sum
         window.num_items += output.num_items
-        told(output)
+        after_loss(output)
     return window

@@ -13,7 +13,7 @@ from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import make_sinks
-from infrastructure.training.observers.monitoring_setup import check_watching, watching_hooks
+from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
 from infrastructure.training.observers.run_observers import (
     CopiesObserver,
     ErrorsObserver,
@@ -52,7 +52,7 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     hooks: list[Hook] = [
         *create_extensions(config.training.enabled_extensions, parts, {QUANTUM: _refuse_quantum}),
         *others,
-        *watching_hooks(config, directory, None, precision, run.say, probes),
+        *monitoring_hooks(config, directory, None, precision, run.say, probes),
         MetricsObserver(MetricsLogger(make_sinks(sinks, directory))),
         ErrorsObserver(directory),
         ReportObserver(directory),

@@ -9,10 +9,10 @@ import psutil
 import torch
 
 from infrastructure.config.sections.recovery_config import RecoveryConfig
-from infrastructure.training.core.metric_accumulator import LogWindow
+from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, RecoveryKind, TrainingState
 from infrastructure.training.model_adapters.base_adapter import DataSource
-from infrastructure.training.recovery.loss_spikes import BadLossError, LossWatch
+from infrastructure.training.recovery.loss_spikes import BadLossError, LossSpikeDetector
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.rollback import bad_step
 
@@ -40,10 +40,10 @@ class LossJudge:
         self.data = data
         self.device = device
         self.has_scaler = has_scaler
-        self.sums = LogWindow()
-        self.watch = LossWatch(recovery.loss_spike_factor)
+        self.sums = MetricAccumulator()
+        self.watch = LossSpikeDetector(recovery.loss_spike_factor)
         self.batch_at: Position | None = None
-        self.last_step: LogWindow | None = None
+        self.last_step: MetricAccumulator | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of it, as JSON values."""
@@ -51,7 +51,7 @@ class LossJudge:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
-        self.sums = LogWindow(**saved["log"])
+        self.sums = MetricAccumulator(**saved["log"])
         if "watch" in saved:
             self.watch.load_state_dict(saved["watch"])
         self.batch_at = self.last_step = None
@@ -60,7 +60,7 @@ class LossJudge:
         """The next losses are of the batch that begins at `position`."""
         self.batch_at = replace(position)
 
-    def add(self, step: LogWindow) -> None:
+    def add(self, step: MetricAccumulator) -> None:
         """Take in the sums of one step."""
         self.sums.add(step)
         self.last_step = replace(step, num_steps=1)
@@ -71,7 +71,7 @@ class LossJudge:
 
     def forget_sums(self) -> None:
         """What was summed may be no numbers, and nobody reads it any more."""
-        self.sums = LogWindow()
+        self.sums = MetricAccumulator()
 
     def read(self, state: TrainingState, learning_rate: float) -> None:
         """Read the sums from the device into `state.metrics`, and begin new ones; NaN stays NaN.
@@ -80,7 +80,7 @@ class LossJudge:
             BadLossError: the loss is no number or a spike (fp16 overflow is the scaler's business
                 and shows in the gradient norm, not in the loss).
         """
-        sums, self.sums = self.sums, LogWindow()
+        sums, self.sums = self.sums, MetricAccumulator()
         state.metrics = {}
         if sums.num_steps == 0:  # all of them were passed over
             return
@@ -96,11 +96,11 @@ class LossJudge:
         }
         self._judge(state, sums)
 
-    def _judge(self, state: TrainingState, sums: LogWindow) -> None:
+    def _judge(self, state: TrainingState, sums: MetricAccumulator) -> None:
         """Refuse a loss that is bad, or take a note of it."""
         if not sums.is_finite(self.has_scaler):
             raise self._error(RecoveryKind.NOT_FINITE, state, sums)
-        if self.watch.take(sums.loss):
+        if self.watch.observe(sums.loss):
             spike = self._error(RecoveryKind.LOSS_SPIKE, state, sums)
             if self.recovery.loss_spike != "note":
                 raise spike
@@ -135,7 +135,9 @@ class LossJudge:
         """Whether the sums are numbers; reads the device."""
         return self.sums.is_finite(self.has_scaler)
 
-    def _error(self, kind: RecoveryKind, state: TrainingState, sums: LogWindow) -> BadLossError:
+    def _error(
+        self, kind: RecoveryKind, state: TrainingState, sums: MetricAccumulator
+    ) -> BadLossError:
         return BadLossError(bad_step(kind, state, sums, self.batch_at, self.data))
 
 

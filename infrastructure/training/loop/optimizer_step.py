@@ -12,10 +12,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.training.core.error_handlers import can_be_halved, free_memory, let_go
-from infrastructure.training.core.metric_accumulator import LogWindow
+from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import RecoveryKind, StepOutput, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
-from infrastructure.training.forward.gradient_accumulation import accumulate
+from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
 from infrastructure.training.loop.loss_judge import LossJudge
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.parallel.team import Team
@@ -110,7 +110,7 @@ class OptimizerStep:
 
     def _gradients(
         self, state: TrainingState, examples: Sequence[Any], total_items: int
-    ) -> LogWindow | None:
+    ) -> MetricAccumulator | None:
         """Forward and backward of the whole batch; None if it is to be done in smaller pieces."""
         try:
             window = self._accumulate(state, examples, total_items)
@@ -142,13 +142,13 @@ class OptimizerStep:
 
     def _accumulate(
         self, state: TrainingState, examples: Sequence[Any], total_items: int
-    ) -> LogWindow:
+    ) -> MetricAccumulator:
         def after_loss(output: StepOutput) -> None:
             state.output = output
             self.hooks.fire(Event.AFTER_LOSS, state)
 
-        def own(share: Sequence[Any]) -> LogWindow:
-            return accumulate(
+        def own(share: Sequence[Any]) -> MetricAccumulator:
+            return accumulate_gradients(
                 state.model,
                 self.adapter,
                 self.strategy,
@@ -157,14 +157,14 @@ class OptimizerStep:
                 share,
                 micro_batch_size=state.micro_batch_size,
                 total_items=total_items,
-                told=after_loss,
+                after_loss=after_loss,
             )
 
         if self.team is None:
             return own(examples)
         return self.team.accumulate(state, examples, total_items, self.scaler, own)
 
-    def _update(self, state: TrainingState, window: LogWindow, num_tokens: int) -> None:
+    def _update(self, state: TrainingState, window: MetricAccumulator, num_tokens: int) -> None:
         self.safe_point = None  # from here on the weights are those of neither step
         window.grad_norm = self.strategy.update_parameters(
             state.model, self.optimizer, self.scaler, self.scheduler

@@ -17,7 +17,7 @@ from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.training.core.flops import (
-    Arithmetic,
+    FlopsEstimate,
     arithmetic_of,
     measure_operations_per_second,
     synchronize,
@@ -74,7 +74,7 @@ class MonitorObserver(Observer):
         self._saved_at: float | None = None
         self._latency: float | None = None
         self._next_latency = float("-inf")
-        self._arithmetic: Arithmetic | None = None
+        self._arithmetic: FlopsEstimate | None = None
         self._most_per_second: float | None = None
         self._best_effort = BestEffort(logger)
         monitor.probes["checkpoint_age_seconds"] = self._checkpoint_age

@@ -23,7 +23,7 @@ from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.metrics.sinks import TensorBoardSink
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.observers.monitor_observer import MonitorObserver, RunLogObserver
-from infrastructure.training.observers.profiler import ProfileObserver
+from infrastructure.training.observers.profiler import ProfilerObserver
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def check_watching(config: DeploymentConfig) -> None:
         check_alert_sinks(config.monitor.alert_sinks)
 
 
-def watching_hooks(
+def monitoring_hooks(
     config: DeploymentConfig,
     run_directory: Path,
     adapter: ModelAdapter | None,
@@ -54,17 +54,17 @@ def watching_hooks(
     if not config.enable_monitoring:
         return []
     sinks = make_alert_sinks(config.monitor.alert_sinks, say, run_directory.name)
-    watching = Watching(config, run_directory, sinks, probes)
+    watching = RunMonitoring(config, run_directory, sinks, probes)
     hooks: list[Hook] = [
         RunLogObserver(watching.log.write),  # before the one that closes the log at the end
         MonitorObserver(watching.monitor, adapter, precision, watching.start, watching.stop),
     ]
     if config.monitor.profile_steps:
-        hooks.append(ProfileObserver(run_directory, config.monitor.profile_steps))
+        hooks.append(ProfilerObserver(run_directory, config.monitor.profile_steps))
     return hooks
 
 
-class Watching:
+class RunMonitoring:
     """The monitor of one run and what begins and ends with it."""
 
     def __init__(

@@ -23,7 +23,7 @@ WARM_UP_STEPS = 2  # of this process: the first steps allocate, compile and fill
 MAX_ROWS = 30
 
 
-class ProfileObserver(Observer):
+class ProfilerObserver(Observer):
     """Profiles `num_steps` steps after two of warm-up, once in a process.
 
     Writes `logs/performance/trace.json` and `profile.json`, whose table has the operations that

@@ -14,8 +14,8 @@ import torch
 from infrastructure.backup.state.random_state import seed_everything
 from infrastructure.optimization.compiling import is_compiled
 from infrastructure.training.core.error_handlers import free_memory, is_out_of_memory, let_go
-from infrastructure.training.core.metric_accumulator import LogWindow
-from infrastructure.training.forward.gradient_accumulation import accumulate
+from infrastructure.training.core.metric_accumulator import MetricAccumulator
+from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.parallel.exchange import Exchange
 from infrastructure.training.parallel.messages import Channel, Message, unpacked_examples
@@ -72,7 +72,7 @@ class Follower:
         self.scaler = strategy.precision.create_scaler()
         # A strategy wants one; it is never stepped, and so takes no memory.
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        self.window = LogWindow()
+        self.window = MetricAccumulator()
 
     def serve(self) -> None:
         """Do what is asked; does not return."""
@@ -114,8 +114,8 @@ class Follower:
         free_memory(self.adapter.device)
         return Message("out of memory", {"text": text})
 
-    def _accumulate(self, examples: list[Any], values: dict[str, Any]) -> LogWindow:
-        return accumulate(
+    def _accumulate(self, examples: list[Any], values: dict[str, Any]) -> MetricAccumulator:
+        return accumulate_gradients(
             self.model,
             self.adapter,
             self.strategy,

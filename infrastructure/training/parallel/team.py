@@ -23,7 +23,7 @@ from infrastructure.core.integers import ceil_div
 from infrastructure.core.launched import Launched
 from infrastructure.optimization.compiling import is_compiled
 from infrastructure.training.core.error_handlers import is_out_of_memory
-from infrastructure.training.core.metric_accumulator import LogWindow
+from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.parallel.exchange import Exchange, ExchangeError
@@ -53,7 +53,7 @@ PATIENCE_SECONDS = 5.0
 # Who a process was that broke an exchange shows within so long.
 LAST_WORDS_SECONDS = 2.0
 
-Compute = Callable[[Sequence[Any]], LogWindow]
+Compute = Callable[[Sequence[Any]], MetricAccumulator]
 
 
 class Team:
@@ -129,7 +129,7 @@ class Team:
         total_items: int,
         scaler: torch.amp.GradScaler | None,
         compute: Compute,
-    ) -> LogWindow:
+    ) -> MetricAccumulator:
         """Add the gradients of a whole batch to those that are there.
 
         Args:
@@ -247,7 +247,9 @@ class Team:
             }
             self._say(rank, Message("compute", {**common, **own}, packed.tensors))
 
-    def _add_up(self, model: torch.nn.Module, window: LogWindow, answers: list[Message]) -> None:
+    def _add_up(
+        self, model: torch.nn.Module, window: MetricAccumulator, answers: list[Message]
+    ) -> None:
         assert self.exchange is not None
         for rank in self._channels:
             self._say(rank, Message("add up"))
@@ -345,14 +347,14 @@ class Team:
         return ProcessLostError(f"the exchange between the processes failed: {otherwise}")
 
 
-def _tried(compute: Compute, share: Sequence[Any]) -> tuple[LogWindow, Exception | None]:
+def _tried(compute: Compute, share: Sequence[Any]) -> tuple[MetricAccumulator, Exception | None]:
     """What this process came to, or that its memory was too small: the others work on meanwhile."""
     try:
         return compute(share), None
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return LogWindow(), error
+        return MetricAccumulator(), error
 
 
 def _out_of_memory(answer: Message) -> Exception | None:

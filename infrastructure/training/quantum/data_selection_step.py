@@ -25,7 +25,7 @@ from infrastructure.training.quantum.decisions import Decisions
 from infrastructure.training.quantum.overhead_budget import solver_seconds
 from infrastructure.training.quantum.per_example_gradients import example_gradients
 from infrastructure.training.quantum.step_records import histogram
-from infrastructure.training.sizing.dry_run import StepProbe, dry_run
+from infrastructure.training.sizing.dry_run import DryRunStep, dry_run
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 AUTO_SHARE = 0.9  # of those that are looked at, where no budget is set
@@ -115,7 +115,7 @@ class DataSelectionStep:
         self._gradients(examples)
         gradient = time.perf_counter() - started
         with dry_run(self.model, self.adapter.device):
-            probe = StepProbe(self.model, self.adapter, self.strategy, self.optimizer)
+            probe = DryRunStep(self.model, self.adapter, self.strategy, self.optimizer)
             training = min(probe.micro_batch(examples).seconds for _ in range(2))
         return Costs(training / len(examples), gradient / len(examples))
 

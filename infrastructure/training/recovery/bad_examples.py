@@ -11,7 +11,7 @@ from infrastructure.training.core.error_handlers import is_out_of_memory
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.recovery.loss_spikes import LossWatch
+from infrastructure.training.recovery.loss_spikes import LossSpikeDetector
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 
@@ -21,7 +21,7 @@ def find_bad_rows(
     strategy: TrainingStrategy,
     optimizer: torch.optim.Optimizer,
     examples: Sequence[Any],
-    watch: LossWatch,
+    watch: LossSpikeDetector,
 ) -> list[int]:
     """Try the examples one by one on good weights; nothing is changed by it.
 

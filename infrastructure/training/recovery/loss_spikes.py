@@ -15,7 +15,7 @@ LEAST_RISE = 0.02
 
 
 @dataclass
-class LossWatch:
+class LossSpikeDetector:
     """Judges the logged losses, in their order.
 
     Attributes:
@@ -45,7 +45,7 @@ class LossWatch:
         """Of the last losses; 0 while too few are known."""
         return statistics.median(self.recent) if len(self.recent) >= NUM_NEEDED else 0.0
 
-    def take(self, loss: float) -> bool:
+    def observe(self, loss: float) -> bool:
         """Take in a finite loss; whether a spike begins with it."""
         was_high, self.is_high = self.is_high, loss > self.limit
         self.recent = [*self.recent, loss][-NUM_REMEMBERED:]

@@ -9,11 +9,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.core.errors import DeviceFailedError
-from infrastructure.training.core.metric_accumulator import LogWindow
+from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, RecoveryKind, SkippedBatch, TrainingState
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.recovery.bad_examples import find_bad_rows
-from infrastructure.training.recovery.loss_spikes import BadStep, LossWatch
+from infrastructure.training.recovery.loss_spikes import BadStep, LossSpikeDetector
 from infrastructure.training.recovery.recovery_log import (
     BAD_LOSSES,
     num_rollbacks,
@@ -31,7 +31,7 @@ REMEDY = (
 def bad_step(
     kind: RecoveryKind,
     state: TrainingState,
-    sums: LogWindow,
+    sums: MetricAccumulator,
     batch_at: Position | None,
     data: DataSource,
 ) -> BadStep:
@@ -101,7 +101,7 @@ def name_bad_rows(
     data: DataSource,
     adapter: ModelAdapter,
     strategy: TrainingStrategy,
-    watch: LossWatch,
+    watch: LossSpikeDetector,
 ) -> None:
     """At the first passing over a batch, when the weights are good: which of its rows are bad."""
     skipped = skipped_here(state)

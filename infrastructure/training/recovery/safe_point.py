@@ -9,17 +9,17 @@ from typing import Any, Protocol
 import torch
 
 from infrastructure.backup.state.random_state import capture_random, restore_random
-from infrastructure.training.core.metric_accumulator import LogWindow
+from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, TrainingState
 from infrastructure.training.extensions.extension_hooks import HookRunner
-from infrastructure.training.recovery.loss_spikes import LossWatch
+from infrastructure.training.recovery.loss_spikes import LossSpikeDetector
 
 
 class Losses(Protocol):
     """What sums up the steps since the last record, and judges them."""
 
-    sums: LogWindow
-    watch: LossWatch
+    sums: MetricAccumulator
+    watch: LossSpikeDetector
 
 
 @dataclass
@@ -32,8 +32,8 @@ class SafePoint:
     random: dict[str, torch.Tensor]
     hooks: dict[str, Any]
     position: Position
-    sums: LogWindow
-    watch: LossWatch
+    sums: MetricAccumulator
+    watch: LossSpikeDetector
     step_is_ending: bool
 
     @classmethod

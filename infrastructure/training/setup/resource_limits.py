@@ -22,7 +22,7 @@ from infrastructure.training.data.preparation.plan import total_bytes_of
 from infrastructure.training.data.store.token_cache import MEGABYTE
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
-from infrastructure.training.sizing.compile_benchmark import CompileTrial
+from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def apply_resource_limits(trainer: EnhancedTrainer, config: DeploymentConfig) ->
         use_tf32(trainer.device)
     hooks: list[Hook] = []
     if config.training.compile_mode == "auto":
-        hooks.append(CompileTrial(trainer.prepare))
+        hooks.append(CompileBenchmark(trainer.prepare))
     if config.enable_memory_optimization:
         hooks.append(_memory_extension(trainer, config))
     trainer.add_hooks(hooks)

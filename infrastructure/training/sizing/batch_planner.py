@@ -24,9 +24,9 @@ from infrastructure.training.sizing.batch_plan import (
     measured_before,
     repeated,
 )
-from infrastructure.training.sizing.cost_measurement import MachineFit
+from infrastructure.training.sizing.cost_measurement import CostMeasurement
 from infrastructure.training.sizing.micro_batch_memory import (
-    RememberedLimit,
+    KnownMicroBatchLimit,
     describe_device,
     memory_limits,
 )
@@ -50,7 +50,7 @@ class BatchPlanner:
         cache: Callable[[], CacheConfig],
         adapter: ModelAdapter,
         precision: Precision,
-        fit: Callable[[], MachineFit],
+        fit: Callable[[], CostMeasurement],
     ) -> None:
         self.model_config, self.config, self.data_config = sections
         self.cache = cache
@@ -88,9 +88,9 @@ class BatchPlanner:
         """Where what was found out on this machine is kept."""
         return Path(self.cache().directory or DEFAULT_DIRECTORY).expanduser()
 
-    def memory_limit(self) -> RememberedLimit:
+    def memory_limit(self) -> KnownMicroBatchLimit:
         """The micro-batch that was found to fit on this device while training."""
-        return RememberedLimit(memory_limits(self.cache_directory), self._machine_key())
+        return KnownMicroBatchLimit(memory_limits(self.cache_directory), self._machine_key())
 
     def _machine_key(self) -> dict[str, Any]:
         return {
@@ -103,7 +103,7 @@ class BatchPlanner:
             and self.config.gradient_checkpointing_mode,
         }
 
-    def _tuning_key(self, fit: MachineFit) -> dict[str, Any]:
+    def _tuning_key(self, fit: CostMeasurement) -> dict[str, Any]:
         """All that decides which batch is fastest: hardware, versions, model and lengths."""
         versions = installed_versions()
         parameters = list(fit.model.parameters())

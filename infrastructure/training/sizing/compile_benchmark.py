@@ -21,13 +21,13 @@ from infrastructure.optimization.gpu_capability import can_compile
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
-from infrastructure.training.forward.gradient_accumulation import accumulate
+from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
 from infrastructure.training.loop.loop import TrainingLoop
 
 log = logging.getLogger(__name__)
 
 
-class CompileTrial(Extension):
+class CompileBenchmark(Extension):
     """Times steps of the run's own first batches, without and with torch.compile.
 
     Weights, random state and gradients are afterwards what they were.
@@ -84,7 +84,7 @@ def _gradients(loop: TrainingLoop, state: TrainingState, examples: Any) -> None:
     step = loop.optimizer_step
     scaler = None if step.scaler is None else torch.amp.GradScaler(step.device.type)
     total_items = max(1, step.adapter.count_items(examples))
-    accumulate(
+    accumulate_gradients(
         state.model,
         step.adapter,
         step.strategy,

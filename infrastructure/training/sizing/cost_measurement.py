@@ -30,7 +30,7 @@ from infrastructure.training.core.error_handlers import free_memory, is_out_of_m
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.sizing.batch_plan import BatchPlan
-from infrastructure.training.sizing.dry_run import StepProbe, dry_run
+from infrastructure.training.sizing.dry_run import DryRunStep, dry_run
 from infrastructure.training.sizing.step_sample import MOST_DRAWN, StepSample, num_sizes
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
@@ -93,7 +93,7 @@ class StepCosts:
 
 
 @dataclass
-class MachineFit:
+class CostMeasurement:
     """Measures a training that is put together and has not begun.
 
     Attributes:
@@ -193,7 +193,7 @@ class MachineFit:
             kept_bytes=kept_bytes,
         )
 
-    def _warm_up(self, probe: StepProbe, has_optimizer: bool) -> float:
+    def _warm_up(self, probe: DryRunStep, has_optimizer: bool) -> float:
         """Let libraries and optimizer take what they keep; seconds of an update."""
         probe.micro_batch(self.usual[:1])
         if has_optimizer:
@@ -211,15 +211,15 @@ class MachineFit:
             )
 
     @contextmanager
-    def probing(self, accumulates: bool) -> Iterator[StepProbe]:
+    def probing(self, accumulates: bool) -> Iterator[DryRunStep]:
         """A probe with an optimizer of its own; the training is afterwards what it was."""
         with dry_run(self.model, self.adapter.device):
             optimizer = self.create_optimizer()
-            yield StepProbe(self.model, self.adapter, self.strategy, optimizer, accumulates)
+            yield DryRunStep(self.model, self.adapter, self.strategy, optimizer, accumulates)
             optimizer.state.clear()
 
     def _small_steps(
-        self, probe: StepProbe, size: int, idle_bytes: int, limit_bytes: int
+        self, probe: DryRunStep, size: int, idle_bytes: int, limit_bytes: int
     ) -> tuple[MemoryLine, float]:
         """The memory line by parts of a micro-batch, each tried only if it is to fit; and the
         seconds of a whole one, by the largest of them."""
@@ -237,7 +237,7 @@ class MachineFit:
             seconds = cost.seconds * size / count
         return fit_line(points[-2:], idle_bytes), seconds
 
-    def _worst_peak(self, probe: StepProbe, size: int) -> int:
+    def _worst_peak(self, probe: DryRunStep, size: int) -> int:
         """With the longest rows, a full optimizer, gradients of before, and evaluation."""
         if not probe.optimizer.state:
             probe.micro_batch(self.longest(1))
@@ -256,7 +256,7 @@ class MachineFit:
         )
         return PeakMemory(self.adapter.device).now() + sum(map(_size_bytes, trained)) + states
 
-    def _copy_bytes(self, probe: StepProbe) -> int:
+    def _copy_bytes(self, probe: DryRunStep) -> int:
         """The copy of weights and optimizer that is kept in main memory while a process writes it;
         a small state is written at once."""
         if self.adapter.device.type != "cpu":
@@ -313,7 +313,7 @@ class MachineFit:
 class SpeedTrials:
     """Tokens per second of optimizer steps, by the size of their micro-batches."""
 
-    probe: StepProbe
+    probe: DryRunStep
     usual: Sequence[Any]
     accumulation_for: Callable[[int], int]
 

@@ -36,7 +36,7 @@ class MicroCost:
 
 
 @dataclass
-class StepProbe:
+class DryRunStep:
     """Measures parts of optimizer steps. Use it inside `dry_run`.
 
     Attributes:

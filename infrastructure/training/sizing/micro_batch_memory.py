@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RememberedLimit:
+class KnownMicroBatchLimit:
     """What is remembered of one training on one device.
 
     Attributes:

@@ -15,7 +15,7 @@ import numpy as np
 
 from infrastructure.optimization.memory_prediction import MemoryLine
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.sizing.dry_run import StepProbe
+from infrastructure.training.sizing.dry_run import DryRunStep
 
 # What a measurement may take of the training that it is for, and at most.
 SHARE_OF_TRAINING = 0.03
@@ -44,7 +44,7 @@ class StepSample:
         excess_bytes: what each micro-batch took beyond the line, and by how many sizes.
     """
 
-    probe: StepProbe
+    probe: DryRunStep
     line: MemoryLine
     accumulation: int = 1
     has_update: bool = True

@@ -17,7 +17,7 @@ from infrastructure.backup.backends.place_identity import FOLDER, PlaceRecord, i
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.copier import Copier
-from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.core.checksums import read_record
 from tests.backup.memory_place import RUN, run_until, save
 from tests.faults.drive_model import Clock
@@ -115,7 +115,9 @@ def test_an_older_place_gets_a_marker_at_first_contact(tmp_path: Path) -> None:
     place.write(Path("run-0/versions/x.json"), [b"of an older release"])
     record = PlaceRecord(tmp_path / "place.json")
     clock = Clock(1000.0)
-    copier = Copier(local, Link(place, RUN, clock=clock), Retention(), record=record, now=clock)
+    copier = Copier(
+        local, RemoteSession(place, RUN, clock=clock), Retention(), record=record, now=clock
+    )
     save(local, 1)
     run_until(copier.tick, lambda: copier.is_done, clock)
     assert read_record(record.path) == {place.url: place.identity}
@@ -125,7 +127,7 @@ def test_an_older_place_gets_a_marker_at_first_contact(tmp_path: Path) -> None:
 def test_what_goes_away_is_told_at_once_and_gone_on_with_when_it_is_back(tmp_path: Path) -> None:
     (tmp_path / "mount").mkdir()
     local, clock = Store(tmp_path / "here"), Clock(1000.0)
-    link = Link(open_place(str(tmp_path / "mount")), RUN, clock=clock)
+    link = RemoteSession(open_place(str(tmp_path / "mount")), RUN, clock=clock)
     copier = Copier(local, link, Retention(), now=clock, draw=lambda: 1.0)
     first = save(local, 1)
     run_until(copier.tick, lambda: copier.is_done, clock)

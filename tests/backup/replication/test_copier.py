@@ -12,7 +12,7 @@ import pytest
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.copier import LONGEST_RETRY_SECONDS, Copier, _saved_at
-from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.remote_session import RemoteSession
 from tests.backup.memory_place import RUN, MemoryPlace, disconnected, run_until, save
 from tests.faults.drive_model import Clock
 
@@ -30,7 +30,7 @@ class Rig:
         self.copier = self.new_copier(**options)
 
     def new_copier(self, **options: object) -> Copier:
-        link = Link(self.place, RUN, clock=self.clock)
+        link = RemoteSession(self.place, RUN, clock=self.clock)
         copier = Copier(
             self.local,
             link,

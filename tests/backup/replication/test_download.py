@@ -12,7 +12,7 @@ from infrastructure.backup.replication.download import (
     NUM_ATTEMPTS,
     fetch_newest,
 )
-from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.core.errors import CheckpointError, StorageError
 from tests.backup.memory_place import RUN, MemoryPlace, disconnected, save
 from tests.faults.drive_model import Clock
@@ -22,7 +22,7 @@ class Rig:
     def __init__(self, directory: Path) -> None:
         self.clock = Clock()
         self.place = MemoryPlace()
-        self.link = Link(self.place, RUN, clock=self.clock)
+        self.link = RemoteSession(self.place, RUN, clock=self.clock)
         self.local = Store(directory / "here")
         self.names = [save(self.link.store, step) for step in (1, 2)]
 

@@ -12,7 +12,7 @@ from infrastructure.backup.format.codec import SUFFIX, compress
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.replication.remote_pruning import PlacePruning, prune_once
-from infrastructure.backup.replication.remote_session import Link, Sent
+from infrastructure.backup.replication.remote_session import RemoteSession, UploadedFile
 from tests.backup.memory_place import RUN, MemoryPlace, save
 from tests.faults.drive_model import Clock
 
@@ -20,12 +20,12 @@ RETENTION = Retention(keep_last=2)
 
 
 @pytest.fixture
-def link() -> Link:
-    return Link(MemoryPlace(), RUN, clock=Clock())
+def link() -> RemoteSession:
+    return RemoteSession(MemoryPlace(), RUN, clock=Clock())
 
 
 def test_old_versions_go_and_their_objects_with_a_call_an_hour_later(
-    link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    link: RemoteSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [save(link.store, step) for step in range(1, 5)]
     record = tmp_path / "unnamed.json"
@@ -44,7 +44,9 @@ def test_old_versions_go_and_their_objects_with_a_call_an_hour_later(
         link.store.verify(link.store.read(name))
 
 
-def test_nothing_goes_that_is_not_replaced_by_whole_ones(link: Link, tmp_path: Path) -> None:
+def test_nothing_goes_that_is_not_replaced_by_whole_ones(
+    link: RemoteSession, tmp_path: Path
+) -> None:
     names = [save(link.store, step) for step in range(1, 4)]
     place = link.place
     assert isinstance(place, MemoryPlace)
@@ -56,7 +58,7 @@ def test_nothing_goes_that_is_not_replaced_by_whole_ones(link: Link, tmp_path: P
     assert link.store.versions() == names[::-1]
 
 
-def test_a_place_that_confirms_nothing_loses_nothing(link: Link, tmp_path: Path) -> None:
+def test_a_place_that_confirms_nothing_loses_nothing(link: RemoteSession, tmp_path: Path) -> None:
     names = [save(link.store, step) for step in range(1, 5)]
     place = link.place
     assert isinstance(place, MemoryPlace)
@@ -68,7 +70,9 @@ def test_a_place_that_confirms_nothing_loses_nothing(link: Link, tmp_path: Path)
 @pytest.mark.parametrize(
     "text", ['{"a": "long ago"}', '{"a": 1.0, "b": "long ago"}', "[1.0]", "7", "{", ""]
 )
-def test_a_damaged_record_only_costs_an_hour(link: Link, tmp_path: Path, text: str) -> None:
+def test_a_damaged_record_only_costs_an_hour(
+    link: RemoteSession, tmp_path: Path, text: str
+) -> None:
     for step in range(1, 5):
         save(link.store, step)
     record = tmp_path / "unnamed.json"
@@ -77,7 +81,7 @@ def test_a_damaged_record_only_costs_an_hour(link: Link, tmp_path: Path, text: s
 
 
 def test_objects_may_lie_there_compressed_and_older_versions_are_not_read(
-    link: Link, tmp_path: Path
+    link: RemoteSession, tmp_path: Path
 ) -> None:
     for step in range(1, 5):
         weights = TensorBytes("U8", (10_000,), bytes([step]) * 10_000)
@@ -101,7 +105,7 @@ class Rig:
     def __init__(self, **retention: Any) -> None:
         self.clock = Clock(10_000.0)
         self.place = MemoryPlace()
-        self.link = Link(self.place, RUN, clock=self.clock)
+        self.link = RemoteSession(self.place, RUN, clock=self.clock)
         self.pruning = PlacePruning(self.link, Retention(**retention), 3600.0)
 
     def save(self, step: int, *, is_confirmed: bool = True, **facts: Any) -> str:
@@ -234,7 +238,7 @@ def test_of_an_object_that_goes_nothing_is_known_any_more(rig: Rig) -> None:
         rig.save(step)
     gone = manifest.packs[manifest.tensors["model/w"].pack].hash
     content = Content.of([b""])
-    rig.link.sent[gone] = Sent(Path("x"), content, 0.0)
+    rig.link.sent[gone] = UploadedFile(Path("x"), content, 0.0)
     rig.link.named |= {pack.hash for pack in manifest.packs}
     rig.prune()
     assert gone in rig.link.sent

@@ -13,7 +13,7 @@ from infrastructure.backup.format.file_operations import FileOperations
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication import upload as replication
-from infrastructure.backup.replication.remote_session import Link
+from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.upload import (
     DOUBTFUL_SECONDS,
     LONGEST_WAIT_SECONDS,
@@ -30,8 +30,8 @@ def nothing() -> None:
     return
 
 
-def link_to(place: MemoryPlace, **options: object) -> Link:
-    return Link(place, RUN, clock=Clock(), **options)  # type: ignore[arg-type]
+def link_to(place: MemoryPlace, **options: object) -> RemoteSession:
+    return RemoteSession(place, RUN, clock=Clock(), **options)  # type: ignore[arg-type]
 
 
 OPEN: list[Upload] = []
@@ -44,7 +44,7 @@ def close_uploads() -> Iterator[None]:
         OPEN.pop().close()
 
 
-def upload(store: Store, name: str, link: Link) -> Upload:
+def upload(store: Store, name: str, link: RemoteSession) -> Upload:
     OPEN.append(Upload(store, name, link, before_manifest=nothing, on_piece=nothing))
     return OPEN[-1]
 

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from infrastructure.training.core.flops import (
-    Arithmetic,
+    FlopsEstimate,
     arithmetic_of,
     measure_operations_per_second,
 )
@@ -42,9 +42,9 @@ def test_operations_are_those_that_pytorch_counts(tied: bool) -> None:
 
 def test_weights_that_do_not_train_have_no_gradient_of_their_own() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(10, 10, bias=False), torch.nn.Linear(10, 10, False))
-    assert arithmetic_of(model) == Arithmetic(6.0 * 200, 0.0)
+    assert arithmetic_of(model) == FlopsEstimate(6.0 * 200, 0.0)
     model[0].weight.requires_grad_(False)
-    assert arithmetic_of(model) == Arithmetic(4.0 * 200 + 2.0 * 100, 0.0)
+    assert arithmetic_of(model) == FlopsEstimate(4.0 * 200 + 2.0 * 100, 0.0)
 
 
 def test_what_this_processor_reaches_is_measured_without_a_trace() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.forward import evaluation_loss as held_out_loss
-from infrastructure.training.forward.evaluation_loss import HeldOutLoss
+from infrastructure.training.forward.evaluation_loss import EvaluationLoss
 from tests.training.toy import ToyAdapter, ToyModel
 
 BATCHES = [[0, 1, 2], [3], [4, 5]]
@@ -28,9 +28,9 @@ class Measuring(ToyAdapter):
         return {"size": float(batch["num_examples"])}
 
 
-def held_out(model: torch.nn.Module, **options: Any) -> HeldOutLoss:
+def held_out(model: torch.nn.Module, **options: Any) -> EvaluationLoss:
     adapter = Measuring(None, model)
-    return HeldOutLoss(model, adapter, Precision("fp32", "cpu"), **options)
+    return EvaluationLoss(model, adapter, Precision("fp32", "cpu"), **options)
 
 
 def expected(batches: Sequence[Sequence[int]]) -> float:
@@ -79,13 +79,13 @@ def test_too_little_memory_is_answered_with_halves_and_nothing_else_is() -> None
     model, told = ToyModel(), list[int]()
     little = OfLittleMemory(None, model)
     batches = [[0, 1, 2, 3, 4], [5, 6, 7]]
-    measured = HeldOutLoss(
+    measured = EvaluationLoss(
         model, little, Precision("fp32", "cpu"), on_smaller=lambda size, why: told.append(size)
     ).measure(batches)
     assert told == [2]
     assert measured["eval_loss"] == pytest.approx(expected(batches), rel=1e-5)
     with pytest.raises(torch.OutOfMemoryError):
-        HeldOutLoss(model, little, Precision("fp32", "cpu"), may_halve=False).measure(batches)
+        EvaluationLoss(model, little, Precision("fp32", "cpu"), may_halve=False).measure(batches)
 
 
 def test_what_a_batch_held_is_given_back_before_a_smaller_one_is_tried(
@@ -109,7 +109,7 @@ def test_what_a_batch_held_is_given_back_before_a_smaller_one_is_tried(
         held_out_loss, "free_memory", lambda device: left.append([one() for one in held])
     )
     model = ToyModel()
-    HeldOutLoss(model, Holding(None, model), Precision("fp32", "cpu")).measure([[0, 1, 2]])
+    EvaluationLoss(model, Holding(None, model), Precision("fp32", "cpu")).measure([[0, 1, 2]])
     assert left == [[None]]
 
 
@@ -120,7 +120,7 @@ def test_an_error_in_the_measurement_is_raised() -> None:
 
     model = ToyModel()
     with pytest.raises(KeyError):
-        HeldOutLoss(model, Broken(None, model), Precision("fp32", "cpu")).measure([[0, 1, 2]])
+        EvaluationLoss(model, Broken(None, model), Precision("fp32", "cpu")).measure([[0, 1, 2]])
 
 
 def test_it_is_computed_in_the_precision_of_the_training() -> None:
@@ -133,5 +133,5 @@ def test_it_is_computed_in_the_precision_of_the_training() -> None:
             return super().compute_loss(model, batch)
 
     model = ToyModel()
-    HeldOutLoss(model, Seeing(None, model), Precision("bf16", "cpu")).measure(BATCHES)
+    EvaluationLoss(model, Seeing(None, model), Precision("bf16", "cpu")).measure(BATCHES)
     assert seen == [torch.bfloat16] * len(BATCHES)

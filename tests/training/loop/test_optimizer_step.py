@@ -14,7 +14,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoi
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import SkippedBatch, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
-from infrastructure.training.forward.evaluation_loss import HeldOutLoss
+from infrastructure.training.forward.evaluation_loss import EvaluationLoss
 from infrastructure.training.loop import loss_judge, optimizer_step
 from infrastructure.training.recovery import safe_point as boundary
 from tests.slow import slow_but
@@ -167,12 +167,12 @@ def test_the_size_that_is_tried_is_told_to_whoever_remembers_it() -> None:
 def test_a_lack_of_memory_in_the_evaluation_halves_once_for_all_batches() -> None:
     training = Training(dropout=0.0)
     model, adapter = training.state.model, training.adapter
-    whole = HeldOutLoss(model, adapter, Precision("fp32", "cpu"))
+    whole = EvaluationLoss(model, adapter, Precision("fp32", "cpu"))
     batches = [list(range(9)), list(range(9, 17))]
     expected = whole.measure(batches)
     adapter.fail_above = 2
     told: list[int] = []
-    halved = HeldOutLoss(
+    halved = EvaluationLoss(
         model, adapter, Precision("fp32", "cpu"), on_smaller=lambda size, why: told.append(size)
     )
     assert halved.measure(batches) == pytest.approx(expected, abs=1e-6)
@@ -293,7 +293,7 @@ def test_of_a_step_that_was_passed_over_nothing_is_told() -> None:
 def test_what_is_known_of_the_losses_comes_back_with_a_checkpoint() -> None:
     before, after = Training().step, Training().step
     for loss in (1.0, 2.0, 3.0):
-        before.losses.watch.take(loss)
+        before.losses.watch.observe(loss)
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     assert after.losses.watch == before.losses.watch
     assert after.losses.watch.recent == [1.0, 2.0, 3.0]

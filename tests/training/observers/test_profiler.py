@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from infrastructure.monitoring.report.report_machine import PROFILE_FILE
-from infrastructure.training.observers.profiler import TRACE_FILE, ProfileObserver
+from infrastructure.training.observers.profiler import TRACE_FILE, ProfilerObserver
 from tests.training.toy_training import Training
 
 
 def test_a_trace_and_a_table_of_the_asked_for_steps(tmp_path: Path) -> None:
-    profiled = Training(hooks=[ProfileObserver(tmp_path, 2)]).run()
+    profiled = Training(hooks=[ProfilerObserver(tmp_path, 2)]).run()
     found = json.loads((tmp_path / PROFILE_FILE).read_text())
     assert (found["first_step"], found["last_step"]) == (3, 4)
     names = {row["name"] for row in found["rows"]}
@@ -26,7 +26,7 @@ def test_a_trace_and_a_table_of_the_asked_for_steps(tmp_path: Path) -> None:
 
 
 def test_a_training_that_ends_before_has_what_was_recorded(tmp_path: Path) -> None:
-    Training(hooks=[ProfileObserver(tmp_path, 1000)], max_steps=5).run()
+    Training(hooks=[ProfilerObserver(tmp_path, 1000)], max_steps=5).run()
     found = json.loads((tmp_path / PROFILE_FILE).read_text())
     assert (found["first_step"], found["last_step"]) == (3, 5)
 
@@ -35,6 +35,6 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "logs").write_text("a file in the way")
-    training = Training(hooks=[ProfileObserver(tmp_path, 1)]).run()
+    training = Training(hooks=[ProfilerObserver(tmp_path, 1)]).run()
     assert training.state.step == training.state.total_steps
     assert caplog.text.count("there will be no profile") == 1

@@ -8,40 +8,40 @@ from infrastructure.training.recovery.loss_spikes import (
     NUM_NEEDED,
     NUM_REMEMBERED,
     BadStep,
-    LossWatch,
+    LossSpikeDetector,
 )
 
 
-def watching(losses: list[float]) -> LossWatch:
-    watch = LossWatch(factor=3.0)
-    assert not any(watch.take(loss) for loss in losses)
+def watching(losses: list[float]) -> LossSpikeDetector:
+    watch = LossSpikeDetector(factor=3.0)
+    assert not any(watch.observe(loss) for loss in losses)
     return watch
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(2.99, False), (3.01, True), (1e30, True)])
 def test_a_spike_is_above_the_factor_times_the_median(loss: float, expected: bool) -> None:
-    assert watching([1.0] * NUM_NEEDED).take(loss) is expected
+    assert watching([1.0] * NUM_NEEDED).observe(loss) is expected
 
 
 def test_a_token_that_is_missed_where_nothing_is_left_to_learn_is_no_spike() -> None:
     """As at the end of the quickstart: from 7 down to 0.003, and now and then 0.02 to 0.05."""
     losses = [7.0] * NUM_NEEDED + [7.0 * 0.96**n for n in range(190)] + [0.003] * NUM_REMEMBERED
     watch = watching(losses)
-    assert not watch.take(0.0174)
-    assert not watch.take(0.046)
-    assert watch.take(0.2)
+    assert not watch.observe(0.0174)
+    assert not watch.observe(0.046)
+    assert watch.observe(0.2)
 
 
 def test_a_run_that_began_before_the_highest_was_known_goes_on() -> None:
     saved = watching([0.003] * NUM_NEEDED).state_dict()
     del saved["highest"]
-    again = LossWatch(factor=3.0)
+    again = LossSpikeDetector(factor=3.0)
     again.load_state_dict(saved)
     assert again.limit == pytest.approx(0.009)
 
 
 def test_few_losses_are_no_measure() -> None:
-    assert not watching([1.0] * (NUM_NEEDED - 1)).take(100.0)
+    assert not watching([1.0] * (NUM_NEEDED - 1)).observe(100.0)
 
 
 def test_losses_that_may_be_negative_have_no_spikes() -> None:
@@ -51,15 +51,15 @@ def test_losses_that_may_be_negative_have_no_spikes() -> None:
 
 def test_spikes_in_a_row_are_told_once_and_become_usual() -> None:
     watch = watching([1.0] * NUM_NEEDED)
-    assert [watch.take(loss) for loss in (9.0, 9.0, 1.0, 9.0)] == [True, False, False, True]
-    watching_on = [watch.take(9.0) for _ in range(NUM_REMEMBERED)]
+    assert [watch.observe(loss) for loss in (9.0, 9.0, 1.0, 9.0)] == [True, False, False, True]
+    watching_on = [watch.observe(9.0) for _ in range(NUM_REMEMBERED)]
     assert not any(watching_on)
     assert watch.limit == 27.0
 
 
 def test_what_was_seen_outlives_a_restart() -> None:
-    watch, again = watching([1.0, 2.0] * NUM_NEEDED), LossWatch(factor=3.0)
-    watch.take(50.0)
+    watch, again = watching([1.0, 2.0] * NUM_NEEDED), LossSpikeDetector(factor=3.0)
+    watch.observe(50.0)
     watch.until_step = 9
     again.load_state_dict(watch.state_dict())
     assert again == watch

@@ -18,7 +18,7 @@ from infrastructure.training.setup.resource_limits import (
     memory_facts,
     recommendations_for,
 )
-from infrastructure.training.sizing.compile_benchmark import CompileTrial
+from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.sizing.memory_extension import MemoryExtension
 from infrastructure.training.trainer_factory import TrainerFactory
 
@@ -56,9 +56,9 @@ def test_the_switches_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == []
     on = trainer_for()
     assert hook(on, MemoryExtension) is not None
-    assert hook(on, CompileTrial) is None
+    assert hook(on, CompileBenchmark) is None
     assert asked == [torch.device("cpu")]
-    assert hook(trainer_for(**{"training.compile_mode": "auto"}), CompileTrial) is not None
+    assert hook(trainer_for(**{"training.compile_mode": "auto"}), CompileBenchmark) is not None
 
 
 def test_a_gpus_limits_on_a_cpu_are_said_to_have_no_effect(

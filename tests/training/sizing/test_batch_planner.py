@@ -55,7 +55,7 @@ def test_the_next_training_like_it_is_not_measured_again(saved_llama: Path, fold
 
 
 def test_a_budget_that_holds_only_a_few_rows_is_kept(saved_llama: Path, folder: Path) -> None:
-    fit = auto(saved_llama, folder).machine_fit()
+    fit = auto(saved_llama, folder).cost_measurement()
     limit = resident_bytes() + (40 << 20)
     fit.budget = MemoryBudget(cpu_limit=str(limit))
     choice = fit.search(256, lambda size: 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infrastructure.training.sizing import compile_benchmark as compile_trial
-from infrastructure.training.sizing.compile_benchmark import CompileTrial
+from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from tests.training.toy import ToyAdapter
 from tests.training.toy_training import Training
 
@@ -34,8 +34,8 @@ class Compiler:
 
 def training_with_trial(
     monkeypatch: pytest.MonkeyPatch, directory: Path | None = None
-) -> tuple[Training, CompileTrial, Compiler]:
-    trial = CompileTrial(lambda: training.loop)
+) -> tuple[Training, CompileBenchmark, Compiler]:
+    trial = CompileBenchmark(lambda: training.loop)
     training = Training(directory, hooks=[trial], num_epochs=10, checkpoint_frequency=5)
     return training, trial, Compiler(training.adapter, monkeypatch)
 

@@ -12,7 +12,7 @@ from infrastructure.core.process_memory import resident_bytes
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryLine
 from infrastructure.training.sizing.cost_measurement import StepCosts
-from infrastructure.training.sizing.dry_run import MicroCost, StepProbe
+from infrastructure.training.sizing.dry_run import DryRunStep, MicroCost
 from tests.training.small_runs import small_trainer
 
 
@@ -20,7 +20,7 @@ def test_the_longest_rows_are_as_long_as_the_longest_that_there_is(
     saved_llama: Path, tmp_path: Path
 ) -> None:
     trainer = small_trainer(saved_llama, tmp_path)
-    fit = trainer.machine_fit()
+    fit = trainer.cost_measurement()
     rows = fit.longest(3)
     assert [len(row.input_ids) for row in rows] == [fit.data.report.longest] * 3
     assert len(rows[0].supervised) == fit.data.report.longest
@@ -31,7 +31,7 @@ def test_the_heaviest_micro_batch_is_that_of_the_real_order(
     saved_llama: Path, tmp_path: Path, packing: bool
 ) -> None:
     trainer = small_trainer(saved_llama, tmp_path, packing=packing)
-    fit, size = trainer.machine_fit(), 4
+    fit, size = trainer.cost_measurement(), 4
     batches = [
         [len(example.input_ids) for example in batch]
         for batch in fit.data.train_batches(0, 0, size)
@@ -48,7 +48,7 @@ def test_a_training_without_room_for_its_optimizer_is_refused_before_it_is_measu
     saved_llama: Path, tmp_path: Path
 ) -> None:
     trainer = small_trainer(saved_llama, tmp_path)
-    fit = trainer.machine_fit()
+    fit = trainer.cost_measurement()
     limit = f"{resident_bytes() // 2}"
     fit.budget = type(fit.budget)(cpu_limit=limit)
     with pytest.raises(DoesNotFitError, match="weights, gradients and optimizer"):
@@ -73,7 +73,7 @@ def test_the_largest_micro_batch_fits_whatever_its_rows(limit: int, size: int) -
 
 
 def test_lengths_come_in_the_order_of_the_first_epoch(saved_llama: Path, tmp_path: Path) -> None:
-    data = small_trainer(saved_llama, tmp_path).machine_fit().data
+    data = small_trainer(saved_llama, tmp_path).cost_measurement().data
     (batch,) = data.train_batches(0, 0, data.num_examples)
     assert np.array_equal(data.lengths(), [len(example.input_ids) for example in batch])
 
@@ -85,19 +85,19 @@ def test_a_size_that_comes_first_is_neither_the_usual_time_nor_all_that_is_kept(
     saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted on a real training: each size of a micro-batch compiles, and keeps its kernels."""
-    real, seen = StepProbe.micro_batch, set[int]()
+    real, seen = DryRunStep.micro_batch, set[int]()
 
-    def compiling(self: StepProbe, examples: Sequence[Any]) -> MicroCost:
+    def compiling(self: DryRunStep, examples: Sequence[Any]) -> MicroCost:
         cost, size = real(self, examples), self.adapter.count_computed(examples)
         seconds = cost.seconds + (0.0 if size in seen else COMPILING_SECONDS)
         seen.add(size)
         return replace(cost, seconds=seconds, peak_bytes=(1 << 30) + KERNEL_BYTES * len(seen))
 
-    monkeypatch.setattr(StepProbe, "micro_batch", compiling)
+    monkeypatch.setattr(DryRunStep, "micro_batch", compiling)
     trainer = small_trainer(saved_llama, tmp_path, max_steps=500, mixed_precision="bf16")
-    found = trainer.machine_fit().costs(trainer.batch_plan(), total_steps=500)
+    found = trainer.cost_measurement().costs(trainer.batch_plan(), total_steps=500)
     assert found.step_seconds < COMPILING_SECONDS / 10
-    fit = trainer.machine_fit()
+    fit = trainer.cost_measurement()
     assert found.kept_bytes > KERNEL_BYTES
     units, _ = fit._drawn(4, 500)
     assert found.peak_bytes > (1 << 30) + KERNEL_BYTES * len(set(units.tolist())) * 0.7

@@ -24,7 +24,7 @@ def test_measuring_leaves_no_trace(saved_llama: Path, tmp_path: Path, settings: 
     measured.prepare()
     before = {name: tensor.clone() for name, tensor in measured.model.state_dict().items()}
     random_before = torch.get_rng_state()
-    costs = measured.machine_fit().costs(measured.batch_plan(), total_steps=1000)
+    costs = measured.cost_measurement().costs(measured.batch_plan(), total_steps=1000)
     assert costs.step_seconds > 0
     assert torch.equal(torch.get_rng_state(), random_before)
     assert all(parameter.grad is None for parameter in measured.model.parameters())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infrastructure.training.sizing.micro_batch_memory import (
-    RememberedLimit,
+    KnownMicroBatchLimit,
     describe_device,
     memory_limits,
 )
@@ -17,15 +17,15 @@ T4 = {"device": "Tesla T4", "memory_bytes": 15 << 30, "model": "a", "lora": True
 def test_the_next_training_takes_what_fitted_and_no_more_than_asked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert RememberedLimit(memory_limits(tmp_path), T4).at_most(8) == 8
-    RememberedLimit(memory_limits(tmp_path), T4).remember(4)
+    assert KnownMicroBatchLimit(memory_limits(tmp_path), T4).at_most(8) == 8
+    KnownMicroBatchLimit(memory_limits(tmp_path), T4).remember(4)
     assert not caplog.text
-    again = RememberedLimit(memory_limits(tmp_path), T4)
+    again = KnownMicroBatchLimit(memory_limits(tmp_path), T4)
     assert again.at_most(2) == 2
     assert not caplog.text
     assert again.at_most(8) == 4
     assert "micro-batches of 4, not of 8" in caplog.text
-    assert RememberedLimit(memory_limits(tmp_path), {**T4, "lora": False}).at_most(8) == 8
+    assert KnownMicroBatchLimit(memory_limits(tmp_path), {**T4, "lora": False}).at_most(8) == 8
 
 
 @pytest.mark.parametrize("size", ["4", 0, -1, 2.5, True, None])

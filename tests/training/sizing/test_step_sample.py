@@ -110,7 +110,7 @@ def test_the_sizes_to_come_are_about_those_that_all_epochs_have(
     saved_llama: Path, tmp_path: Path
 ) -> None:
     trainer = small_trainer(saved_llama, tmp_path)
-    fit, size, seen = trainer.machine_fit(), 4, list[int]()
+    fit, size, seen = trainer.cost_measurement(), 4, list[int]()
     trainer.prepare()
     for epoch in range(6):
         for batch in fit.data.train_batches(epoch, 0, size):

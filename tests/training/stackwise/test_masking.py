@@ -16,7 +16,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.data.store.examples import TokenizedExample
-from infrastructure.training.forward.evaluation_loss import HeldOutLoss
+from infrastructure.training.forward.evaluation_loss import EvaluationLoss
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.models.model_inputs import bidirectional_mask
@@ -361,7 +361,7 @@ def test_held_out_masks_stay_and_training_masks_change(saved_llama: Path) -> Non
     assert objective is not None
 
     def held_out() -> dict[str, float]:
-        return HeldOutLoss(model, adapter, Precision("fp32", "cpu")).measure([given])
+        return EvaluationLoss(model, adapter, Precision("fp32", "cpu")).measure([given])
 
     before, first = held_out(), adapter.prepare_batch(given)["input_ids"]
     objective.draw = 1

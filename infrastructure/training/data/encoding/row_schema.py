@@ -73,7 +73,7 @@ class ShapeError(Exception):
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowSchema:
     """A recognised shape: which column plays which part, and why it was taken.
 
     Attributes:

@@ -17,7 +17,7 @@ from infrastructure.training.data.encoding.row_schema import (
     QA,
     SHAPES,
     TEXT,
-    Shape,
+    RowSchema,
     ShapeError,
     from_json_text,
 )
@@ -77,7 +77,7 @@ class ShapeRequest:
             )
 
 
-def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> Shape:
+def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     """The shape of the rows, by what is asked for and by the columns that most of them have.
 
     Raises:
@@ -100,7 +100,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> Shape:
         raise ValueError(_unclear(columns, candidates, request))
     name, parts, reason = candidates[0]
     _refuse_labels(rows, candidates[0], columns, request)
-    return Shape(name, parts, reason, request.task_column, request.group_column)
+    return RowSchema(name, parts, reason, request.task_column, request.group_column)
 
 
 def _refuse_labels(

@@ -8,7 +8,7 @@ from typing import Any
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory, processor
-from infrastructure.training.data.encoding.row_schema import Shape
+from infrastructure.training.data.encoding.row_schema import RowSchema
 from infrastructure.training.data.encoding.schema_detection import (
     SAMPLE_ROWS,
     ShapeRequest,
@@ -98,7 +98,7 @@ def num_processes(config: DataConfig, files: list[DataFile], tokenizer: Any) -> 
     return min(MAX_PROCESSES, num_cores - 1) if pays else 0
 
 
-def find_shape(files: list[DataFile], config: DataConfig) -> Shape:
+def find_shape(files: list[DataFile], config: DataConfig) -> RowSchema:
     """The shape that the first rows of these files have.
 
     Raises:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.training.data.encoding.chat_format import TemplateFormat
-from infrastructure.training.data.encoding.row_schema import TEXT, Shape
+from infrastructure.training.data.encoding.row_schema import TEXT, RowSchema
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, begins_with
 from infrastructure.training.data.preparation.data_report import DataReport
 from infrastructure.training.data.preparation.quarantine import Quarantine
@@ -68,7 +68,7 @@ class PreparationPlan:
     """
 
     files: tuple[list[DataFile], list[DataFile]]
-    shapes: tuple[Shape, Shape]
+    shapes: tuple[RowSchema, RowSchema]
     encoder: ConversationEncoder
     validation_split: float
     window_limits: tuple[int, int | None] | None = None

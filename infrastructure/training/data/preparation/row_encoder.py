@@ -14,7 +14,7 @@ from typing import Self
 from infrastructure.core.errors import DataError
 from infrastructure.core.helper_process import worker_pool
 from infrastructure.core.process_memory import HardLimit, can_limit_hard, resident_bytes
-from infrastructure.training.data.encoding.row_schema import Shape
+from infrastructure.training.data.encoding.row_schema import RowSchema
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.rows import (
     KILLS_PROCESS,
@@ -91,7 +91,7 @@ class RowWorker:
     """
 
     def __init__(
-        self, encoder: ConversationEncoder, shapes: list[Shape], max_bytes: int | None = None
+        self, encoder: ConversationEncoder, shapes: list[RowSchema], max_bytes: int | None = None
     ) -> None:
         self.encoder = encoder
         self.shapes = shapes
@@ -128,7 +128,7 @@ class RowWorker:
         return PreparedChunk(chunk.file, chunk.shape, rows, columns, self._unused_fields(good))
 
     def _unused_columns(
-        self, rows: list[Row | BadRow], conversations: list[Conversation], shape: Shape
+        self, rows: list[Row | BadRow], conversations: list[Conversation], shape: RowSchema
     ) -> Counter[str]:
         found: Counter[str] = Counter()
         for row in rows:

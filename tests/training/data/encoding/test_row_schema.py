@@ -5,20 +5,20 @@ from typing import Any
 
 import pytest
 
-from infrastructure.training.data.encoding.row_schema import Shape
+from infrastructure.training.data.encoding.row_schema import RowSchema
 from infrastructure.training.data.encoding.schema_detection import ShapeRequest, recognise_shape
 from infrastructure.training.data.readers import rows as reasons
 from infrastructure.training.data.readers.rows import BadRow, Conversation, Row, Turn
 
-PAIR = Shape("qa", {"prompt": "question", "answer": "answer"}, "")
-CHAT = Shape("messages", {"chat": "messages"}, "")
+PAIR = RowSchema("qa", {"prompt": "question", "answer": "answer"}, "")
+CHAT = RowSchema("messages", {"chat": "messages"}, "")
 
 
 def row(**values: Any) -> Row:
     return Row(values, "a.jsonl", 7)
 
 
-def turns(shape: Shape, **values: Any) -> list[tuple[str, str]]:
+def turns(shape: RowSchema, **values: Any) -> list[tuple[str, str]]:
     conversation = shape.convert(row(**values))
     assert isinstance(conversation, Conversation)
     return [(turn.role, turn.text) for turn in conversation.turns]
@@ -151,7 +151,7 @@ def test_plain_text_and_whole_numbers() -> None:
 
 
 def test_a_conversation_keeps_place_task_and_group() -> None:
-    shape = Shape("qa", PAIR.columns, "", task_column="kind", group_column="level")
+    shape = RowSchema("qa", PAIR.columns, "", task_column="kind", group_column="level")
     found = shape.convert(row(question="Q", answer="A", kind="sum", level=3))
     assert found == Conversation(
         (Turn("user", "Q"), Turn("assistant", "A")), "sum", "3", "a.jsonl", 7
