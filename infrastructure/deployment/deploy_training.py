@@ -14,6 +14,7 @@ from typing import Any
 from infrastructure.backup.run_backup import place_options
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import make_directory
@@ -97,7 +98,7 @@ class TrainingDeployment:
         config: DeploymentConfig,
         say: Callable[[str], None] = print,
         accept: Collection[str] = (),
-        begun: Callable[[Path], None] = lambda run_path: None,
+        begun: Callable[[Path], None] = do_nothing,
         make_progress: MakeProgress = make_progress,
     ) -> None:
         self.config = config

@@ -95,9 +95,13 @@ class _Stopper:
             self._timer.cancel()
 
 
+def _always() -> bool:
+    return True
+
+
 @contextmanager
 def stop_on_signals(
-    state: TrainingState, may_break_off: Callable[[], bool] = lambda: True
+    state: TrainingState, may_break_off: Callable[[], bool] = _always
 ) -> Iterator[None]:
     """Inside, the first signal calls `state.interrupt`; if nothing has come of it when patience
     ends, or at a second Ctrl-C, KeyboardInterrupt is raised as soon as `may_break_off` allows; a

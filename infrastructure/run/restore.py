@@ -17,6 +17,7 @@ from infrastructure.backup.state.run_files import restore_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import purpose_of
 from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import make_directory
 from infrastructure.core.lookup import unknown_name
@@ -79,7 +80,7 @@ def restore_run(
     options: BackupConfig,
     output_dir: Path,
     step: int | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], None] = do_nothing,
 ) -> tuple[RunDirectory, Path]:
     """Bring a run (None: the newest) from its place into `output_dir`, verified: the newest whole
     version, and the run's files, unless what is here is newer; of a run that lies finished there

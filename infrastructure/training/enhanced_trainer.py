@@ -23,6 +23,7 @@ from infrastructure.config.sections.resource_config import (
     QuantumResources,
 )
 from infrastructure.config.sections.training_config import QUANTUM, TrainingConfig
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.integers import ceil_div
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.run.compatibility import Difference, Verdict, agree, recorded_grid
@@ -78,6 +79,10 @@ from infrastructure.training.stackwise.trunk_output import CacheSource
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
+
+
+def _no_reserve() -> float:
+    return 0.0
 
 
 class EnhancedTrainer:
@@ -171,7 +176,7 @@ class EnhancedTrainer:
         self,
         directory: Path,
         run_files: Callable[[], Mapping[str, TensorBytes]] = dict,
-        reserve_seconds: Callable[[], float] = lambda: 0.0,
+        reserve_seconds: Callable[[], float] = _no_reserve,
     ) -> None:
         """Write checkpoints into `directory`, which is made by the first one.
 
@@ -386,7 +391,7 @@ class EnhancedTrainer:
                 self.checkpoints.close()
             self.strategy.close(self.state.step >= loop.total_steps)
 
-    def evaluate(self, poll: Callable[[], None] = lambda: None) -> dict[str, float]:
+    def evaluate(self, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
         """Held-out loss per supervised item, empty where nothing is held out; leaves no trace.
 
         Args:

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.config.sections.recovery_config import RecoveryConfig
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.training.core.error_handlers import can_be_halved, free_memory, let_go
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import RecoveryKind, StepOutput, TrainingState
@@ -50,7 +51,7 @@ class OptimizerStep:
     scaler: torch.amp.GradScaler | None
     losses: LossJudge
     recovery: RecoveryConfig
-    remember_limit: Callable[[int], None] = lambda size: None
+    remember_limit: Callable[[int], None] = do_nothing
     team: Team | None = None
     safe_point: SafePoint | None = field(default=None, init=False)
 
