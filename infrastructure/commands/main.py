@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             sys.stdout.flush()
         except OSError as error:
-            LossyStream(sys.stdout).let_go()
+            LossyStream(sys.stdout).release_traceback()
             return max(code, _fail(error, FAILED))
         return code
 

@@ -61,7 +61,7 @@ class LossyStream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
-    def let_go(self) -> None:
+    def release_traceback(self) -> None:
         """Have what it still holds dropped where it cannot be written: a Python whose last flush
         fails ends with an exit code of its own."""
         self.flush()
@@ -101,7 +101,7 @@ def lossy_output(*names: str) -> Iterator[None]:
         yield
     finally:
         for name, stream in own.items():
-            stream.let_go()
+            stream.release_traceback()
             if getattr(sys, name) is stream:
                 setattr(sys, name, stream.stream)
 

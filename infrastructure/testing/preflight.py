@@ -37,7 +37,11 @@ from infrastructure.testing.parameter_checks import (
 from infrastructure.testing.results import CheckResult, Group, sentence
 from infrastructure.testing.resume_checks import check_resume, check_saved_model
 from infrastructure.testing.subject import Subject
-from infrastructure.training.core.error_handlers import free_memory, is_out_of_memory, let_go
+from infrastructure.training.core.error_handlers import (
+    free_memory,
+    is_out_of_memory,
+    release_traceback,
+)
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 Check = Callable[[Subject], CheckResult]
@@ -83,7 +87,7 @@ def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
             result = CheckResult(name, "skipped", f"not enough memory to check it ({told})")
         else:
             result = CheckResult(name, "fail", f"could not be carried out: {told}")
-        let_go(error)
+        release_traceback(error)
         gives_way = True
     if gives_way:
         free_memory(subject.device)  # outside of the handler, which holds the call's variables

@@ -64,21 +64,21 @@ class TrainerFactory:
         self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, Any]
     ) -> Team | None:
         """The processes that the configuration or a launcher asks for; None: this one alone."""
-        told = launched()
-        if told is not None and told.rank != 0:
+        launch = launched()
+        if launch is not None and launch.rank != 0:
             raise ConfigurationError(
-                f"this process is number {told.rank} of {told.size} that a launcher has started,"
-                " and only the first one leads a training: start `temper train` that way, or give"
-                " num_processes and start one process"
+                f"this process is number {launch.rank} of {launch.size} that a launcher has"
+                " started, and only the first one leads a training: start `temper train` that way,"
+                " or give num_processes and start one process"
             )
-        size = num_processes_for(config, trainer.device, told)
+        size = num_processes_for(config, trainer.device, launch)
         given = [name for name in ("model_adapter", "training_strategy") if options.get(name)]
         if size > 1 and given:
             raise ConfigurationError(
                 f"num_processes = {size}: the other processes build their parts from the"
                 f" configuration, and {' and '.join(given)} of your own cannot be given to them"
             )
-        return Team(config, size, trainer.adapter, told) if size > 1 else None
+        return Team(config, size, trainer.adapter, launch) if size > 1 else None
 
     def create_trainer(
         self,
@@ -99,30 +99,30 @@ class TrainerFactory:
 
 
 def num_processes_for(
-    config: DeploymentConfig, device: torch.device, told: Launched | None = None
+    config: DeploymentConfig, device: torch.device, launch: Launched | None = None
 ) -> int:
     """How many processes train: as a launcher started them, or as `num_processes` says.
 
     Raises:
         ConfigurationError: there are not so many GPUs, or the launcher started another number.
     """
-    asked = config.num_processes
+    requested = config.num_processes
     num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    if told is not None:
-        if asked not in (1, "auto", told.size):
+    if launch is not None:
+        if requested not in (1, "auto", launch.size):
             raise ConfigurationError(
-                f"num_processes = {asked}, and the launcher has started {told.size} processes:"
-                " leave it out"
+                f"num_processes = {requested}, and the launcher has started {launch.size}"
+                " processes: leave it out"
             )
-        return told.size
-    if asked == "auto":
+        return launch.size
+    if requested == "auto":
         return max(1, num_gpus)
-    if device.type == "cuda" and asked > num_gpus:
+    if device.type == "cuda" and requested > num_gpus:
         raise ConfigurationError(
-            f"num_processes = {asked}, and there are {num_gpus} GPUs here, one for each process:"
-            " give num_processes auto, or device cpu"
+            f"num_processes = {requested}, and there are {num_gpus} GPUs here, one for each"
+            " process: give num_processes auto, or device cpu"
         )
-    return asked
+    return requested
 
 
 def show_gpus(devices: str | None) -> None:

@@ -187,14 +187,14 @@ class UnifiedTrainer:
 
 def refuse_settings_of_loading(config: TrainingConfig) -> None:
     """Raise ValueError for settings that Temper carries out where it loads a model."""
-    asked = {
+    settings = {
         "gradient_checkpointing": config.gradient_checkpointing,
         "compile_mode": config.compile_mode is not None,
         "memory_efficient_attention": config.memory_efficient_attention is not None,
         "mixed_precision = fp8": config.mixed_precision == "fp8",
     }
-    for name, is_asked in asked.items():
-        if is_asked:
+    for name, is_set in settings.items():
+        if is_set:
             raise ValueError(
                 f"training.{name} is done where Temper loads the model: do it with the model that"
                 " you give, and leave it out here"

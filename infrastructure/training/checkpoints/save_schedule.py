@@ -46,21 +46,21 @@ class SaveSchedule:
         self.clock = clock
         # gives the seconds that what comes after the last save takes, such as copying it
         self.reserve: Callable[[], float] = lambda: 0.0
-        self._began = self._last_save = self._last_asked = clock()
+        self._began = self._last_save = self._last_check = clock()
         self._saved_step: int | None = None
         self._costs: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self._gaps: deque[float] = deque(maxlen=NUM_REMEMBERED)
 
     def start(self, step: int) -> None:
         """The training goes on from the checkpoint of `step` now; what took time before is over."""
-        self._last_save = self._last_asked = self.clock()
+        self._last_save = self._last_check = self.clock()
         self._saved_step = step
 
     def kind_due(self, step: int) -> SaveKind | None:
         """Of the checkpoint that is due after `step`; None: none is."""
         now = self.clock()
-        self._gaps.append(now - self._last_asked)
-        self._last_asked = now
+        self._gaps.append(now - self._last_check)
+        self._last_check = now
         if self.request is not None and self.request.exists():
             return SaveKind.MANUAL
         interval = self.current_interval_seconds

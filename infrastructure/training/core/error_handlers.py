@@ -24,8 +24,8 @@ def is_device_fault(error: BaseException) -> bool:
     """Whether the GPU itself failed: every later call fails too, and its memory is lost."""
     if is_out_of_memory(error):
         return False
-    told = isinstance(error, RuntimeError) and "CUDA error:" in str(error)
-    return told or isinstance(error, torch.AcceleratorError)
+    is_cuda_error = isinstance(error, RuntimeError) and "CUDA error:" in str(error)
+    return is_cuda_error or isinstance(error, torch.AcceleratorError)
 
 
 def can_be_halved(error: BaseException, micro_batch_size: int, batch_size: int) -> bool:
@@ -33,7 +33,7 @@ def can_be_halved(error: BaseException, micro_batch_size: int, batch_size: int) 
     return is_out_of_memory(error) and min(micro_batch_size, batch_size) > 1
 
 
-def let_go(error: BaseException) -> None:
+def release_traceback(error: BaseException) -> None:
     """Forget the variables of the calls that `error` came through: they hold a whole graph."""
     for one in _with_causes(error):
         traceback.clear_frames(one.__traceback__)

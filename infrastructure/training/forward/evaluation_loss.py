@@ -11,7 +11,7 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.training.core.error_handlers import (
     can_be_halved,
     free_memory,
-    let_go,
+    release_traceback,
 )
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.preserve import preserve
@@ -69,7 +69,7 @@ class EvaluationLoss:
         except Exception as error:
             if not self.may_halve or not can_be_halved(error, len(examples), len(examples)):
                 raise
-            let_go(error)
+            release_traceback(error)
             self.most = len(examples) // 2
             self.on_smaller(self.most, str(error))
             return False

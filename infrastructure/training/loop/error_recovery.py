@@ -17,7 +17,7 @@ from infrastructure.training.core.error_handlers import (
     can_be_halved,
     free_memory,
     is_device_fault,
-    let_go,
+    release_traceback,
 )
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.loop.checkpointer import Checkpointer
@@ -96,7 +96,7 @@ class ErrorRecovery:
         if not (is_torn and may_shrink and self.checkpointer.manager is not None):
             raise error
         message, torn_step = str(error), state.step + 1
-        let_go(error)
+        release_traceback(error)
         try:
             began = self.roll_back(state)
         except CheckpointError as failure:

@@ -20,7 +20,7 @@ import torch
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
-from infrastructure.training.core.error_handlers import free_memory, let_go
+from infrastructure.training.core.error_handlers import free_memory, release_traceback
 from infrastructure.training.core.state import Phase, StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.loop.checkpointer import Checkpointer
@@ -154,7 +154,7 @@ class TrainingLoop:
                 self._run_phase(state)
         except BadLossError as error:
             self.error_recovery.after_bad_loss(state, error.bad)
-            let_go(error)
+            release_traceback(error)
             return False
         except Exception as error:
             self.error_recovery.after_torn_step(state, error)

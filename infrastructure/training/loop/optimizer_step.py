@@ -12,7 +12,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.core.callbacks import do_nothing
-from infrastructure.training.core.error_handlers import can_be_halved, free_memory, let_go
+from infrastructure.training.core.error_handlers import (
+    can_be_halved,
+    free_memory,
+    release_traceback,
+)
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import RecoveryKind, StepOutput, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
@@ -123,7 +127,7 @@ class OptimizerStep:
             may_shrink = self.recovery.out_of_memory == "smaller"
             if not may_shrink or not can_be_halved(error, size, size):
                 raise
-            let_go(error)
+            release_traceback(error)
         self.shrink(state, size // 2)
         action = f"the same batch in micro-batches of {state.micro_batch_size}"
         record_recovery(state, RecoveryKind.OUT_OF_MEMORY, action, message, step=state.step + 1)

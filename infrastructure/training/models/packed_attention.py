@@ -180,9 +180,9 @@ def refuse_unsupported(
     arguments: Mapping[str, Any],
 ) -> None:
     """Raise `PackingUnsupportedError` for everything that `by_segment` would leave out."""
-    asked = [name for name in UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
-    if asked:
-        raise PackingUnsupportedError(f"packed attention cannot do {', '.join(asked)}")
+    unsupported = [name for name in UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
+    if unsupported:
+        raise PackingUnsupportedError(f"packed attention cannot do {', '.join(unsupported)}")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if not causal or arguments.get("output_attentions"):
         raise PackingUnsupportedError("packed attention is causal and gives no weights")

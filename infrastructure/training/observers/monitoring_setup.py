@@ -41,19 +41,19 @@ def monitoring_hooks(
     run_directory: Path,
     adapter: ModelAdapter | None,
     precision: Precision,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     probes: dict[str, Probe],
 ) -> list[Hook]:
     """The observers that watch a run; none where monitoring is off.
 
     Args:
         adapter: of the training's model; None: the model is somebody else's to run.
-        say: shows a line to a person.
+        report: shows a line to a person.
         probes: further numbers for each sample of the machine, by their key.
     """
     if not config.enable_monitoring:
         return []
-    sinks = make_alert_sinks(config.monitor.alert_sinks, say, run_directory.name)
+    sinks = make_alert_sinks(config.monitor.alert_sinks, report, run_directory.name)
     watching = RunMonitoring(config, run_directory, sinks, probes)
     hooks: list[Hook] = [
         RunLogObserver(watching.log.write),  # before the one that closes the log at the end
@@ -128,13 +128,13 @@ class RunMonitoring:
 
 
 def seldom(probe: Probe, seconds: float, clock: Callable[[], float] = time.monotonic) -> Probe:
-    """`probe`, asked at most once in `seconds`; between, what it said last."""
+    """`probe`, called at most once in `seconds`; between, its last value."""
     newest: list[tuple[float, float | None]] = []
 
-    def ask() -> float | None:
+    def call() -> float | None:
         now = clock()
         if not newest or now - newest[0][0] >= seconds:
             newest[:] = [(now, probe())]
         return newest[0][1]
 
-    return ask
+    return call

@@ -13,7 +13,11 @@ import torch
 
 from infrastructure.backup.state.random_state import seed_everything
 from infrastructure.optimization.compiling import is_compiled
-from infrastructure.training.core.error_handlers import free_memory, is_out_of_memory, let_go
+from infrastructure.training.core.error_handlers import (
+    free_memory,
+    is_out_of_memory,
+    release_traceback,
+)
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
@@ -105,7 +109,7 @@ class Follower:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            let_go(error)
+            release_traceback(error)
             text = str(error)
         else:
             facts = {"num_items": self.window.num_items}

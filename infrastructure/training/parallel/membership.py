@@ -48,11 +48,11 @@ class Member:
     store: dist.Store
 
 
-def by_launcher(told: Launched) -> Member:
+def by_launcher(launch: Launched) -> Member:
     """The member that a launcher started."""
     store, rank, size = next(rendezvous("env://"))
     return Member(
-        rank, size, told.local_rank, told.address, dist.PrefixStore("temper-members", store)
+        rank, size, launch.local_rank, launch.address, dist.PrefixStore("temper-members", store)
     )
 
 
@@ -115,9 +115,9 @@ class Reception:
         channel = Channel(connected)
         with suppress(EOFError, OSError, ValueError, KeyError, TypeError):
             if channel.connection.poll(HELLO_SECONDS):
-                said = channel.receive(HELLO_BYTES).values
-                if hmac.compare_digest(str(said["secret"]), self._secret):
-                    return int(said["rank"]), channel
+                answer = channel.receive(HELLO_BYTES).values
+                if hmac.compare_digest(str(answer["secret"]), self._secret):
+                    return int(answer["rank"]), channel
         channel.close()
         return None
 
@@ -143,10 +143,10 @@ def _wait_for_leader(store: dist.Store) -> dict[str, Any] | None:
     try:
         while not store.check([KEY]):
             time.sleep(POLL_SECONDS)
-        said = store.get(KEY).decode()
+        answer = store.get(KEY).decode()
     except RuntimeError:  # the store went away with the leader
         return None
-    return None if said == NOT_NEEDED else dict(json.loads(said))
+    return None if answer == NOT_NEEDED else dict(json.loads(answer))
 
 
 @contextmanager
@@ -154,9 +154,9 @@ def followers_dismissed() -> Iterator[None]:
     """Afterwards nobody waits for a leader any more that has trained nothing, such as one whose run
     was finished before. Does nothing without a launcher."""
     yield
-    told = launched()
-    if told is not None and told.rank == 0:
-        by_launcher(told).store.compare_set(KEY, "", NOT_NEEDED)
+    launch = launched()
+    if launch is not None and launch.rank == 0:
+        by_launcher(launch).store.compare_set(KEY, "", NOT_NEEDED)
 
 
 def end_all(processes: Sequence[HelperProcess], patience_seconds: float) -> None:

@@ -63,7 +63,7 @@ class Team:
         config: what the whole run is told; followers build their model from it.
         size: processes, this one included.
         adapter: the leader's, with its model and tokenizer when the team starts.
-        told: what a launcher said that has started the others; None: they are started here.
+        launched_as: what a launcher said that has started the others; None: they are started here.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Team:
         config: DeploymentConfig,
         size: int,
         adapter: ModelAdapter,
-        told: Launched | None = None,
+        launched_as: Launched | None = None,
     ) -> None:
         self.config, self.size, self.adapter = config, size, adapter
-        self.told = told
+        self.launched_as = launched_as
         self.exchange: Exchange | None = None
         self._channels: dict[int, Channel] = {}
         self._processes: dict[int, HelperProcess] = {}
@@ -92,8 +92,8 @@ class Team:
         if self._reception is not None or self.exchange is not None:
             return
         with self._closed_by_errors():
-            if self.told is not None:
-                self._member = by_launcher(self.told)
+            if self.launched_as is not None:
+                self._member = by_launcher(self.launched_as)
             else:
                 self._folder = Path(tempfile.mkdtemp(prefix="temper-"))
                 self._member = on_this_machine(self._folder, 0, self.size)
@@ -184,7 +184,7 @@ class Team:
     def _shares_cores(self) -> bool:
         """Whether all processes compute with the cores of this machine; a launcher has seen to it
         that they do not take them twice."""
-        return self.adapter.device.type == "cpu" and self.told is None
+        return self.adapter.device.type == "cpu" and self.launched_as is None
 
     @property
     def _share_of_threads(self) -> int:
@@ -210,7 +210,7 @@ class Team:
             _tokenizer_files(self.adapter.tokenizer),
         )
         for rank in self._channels:
-            self._say(rank, begin)
+            self._send(rank, begin)
         own = fingerprint(model)
         for rank in self._channels:
             if self._hear(rank).values["fingerprint"] != own:
@@ -219,7 +219,7 @@ class Team:
                     " the same model"
                 )
         for rank in self._channels:
-            self._say(rank, Message("connect"))
+            self._send(rank, Message("connect"))
 
     def _hand_out(
         self,
@@ -245,14 +245,14 @@ class Team:
                 "examples": packed.kind,
                 "facts": packed.values,
             }
-            self._say(rank, Message("compute", {**common, **own}, packed.tensors))
+            self._send(rank, Message("compute", {**common, **own}, packed.tensors))
 
     def _add_up(
         self, model: torch.nn.Module, window: MetricAccumulator, answers: list[Message]
     ) -> None:
         assert self.exchange is not None
         for rank in self._channels:
-            self._say(rank, Message("add up"))
+            self._send(rank, Message("add up"))
         found = [with_gradient(model), *(answer.values["with_gradient"] for answer in answers)]
         loss = loss_tensor(window.loss_sum, self.adapter.device)
         self.exchange.add_up([*gradients_of(model), loss])
@@ -260,7 +260,7 @@ class Team:
         window.loss_sum = loss[0]
         window.num_items += sum(answer.values["num_items"] for answer in answers)
 
-    def _say(self, rank: int, message: Message) -> None:
+    def _send(self, rank: int, message: Message) -> None:
         try:
             self._channels[rank].send(message)
         except OSError:
@@ -319,15 +319,15 @@ class Team:
             self.close()
             raise
 
-    def _reason(self, otherwise: str, said: dict[int, str] | None = None) -> ProcessLostError:
+    def _reason(self, otherwise: str, reasons: dict[int, str] | None = None) -> ProcessLostError:
         """Who it was. When one process dies, the exchange fails in others too: one that is gone
         without a word is named before one that has said something.
 
         Args:
             otherwise: what to say where it was nobody.
-            said: what has been said already, by rank.
+            reasons: what has been said already, by rank.
         """
-        said = dict(said or {})
+        reasons = dict(reasons or {})
         living = {channel.connection: rank for rank, channel in self._channels.items()}
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while living and time.monotonic() < deadline:
@@ -337,12 +337,12 @@ class Team:
                     message = self._channels[rank].receive()
                 except (EOFError, OSError):
                     living.pop(connection)  # type: ignore[call-overload]
-                    if rank not in said:
+                    if rank not in reasons:
                         return self._lost(rank)
                 else:
                     if message.kind == "failed":
-                        said[rank] = message.values["text"]
-        for rank, text in said.items():
+                        reasons[rank] = message.values["text"]
+        for rank, text in reasons.items():
             return ProcessLostError(f"{self._name(rank)} failed: {text}")
         return ProcessLostError(f"the exchange between the processes failed: {otherwise}")
 

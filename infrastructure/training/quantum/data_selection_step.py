@@ -149,8 +149,8 @@ class DataSelectionStep:
 
     def num_wanted(self, most: int) -> int:
         """How many examples are looked at where that costs nothing."""
-        asked = self.config.candidates
-        return min(most, self.data.num_candidates, most if asked == "auto" else asked)
+        requested = self.config.candidates
+        return min(most, self.data.num_candidates, most if requested == "auto" else requested)
 
     def cost_seconds(self, costs: Costs, num_candidates: int) -> float:
         """What looking at so many is to cost, a sampler's answer included."""

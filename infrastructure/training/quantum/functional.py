@@ -88,7 +88,7 @@ def remember_own_loop(context: OwnLoop) -> None:
     _OWN_LOOPS.add(context)
 
 
-def own_loop(context: OwnLoop | None, asked: str) -> OwnLoop:
+def own_loop(context: OwnLoop | None, caller: str) -> OwnLoop:
     """`context`, or the only training of one's own loop that this process has.
 
     Raises:
@@ -100,7 +100,7 @@ def own_loop(context: OwnLoop | None, asked: str) -> OwnLoop:
     if len(found) != 1:
         there = f"{len(found)} trainings are" if found else "no training is"
         raise ValueError(
-            f"{there} prepared in this process: say which one is meant, {asked}(context), with the"
+            f"{there} prepared in this process: say which one is meant, {caller}(context), with the"
             " context of initialize_training(config)"
         )
     only: OwnLoop = found[0]
@@ -224,7 +224,7 @@ def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem
     if problem == RANK_ALLOCATION:
         if not context.state.batch:
             raise ValueError(NO_BATCH)
-        return extension.gradient_step(context.state, extension.session.num_asked).problem()
+        return extension.gradient_step(context.state, extension.session.num_steps).problem()
     return formulate_quantum_problem(trainer.gradients, trainer.parameters)
 
 

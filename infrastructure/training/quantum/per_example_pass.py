@@ -11,7 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infrastructure.training.core.error_handlers import can_be_halved, free_memory, let_go
+from infrastructure.training.core.error_handlers import (
+    can_be_halved,
+    free_memory,
+    release_traceback,
+)
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.forward.one_step import backward_of_sum
 from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
@@ -124,7 +128,7 @@ class ExamplePass:
         except Exception as error:
             if not can_be_halved(error, len(examples), len(examples)):
                 raise
-            let_go(error)
+            release_traceback(error)
             return None
 
     def _of_piece(self, examples: Sequence[Any]) -> npt.NDArray[np.float32]:

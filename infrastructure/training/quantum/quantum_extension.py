@@ -133,17 +133,17 @@ class QuantumExtension(Extension):
     def _is_due(self, state: TrainingState) -> bool:
         if self.session.waiting is not None:
             return False
-        if self.session.asked_step is None:
+        if self.session.last_step is None:
             is_late = self.config.problem == RANK_ALLOCATION
             return not is_late or state.step >= (self.frequency or state.total_steps // 2)
         if (
             self.config.problem == BLOCK_SELECTION
-            and self.session.asked_phase != state.position.phase
+            and self.session.last_phase != state.position.phase
         ):
             return True  # other blocks train than those that were chosen from
         if self.frequency is None or self.config.problem == RANK_ALLOCATION:
             return False
-        return state.step - self.session.asked_step >= self.frequency
+        return state.step - self.session.last_step >= self.frequency
 
     def _steps_ahead(self, state: TrainingState) -> int:
         """How many steps the next answer is for."""
@@ -211,7 +211,7 @@ class QuantumExtension(Extension):
         is_solvers_limit = most < self.resources.max_qubits and number == most
         limit = f" ({self.resources.solver} takes no more)" if is_solvers_limit else ""
         is_whole = number == min(most, self._data.num_candidates)
-        self.session.say(
+        self.session.report(
             f"Quantum step: looking at {number:,} of {self._data.num_candidates:,} training"
             f" examples{limit}, which takes about {format_duration(predicted)},"
             f" {format_number(share, 2)} % of the training steps that it is for"
@@ -238,7 +238,7 @@ class QuantumExtension(Extension):
         )
 
     def _decide_in_step(self, state: TrainingState) -> None:
-        step = self.gradient_step(state, self.session.num_asked - 1)
+        step = self.gradient_step(state, self.session.num_steps - 1)
         taken = self.session.cost.seconds_so_far
         predicted = step.cost_seconds(taken)
         step_seconds = self.session.cost.step_seconds or taken

@@ -67,14 +67,14 @@ def quantum_extension_of(hooks: list[Hook]) -> QuantumExtension | None:
 
 
 def quantum_observers(
-    run_directory: Path, hooks: list[Hook], say: Callable[[str], None]
+    run_directory: Path, hooks: list[Hook], report: Callable[[str], None]
 ) -> list[Hook]:
-    """What writes down the quantum steps of a training, if it makes any, which are told to `say`
+    """What writes down the quantum steps of a training, if it makes any, which are told to `report`
     from now on."""
     extension = quantum_extension_of(hooks)
     if extension is None:
         return []
-    extension.session.say = say
+    extension.session.report = report
     return [QuantumRecords(run_directory, extension.session)]
 
 

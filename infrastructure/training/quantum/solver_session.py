@@ -21,7 +21,11 @@ from infrastructure.quantum.quantum_step import (
     create_chain,
     quantum_solve,
 )
-from infrastructure.training.core.error_handlers import free_memory, is_device_fault, let_go
+from infrastructure.training.core.error_handlers import (
+    free_memory,
+    is_device_fault,
+    release_traceback,
+)
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.loop.loop import TrainingLoop
@@ -32,9 +36,9 @@ from infrastructure.training.quantum.decisions import Decisions
 from infrastructure.training.quantum.overhead_budget import OverheadBudget
 from infrastructure.training.quantum.step_records import (
     ANSWERED,
-    ASKED,
     FAILED,
     SKIPPED,
+    SUBMITTED,
     UNUSED,
     History,
     Record,
@@ -90,7 +94,7 @@ class SolverSession:
     Attributes:
         decisions: what holds now.
         history: a record of each step.
-        say: shows a line to a person.
+        report: shows a line to a person.
         unlogged: numbers of the newest answers, which the metrics do not hold yet.
 
     Raises:
@@ -104,12 +108,12 @@ class SolverSession:
         self.decisions, self.history = Decisions(), History()
         self.chain = create_chain(self.resources)
         self.cost = OverheadBudget(self.config.max_overhead_percent, clock)
-        self.num_asked = 0
-        self.asked_step: int | None = None
-        self.asked_phase = 0
+        self.num_steps = 0
+        self.last_step: int | None = None
+        self.last_phase = 0
         self.waiting: Waiting | None = None
         self._began = 0.0
-        self.say: Callable[[str], None] = lambda line: log.info("%s", line)
+        self.report: Callable[[str], None] = lambda line: log.info("%s", line)
         self.unlogged: dict[str, float] = {}
 
     @property
@@ -123,9 +127,9 @@ class SolverSession:
         return {
             "decisions": self.decisions.state_dict(),
             "history": self.history.state_dict(),
-            "num_asked": self.num_asked,
-            "asked_step": self.asked_step,
-            "asked_phase": self.asked_phase,
+            "num_asked": self.num_steps,
+            "asked_step": self.last_step,
+            "asked_phase": self.last_phase,
             "untold": dict(self.unlogged),
             "is_waiting": self.waiting is not None,
         }
@@ -136,9 +140,9 @@ class SolverSession:
         self.close()
         self.decisions.load_state_dict(saved["decisions"])
         self.history.load_state_dict(saved["history"])
-        self.num_asked = saved["num_asked"]
-        self.asked_step = None if saved["is_waiting"] else saved["asked_step"]
-        self.asked_phase = saved["asked_phase"]
+        self.num_steps = saved["num_asked"]
+        self.last_step = None if saved["is_waiting"] else saved["asked_step"]
+        self.last_phase = saved["asked_phase"]
         self.unlogged = dict(saved["untold"])
 
     def run(self, state: TrainingState, decide: Callable[[], None]) -> None:
@@ -148,8 +152,8 @@ class SolverSession:
             Exception: the GPU failed.
         """
         self._began = self.clock()
-        self.asked_step, self.asked_phase = state.step, state.position.phase
-        self.num_asked += 1
+        self.last_step, self.last_phase = state.step, state.position.phase
+        self.num_steps += 1
         has_failed = False
         try:
             decide()
@@ -158,7 +162,7 @@ class SolverSession:
                 raise
             has_failed = True
             self._has_failed(state, error)
-            let_go(error)
+            release_traceback(error)
         finally:
             self.cost.pay(self.clock() - self._began)
         if has_failed:
@@ -167,7 +171,7 @@ class SolverSession:
     @property
     def seed(self) -> int:
         """Of the present quantum step: another one for each."""
-        return (self.trainer.training_config.seed * 1_000_003 + self.num_asked) % 2**31
+        return (self.trainer.training_config.seed * 1_000_003 + self.num_steps) % 2**31
 
     def solve(
         self,
@@ -188,7 +192,7 @@ class SolverSession:
         if self.config.background and self.config.answer == SAMPLER:
             background = AsyncSolve(problem, self.resources, self.seed)
             self.waiting = Waiting(background, step, record)
-            self._report({**record, "outcome": ASKED})
+            self._report({**record, "outcome": SUBMITTED})
             return
         left = allowed_seconds - (self.clock() - self._began)
         self._apply(state, step, problem, self._solution_of(problem, left), record)
@@ -257,8 +261,8 @@ class SolverSession:
 
     def record_own_answer(self, state: TrainingState, problem: str, solution: Solution) -> None:
         """Remember an answer that was asked for, and applied, in somebody's own loop."""
-        self.num_asked += 1
-        self.asked_step, self.asked_phase = state.step, state.position.phase
+        self.num_steps += 1
+        self.last_step, self.last_phase = state.step, state.position.phase
         values = solution.to_json()
         known = ("energy", "answered_by", "is_fallback", "num_variables", "seconds")
         more = ("solver_seconds", "alternatives", "failures", "remarks", "info")
@@ -282,7 +286,7 @@ class SolverSession:
         record.pop("began", None)
         kept = self.history.add(record)
         self.unlogged |= numbers_of(kept)
-        self.say(in_words(kept))
+        self.report(in_words(kept))
 
     def report_unused(self, state: TrainingState) -> None:
         """The training is over, and a question is not answered yet, or its answer not used."""

@@ -16,7 +16,7 @@ from infrastructure.quantum.problems.choice import Choice
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution
 
-ANSWERED, SKIPPED, FAILED, ASKED = "answered", "skipped", "failed", "asked"
+ANSWERED, SKIPPED, FAILED, SUBMITTED = "answered", "skipped", "failed", "asked"
 UNUSED = "unused"  # asked another process, whose answer came too late
 NUM_RANDOM = 100  # answers by chance that an answer is shown among
 NUM_BINS = 50  # of the training data in its order, for a picture of what was chosen
@@ -133,18 +133,18 @@ def gap(record: Mapping[str, Any]) -> float | None:
 
 def in_words(record: Mapping[str, Any]) -> str:
     """A line for people."""
-    asked = f"Quantum step ({str(record['problem']).replace('_', ' ')})"
-    if record["outcome"] == ASKED:
-        return f"{asked}: asked another process; the training goes on meanwhile"
+    head = f"Quantum step ({str(record['problem']).replace('_', ' ')})"
+    if record["outcome"] == SUBMITTED:
+        return f"{head}: asked another process; the training goes on meanwhile"
     if record["outcome"] != ANSWERED:
-        return f"{asked} {record['outcome']}: {record['why']}"
+        return f"{head} {record['outcome']}: {record['why']}"
     others = ", ".join(
         f"{name} {format_number(energy)}" for name, energy in record["alternatives"].items()
     )
     compared = f" ({others})" if others else ""
     remarks = "".join(f"; {remark}" for remark in record.get("remarks", []))
     return (
-        f"{asked}: {record['chosen']}; {record['answered_by']} found energy"
+        f"{head}: {record['chosen']}; {record['answered_by']} found energy"
         f" {format_number(record['energy'])}{compared} for {record['num_variables']:,} variables"
         f" in {format_duration(record['seconds'])}{remarks}"
     )

@@ -48,8 +48,8 @@ def record_recovery(
     state.recoveries.append(entry)
     if len(state.recoveries) > MAX_RECORDS:
         state.recoveries.remove(_least_important(state.recoveries))
-    said = f"; rows {', '.join(shortened(rows, 5))}" if rows else ""
-    log.warning("%s at step %d (%s): %s%s", kind, step, entry["message"], action, redact(said))
+    named = f"; rows {', '.join(shortened(rows, 5))}" if rows else ""
+    log.warning("%s at step %d (%s): %s%s", kind, step, entry["message"], action, redact(named))
 
 
 def error_record(

@@ -29,12 +29,12 @@ MICRO_BATCH = frozenset({"batch_size", "gradient_accumulation"})
 
 def explain(accepted: Collection[str]) -> list[str]:
     """What the accepted changes mean for the steps that are left, a line each."""
-    told = {
+    consequences = {
         "data": "the current epoch begins again, with the new data",
         "seed": "the current epoch goes on in another order: some of its rows come twice in it",
         "optimizer": "the new optimizer begins without a memory of the steps before",
     }
-    return [f"{name}: {text}" for name, text in told.items() if name in accepted]
+    return [f"{name}: {text}" for name, text in consequences.items() if name in accepted]
 
 
 def move_position(

@@ -78,10 +78,10 @@ class StepCosts:
         """The predicted peak of the training."""
         return self.memory.peak_bytes(self.heaviest_units) + self.copy_bytes + self.kept_bytes
 
-    def largest_that_fits(self, asked: int) -> int:
-        """The largest micro-batch, of at most `asked` examples, that fits whatever its rows; 0: not
-        even one example does."""
-        size = asked
+    def largest_that_fits(self, wanted: int) -> int:
+        """The largest micro-batch, of at most `wanted` examples, that fits whatever its rows;
+        0: not even one example does."""
+        size = wanted
         while size and self.peak_of(size) > self.limit_bytes:
             size //= 2
         return size
@@ -122,7 +122,7 @@ class CostMeasurement:
         return [lengthened(example, getattr(report, "longest", 0))] * count
 
     def search(self, largest: int, accumulation_for: Callable[[int], int]) -> BatchChoice:
-        """The fastest micro-batch that fits, of at most `largest` examples.
+        """The fastest micro-batch that fits, of at most `wanted` examples.
 
         Raises:
             DoesNotFitError: not even one example fits.

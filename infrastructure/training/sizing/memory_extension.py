@@ -93,7 +93,7 @@ class MemoryExtension(Extension):
         self.recommended: list[Recommendation] = []
         self._hard: HardLimit | None = None
         self._next_leak = self._next_cache = 0.0
-        self._is_told = False
+        self._is_reported = False
 
     def train_start(self, state: TrainingState) -> None:
         """Begin to hold the limits.
@@ -129,8 +129,8 @@ class MemoryExtension(Extension):
     def error(self, state: TrainingState) -> None:
         """Name the limit where it was what failed."""
         if self._hard is not None and state.error is not None and is_out_of_memory(state.error):
-            told = _mib(self._hard.limit_bytes)
-            state.error.add_note(f"memory.cpu_memory_limit allows no more than {told}: raise it")
+            limit = _mib(self._hard.limit_bytes)
+            state.error.add_note(f"memory.cpu_memory_limit allows no more than {limit}: raise it")
 
     def train_end(self, state: TrainingState) -> None:
         if self._hard is not None:
@@ -155,7 +155,7 @@ class MemoryExtension(Extension):
         if action is Action.SMALLER and state.micro_batch_size > 1:
             state.micro_batch_size //= 2
             done = f"micro-batches of {state.micro_batch_size} from now on"
-        elif self._is_told:
+        elif self._is_reported:
             return
         else:
             done = "released what nothing uses"
@@ -167,10 +167,10 @@ class MemoryExtension(Extension):
             done,
             f"the training takes {used} of main memory{advice}",
         )
-        self._is_told = True
+        self._is_reported = True
 
     def _advice(self, state: TrainingState) -> str:
-        if not self._is_told:
+        if not self._is_reported:
             self.recommended = self.recommend(state)[:NUM_RECOMMENDED]
         return "".join(f"; {one}" for one in self.recommended)
 

@@ -26,16 +26,16 @@ class KnownMicroBatchLimit:
     limits: Remembered
     key: Key
 
-    def at_most(self, asked: int) -> int:
+    def at_most(self, requested: int) -> int:
         """The micro-batch that was asked for, or what fitted last time, if that is less."""
         fitted = self.limits.get(self.key)
-        if fitted is None or fitted >= asked:
-            return asked
+        if fitted is None or fitted >= requested:
+            return requested
         log.warning(
             "micro-batches of %d, not of %d, which did not fit on this device before (%s);"
             " the batch and the result stay the same",
             fitted,
-            asked,
+            requested,
             self.limits.path,
         )
         return fitted

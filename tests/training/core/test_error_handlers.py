@@ -9,7 +9,7 @@ from infrastructure.training.core.error_handlers import (
     can_be_halved,
     is_device_fault,
     is_out_of_memory,
-    let_go,
+    release_traceback,
 )
 
 
@@ -71,5 +71,5 @@ def test_letting_go_of_an_error_frees_what_its_calls_held() -> None:
     except RuntimeError as error:
         kept.append(error)
     assert held[0]() is not None
-    let_go(kept[0])
+    release_traceback(kept[0])
     assert held[0]() is None

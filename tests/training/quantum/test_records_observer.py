@@ -99,5 +99,5 @@ def test_lines_go_to_who_looks_on(saved_llama: Path, tmp_path: Path) -> None:
     said: list[str] = []
     (observer,) = quantum_observers(tmp_path, trainer.hooks.hooks, said.append)
     assert isinstance(observer, QuantumRecords)
-    extension_of(trainer).session.say("a line")
+    extension_of(trainer).session.report("a line")
     assert said == ["a line"]

@@ -189,8 +189,8 @@ class TemplateFormat:
         except FormatError:
             return ""
         pieces = self._special.split(text.partition(QUESTION.text)[0])
-        said = [" ".join(piece.split()) for piece in pieces]
-        return next((piece for piece in said if len(piece.split()) >= SENTENCE_WORDS), "")
+        spoken = [" ".join(piece.split()) for piece in pieces]
+        return next((piece for piece in spoken if len(piece.split()) >= SENTENCE_WORDS), "")
 
     def reads(self, name: str) -> bool:
         """Whether the template so much as names this field of a message, or input."""
@@ -240,15 +240,15 @@ class TemplateFormat:
         turns = list(conversation.turns)
         turns[index] = _changed(turns[index])
         other, other_spans = self._marked(turns, conversation.inputs)
-        said = [text[start:end] for start, end in spans]
+        spoken = [text[start:end] for start, end in spans]
         now = [other[start:end] for start, end in other_spans]
-        found = [n for n in range(min(len(said), len(now))) if said[n] != now[n]]
-        if len(said) != len(now) or not found:
+        found = [n for n in range(min(len(spoken), len(now))) if spoken[n] != now[n]]
+        if len(spoken) != len(now) or not found:
             raise FormatError(
                 f"message {index + 1} is not to be learnt, and where the template writes it cannot"
                 " be told"
             )
-        while (after := found[-1] + 1) < len(said) and self._is_end_alone(said[after]):
+        while (after := found[-1] + 1) < len(spoken) and self._is_end_alone(spoken[after]):
             found.append(after)
         return found
 
@@ -264,9 +264,9 @@ class TemplateFormat:
             return "", True  # it wants more than a question and an answer
         if not last_spans or not followed_spans:
             return "", True
-        said = [last[start:end] for start, end in last_spans]
-        said += [followed[start:end] for start, end in followed_spans]
-        if any(_ends_with(self._ends, one.rstrip()) for one in said):
+        spoken = [last[start:end] for start, end in last_spans]
+        spoken += [followed[start:end] for start, end in followed_spans]
+        if any(_ends_with(self._ends, one.rstrip()) for one in spoken):
             return "", True
         end = self._special.match(last, last_spans[-1][1])
         return (end.group(), True) if end else ("", False)

@@ -130,9 +130,9 @@ class RowSchema:
         prompt, answer = self.columns["prompt"], self.columns["answer"]
         context = _optional_text(values, self.columns.get("context"))
         question = _text(values, prompt)
-        is_told = context and context not in question
-        asked = Turn("user", f"{question}\n\n{context}" if is_told else question)
-        return [*self._system(values, []), asked, Turn("assistant", _text(values, answer))]
+        is_new = context and context not in question
+        prompt_turn = Turn("user", f"{question}\n\n{context}" if is_new else question)
+        return [*self._system(values, []), prompt_turn, Turn("assistant", _text(values, answer))]
 
     def _system(self, values: dict[str, Any], turns: list[Turn]) -> list[Turn]:
         """The system message of a column, where the messages have none of their own."""

@@ -141,10 +141,10 @@ def _is_preferences(columns: list[str], request: ShapeRequest) -> bool:
 
 
 def _preferences(rows: Sequence[Row], columns: list[str]) -> str:
-    (chosen,), asks = _matching(PREFERENCE_COLUMNS[:1], columns), _matching(ASKING, columns)
+    (chosen,), prompts = _matching(PREFERENCE_COLUMNS[:1], columns), _matching(ASKING, columns)
     is_text = all(isinstance(row.values.get(chosen), str) for row in rows)
-    if is_text and asks:
-        instead = f"data.prompt_column {asks[0]} and data.answer_column {chosen}"
+    if is_text and prompts:
+        instead = f"data.prompt_column {prompts[0]} and data.answer_column {chosen}"
     elif is_text:
         instead = f"data.text_column {chosen}"
     else:
@@ -224,7 +224,7 @@ def _pair(
 ) -> Candidate:
     """Whoever names the prompt's column has put into it what belongs to it."""
     parts = {"prompt": prompt, "answer": answer}
-    words = f"column {prompt!r} asks, column {answer!r} answers"
+    words = f"column {prompt!r} prompts, column {answer!r} answers"
     context = [c for c in _matching(CONTEXT_COLUMNS, columns) if c not in (prompt, answer)]
     if request.prompt_column and name != ALPACA:
         context = []

@@ -307,8 +307,8 @@ class Preparation:
         if template.writes_date:
             notes.append("the chat template writes the date: a fixed one, to be repeatable")
         if template.preamble:
-            said = excerpt(template.preamble)
-            notes.append(f"where a row has no system message, the chat template writes: {said!r}")
+            text = excerpt(template.preamble)
+            notes.append(f"where a row has no system message, the chat template writes: {text!r}")
         if template.own_end:
             notes.append(
                 "the chat template marks answers without what ends them: that"

@@ -165,7 +165,7 @@ def write_capitals(rng: Random) -> tuple[Key, str, str]:
 def find_kind(rng: Random) -> tuple[Key, str, str]:
     kinds = draw(rng, list(KINDS), 3)
     words = [pick(rng, KINDS[kind]) for kind in kinds]
-    asked = rng.randint(3)
+    target = rng.randint(3)
     layout = pick(
         rng,
         [
@@ -176,9 +176,9 @@ def find_kind(rng: Random) -> tuple[Key, str, str]:
     )
     if "{1}" not in layout:
         layout = layout.replace("{}", "{0}", 1).replace("{}", "{1}", 1)
-    kind = kinds[asked]
+    kind = kinds[target]
     article = "an" if kind[0] in "aeiou" else "a"
-    return tuple(sorted(words)), layout.format(f"{article} {kind}", ", ".join(words)), words[asked]
+    return tuple(sorted(words)), layout.format(f"{article} {kind}", ", ".join(words)), words[target]
 
 
 Task = Callable[[Random], tuple[Key, str, str]]

@@ -27,7 +27,7 @@ from infrastructure.training.data.serving.example_order import (
 )
 from infrastructure.training.data.serving.streaming_dataset import StreamingDataset
 from infrastructure.training.data.store.examples import TokenizedExample
-from infrastructure.training.data.store.token_store import CheckedFile, TokenStore, damage_told
+from infrastructure.training.data.store.token_store import CheckedFile, TokenStore, damage_explained
 
 ENCODED_TOGETHER = 32
 
@@ -139,7 +139,7 @@ class StoredConversations:
             DataError: the entry was damaged after it was opened.
         """
         start, end = int(self._ends[row]), int(self._ends[row + 1])
-        with damage_told(self._path.parent):
+        with damage_explained(self._path.parent):
             self._file.check(start, end)
         with self._path.open("rb") as file:
             file.seek(start)

@@ -232,7 +232,7 @@ class MappedArray:
 
 
 @contextmanager
-def damage_told(folder: Path) -> Iterator[None]:
+def damage_explained(folder: Path) -> Iterator[None]:
     """Say what to do about damage that is found in an entry that is in use.
 
     Raises:
@@ -278,7 +278,7 @@ class TokenStore:
 
     def array(self, name: str) -> Array:
         """A small array of the entry, whole and checked."""
-        with damage_told(self.folder):
+        with damage_explained(self.folder):
             return self._open(name, in_memory=True).values
 
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -287,7 +287,7 @@ class TokenStore:
 
     def lines(self, name: str) -> list[str]:
         """A text file of the entry, checked."""
-        with damage_told(self.folder):
+        with damage_explained(self.folder):
             self._check(name)
         return (self.folder / name).read_text("utf-8").split("\n")[:-1]
 
@@ -308,7 +308,7 @@ class TokenStore:
         """Example number `index`."""
         start, end = int(self._offsets[index]), int(self._offsets[index + 1])
         first_byte = start // 8
-        with damage_told(self.folder):
+        with damage_explained(self.folder):
             ids = self._input_ids[start:end]
             packed = self._supervised[first_byte : ceil_div(end, 8)]
         bits = np.unpackbits(packed, bitorder="little")
