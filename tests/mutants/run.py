@@ -45,13 +45,14 @@ MODULES = {
     "infrastructure/training/core/": "state",
     "infrastructure/training/loop/": "optimizer_step loop loss_judge error_recovery checkpointer",
     "infrastructure/training/forward/": "evaluation_loss gradient_accumulation",
-    "infrastructure/training/resume/": "compatibility fingerprint",
+    "infrastructure/run/": "compatibility",
+    "infrastructure/training/resume/": "fingerprint",
     "infrastructure/training/sizing/": "batch_plan",
     "infrastructure/training/models/": "token_loss chunked_loss packed_attention trainable_state",
     "infrastructure/training/data/serving/": "example_order collate prefetch",
     "infrastructure/training/strategies/": "base_strategy",
     "infrastructure/training/checkpoints/": "snapshot checkpoint_manager save_schedule",
-    "infrastructure/training/hf_bridge/": "trainer_state checkpoint_folder saving",
+    "infrastructure/training/hf_bridge/": "trainer_state checkpoint_folder save_timing",
     "infrastructure/evaluation/": "evaluate held_out",
     "infrastructure/quantum/": "quantum_step",
     "infrastructure/quantum/samplers/": "deadline process_sampler fallback",
@@ -62,7 +63,7 @@ MODULES = {
 # The quick tests that may find it. Others run these modules too, but what only they find is said to
 # survive: a defect should be found near its place.
 TESTS = {
-    "core": "files",
+    "core": "files exact_json",
     "training/checkpoints": "snapshot save_schedule checkpoint_manager",
     "training/data/serving": "example_order collate prefetch",
     "training/data": "selection",
@@ -80,11 +81,12 @@ TESTS = {
     "training/recovery": "*",
     "training/extensions": "extension_hooks",
     "training/forward": "evaluation_loss",
-    "training/resume": "compatibility fingerprint",
+    "run": "compatibility",
+    "training/resume": "fingerprint",
     "training/sizing": "batch_plan",
     "training/loop": "loop optimizer_step loop_saving loop_recovery error_recovery checkpointer",
-    "training/hf_bridge": "plain_values standing trainer_facts trainer_state checkpoint_folder"
-    " saving callback",
+    "training/hf_bridge": "call_watchdog trainer_facts trainer_state checkpoint_folder"
+    " save_timing callback",
 }
 
 WIDE_SECONDS = 45.0  # of recorded time: what is not killed by then is called a survivor

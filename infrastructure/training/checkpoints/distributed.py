@@ -52,11 +52,12 @@ from infrastructure.backup.format.store import Placed, Store
 from infrastructure.backup.format.tensor_bytes import DTYPES, NAMES, from_bytes, to_bytes
 from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.exact_json import from_json, to_json
 from infrastructure.core.json_text import parse_json
 
 KEY = "distributed"  # in a manifest's values
 VALUES = "values"  # the class of what is not a tensor; lies there as the bytes of its JSON
-TUPLE = "__tuple__"
+TUPLE_OF_BEFORE = "__tuple__"
 
 
 def save_distributed(
@@ -142,7 +143,8 @@ class JsonSavePlanner(DefaultSavePlanner):
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
         if write_item.type == WriteItemType.BYTE_IO:
-            return io.BytesIO(_encode(object))
+            value = to_json(object, f"the value {write_item.index.fqn}")
+            return io.BytesIO(json.dumps(value, allow_nan=False).encode())
         return object
 
 
@@ -350,29 +352,17 @@ def _lengths(values: Any) -> list[int]:
     return list(values)
 
 
-def _encode(value: Any) -> bytes:
-    try:
-        return json.dumps(_with_marked_tuples(value), allow_nan=False).encode()
-    except TypeError as error:
-        raise ValueError(f"a checkpoint holds tensors and JSON values: {error}") from error
-
-
-def _with_marked_tuples(value: Any) -> Any:
-    """JSON has lists only; an optimizer's `betas` are a tuple."""
-    if isinstance(value, tuple):
-        return {TUPLE: [_with_marked_tuples(inner) for inner in value]}
-    if isinstance(value, list):
-        return [_with_marked_tuples(inner) for inner in value]
-    if isinstance(value, dict):
-        return {key: _with_marked_tuples(inner) for key, inner in value.items()}
-    return value
-
-
 def _decode(data: bytes) -> Any:
+    """What the saving planner wrote; hostile input."""
     try:
-        return parse_json(data, object_hook=lambda d: tuple(d[TUPLE]) if set(d) == {TUPLE} else d)
+        return from_json(parse_json(data, object_hook=_tuple_of_before))
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"a value of the version is no JSON: {error}") from error
+
+
+def _tuple_of_before(mapping: dict[str, Any]) -> Any:
+    """A tuple as it was written before there was `exact_json`."""
+    return tuple(mapping[TUPLE_OF_BEFORE]) if set(mapping) == {TUPLE_OF_BEFORE} else mapping
 
 
 def _reasons(error: CheckpointException) -> str:

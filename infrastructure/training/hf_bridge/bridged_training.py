@@ -12,7 +12,7 @@ from infrastructure.core.redact import redact
 from infrastructure.monitoring.report.report import write_report
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.extensions.extension_hooks import Event
-from infrastructure.training.hf_bridge.hooks import hooks_of
+from infrastructure.training.hf_bridge.observers import hooks_of
 from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
 from infrastructure.training.hf_bridge.trainer_facts import agree, facts_of
 from infrastructure.training.hf_bridge.trainer_state import (

@@ -24,13 +24,13 @@ from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.hf_bridge.bridged_training import BridgedTraining
-from infrastructure.training.hf_bridge.checkpoint_folder import write_checkpoint_folder
-from infrastructure.training.hf_bridge.standing import (
-    AskedToStop,
-    Lookout,
+from infrastructure.training.hf_bridge.call_watchdog import (
+    CallWatchdog,
     NothingToTrain,
-    TrainerCall,
+    StopSignals,
+    TrainCall,
 )
+from infrastructure.training.hf_bridge.checkpoint_folder import write_checkpoint_folder
 from infrastructure.training.hf_bridge.trainer_facts import known_names
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts, read_version
@@ -77,9 +77,9 @@ class TemperCallback:
         self.accepted = known_names(accept)
         self._resumed: Path | None = None
         self._training: BridgedTraining | None = None
-        self._lookout: Lookout | None = None
-        self._signals: AskedToStop | None = None
-        self._call: TrainerCall | None = None  # kept after an error, for the next try
+        self._watchdog: CallWatchdog | None = None
+        self._signals: StopSignals | None = None
+        self._call: TrainCall | None = None  # kept after an error, for the next try
         self._first: Path | None = None  # the version that the last try began with
         self._error_before: BaseException | None = None
         self._ending = threading.Lock()
@@ -127,12 +127,12 @@ class TemperCallback:
             self._output = output.pop_all()
         self._training, self._resumed = training, None
         self._error_before = _last_error()
-        self._call = call = TrainerCall()
+        self._call = call = TrainCall()
         if training.is_finished_before:
             self._nothing = NothingToTrain(call.trainer, training.metrics_before())
-        self._lookout = Lookout(call, self._is_gone)
-        self._lookout.start()
-        self._signals = AskedToStop(call, self._asked_to_stop)
+        self._watchdog = CallWatchdog(call, self._is_gone)
+        self._watchdog.start()
+        self._signals = StopSignals(call, self._asked_to_stop)
         self._signals.install()
 
     def _begun_with(self) -> Path | None:
@@ -152,7 +152,7 @@ class TemperCallback:
             self.run.say("Saving and stopping after this step; Ctrl-C again stops at once")
 
     def _is_gone(self) -> None:
-        """In the lookout's thread: an exception has ended `Trainer.train`."""
+        """In the watchdog's thread: an exception has ended `Trainer.train`."""
         error = _last_error()
         is_new = error is not None and error is not self._error_before
         unknown = RuntimeError("an exception ended the training; see where it was raised")
@@ -170,8 +170,8 @@ class TemperCallback:
     def _let_go(self) -> None:
         if self._nothing is not None:
             self._nothing.end()
-        if self._lookout is not None:
-            self._lookout.end()
+        if self._watchdog is not None:
+            self._watchdog.end()
         if self._signals is not None:
             self._signals.remove()
 

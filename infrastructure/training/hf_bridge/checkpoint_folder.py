@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from infrastructure.backup.state.optimizer_state import Tensors, merge_optimizer
 from infrastructure.backup.state.random_state import PYTHON_STATE_VERSION
+from infrastructure.core.exact_json import from_json
 from infrastructure.core.files import whole_directory
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from infrastructure.training.hf_bridge.plain_values import from_json
 from infrastructure.training.hf_bridge.trainer_state import TRAINER_STATE, text_of
 
 DEFAULT_ADAPTER = "default"  # its files lie in the folder itself, others in one of their name

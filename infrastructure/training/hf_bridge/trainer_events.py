@@ -24,8 +24,8 @@ from infrastructure.training.checkpoints.save_schedule import (
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
-from infrastructure.training.hf_bridge.saving import Saving
-from infrastructure.training.hf_bridge.trainer_numbers import (
+from infrastructure.training.hf_bridge.save_timing import SaveTiming
+from infrastructure.training.hf_bridge.trainer_metrics import (
     StepClock,
     evaluation_of,
     numbers_of,
@@ -87,7 +87,7 @@ class TrainerEvents:
         if run.has_place:
             schedule.reserve = lambda: run.config.backup.emergency_seconds
         failures = SaveFailures(training.recovery.max_failed_saves)
-        self.saving = Saving(run.versions, schedule, failures, self._snapshot, self._is_saved)
+        self.saving = SaveTiming(run.versions, schedule, failures, self._snapshot, self._is_saved)
 
     @property
     def needs_own_checkpoints(self) -> bool:

@@ -50,7 +50,7 @@ from infrastructure.monitoring.records.run_list import RUN_FILE, TRAINER_KEY
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.hf_bridge.standing import LOOK_SECONDS
+from infrastructure.training.hf_bridge.call_watchdog import LOOK_SECONDS
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.models.saving import write_lora_card
 from infrastructure.training.resume.fingerprint import installed_versions

@@ -13,11 +13,11 @@ import torch
 from infrastructure.backup.state.optimizer_state import merge_optimizer, split_optimizer
 from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.exact_json import from_json, to_json
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.optional import is_installed, require
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from infrastructure.training.hf_bridge.plain_values import from_json, to_json
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 
 WRITER = "TemperCallback"

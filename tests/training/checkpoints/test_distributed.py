@@ -12,6 +12,7 @@ import torch
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.training.checkpoints import distributed
 from infrastructure.training.checkpoints.distributed import (
     KEY,
     load_distributed,
@@ -107,6 +108,17 @@ def test_one_process_without_a_group(tmp_path: Path) -> None:
     load_distributed(tmp_path, name, target)
     assert torch.equal(target["model"]["a"], torch.ones(4, 3))  # type: ignore[index]
     assert target["loop"] == {"lr": 0.5, "pair": (1, [2, (3,)])}
+
+
+def test_tuples_as_they_were_written_before_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {"__tuple__": [1, [2, {"__tuple__": [3]}]]}
+    monkeypatch.setattr(distributed, "to_json", lambda value, where: before)
+    name = save_distributed(tmp_path, {"loop": {"pair": "as before"}}, {}, step=1)
+    assert name is not None
+    store = Store(tmp_path)
+    assert load_whole(store, store.read(name))["loop.pair"] == (1, [2, (3,)])
 
 
 def test_what_did_not_change_is_stored_once(tmp_path: Path) -> None:

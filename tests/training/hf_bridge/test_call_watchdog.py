@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from infrastructure.training.hf_bridge.standing import AskedToStop, Lookout, TrainerCall
+from infrastructure.training.hf_bridge.call_watchdog import CallWatchdog, StopSignals, TrainCall
 
 
-def call_and_stay(inside: Callable[[TrainerCall], None]) -> TrainerCall:
-    call = TrainerCall()
+def call_and_stay(inside: Callable[[TrainCall], None]) -> TrainCall:
+    call = TrainCall()
     inside(call)
     return call
 
@@ -26,8 +26,8 @@ def test_a_call_runs_until_it_returns_or_raises() -> None:
 def test_the_end_of_a_call_that_nobody_told_of_is_noticed() -> None:
     gone = threading.Event()
 
-    def broken(call: TrainerCall) -> None:
-        Lookout(call, gone.set).start()
+    def broken(call: TrainCall) -> None:
+        CallWatchdog(call, gone.set).start()
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
@@ -38,12 +38,12 @@ def test_the_end_of_a_call_that_nobody_told_of_is_noticed() -> None:
 def test_an_end_that_was_told_of_is_not_told_again() -> None:
     gone = threading.Event()
 
-    def told(call: TrainerCall) -> None:
-        lookout = Lookout(call, gone.set)
-        lookout.start()
-        lookout.end()
-        lookout.join(10)
-        assert not lookout.is_alive()
+    def told(call: TrainCall) -> None:
+        watchdog = CallWatchdog(call, gone.set)
+        watchdog.start()
+        watchdog.end()
+        watchdog.join(10)
+        assert not watchdog.is_alive()
 
     call_and_stay(told)
     assert not gone.is_set()
@@ -62,14 +62,14 @@ def received() -> Iterator[list[int]]:
         signal.signal(number, handler)
 
 
-def asking(call: TrainerCall, asked: list[str]) -> AskedToStop:
-    return AskedToStop(call, lambda reason, number: asked.append(reason))
+def asking(call: TrainCall, asked: list[str]) -> StopSignals:
+    return StopSignals(call, lambda reason, number: asked.append(reason))
 
 
 def test_the_first_signal_asks_and_the_second_ctrl_c_insists(received: list[int]) -> None:
     asked: list[str] = []
 
-    def inside(call: TrainerCall) -> None:
+    def inside(call: TrainCall) -> None:
         signals = asking(call, asked)
         signals.install()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -88,7 +88,7 @@ def test_after_the_call_signals_are_those_of_before_again(received: list[int]) -
     asked: list[str] = []
     for _ in range(2):  # the second finds what the first has left
         call_and_stay(
-            lambda call: AskedToStop(call, lambda reason, _: asked.append(reason)).install()
+            lambda call: StopSignals(call, lambda reason, _: asked.append(reason)).install()
         )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(os.getpid(), number)

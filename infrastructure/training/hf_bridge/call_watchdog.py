@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.5
 BETWEEN = ("infrastructure.training.hf_bridge", "transformers.trainer_callback")
 
 
-class TrainerCall:
+class TrainCall:
     """The call of `Trainer.train` that this is made in."""
 
     def __init__(self) -> None:
@@ -93,11 +93,11 @@ def _nothing(*_: Any, **__: Any) -> None:
     return
 
 
-class Lookout(threading.Thread):
+class CallWatchdog(threading.Thread):
     """Calls `on_gone`, in a thread of its own, when a call has ended and nobody has said so."""
 
-    def __init__(self, call: TrainerCall, on_gone: Callable[[], None]) -> None:
-        super().__init__(name="lookout", daemon=True)
+    def __init__(self, call: TrainCall, on_gone: Callable[[], None]) -> None:
+        super().__init__(name="call-watchdog", daemon=True)
         self.call, self.on_gone = call, on_gone
         self._is_over = threading.Event()
 
@@ -113,7 +113,7 @@ class Lookout(threading.Thread):
         self._is_over.set()
 
 
-class AskedToStop:
+class StopSignals:
     """Ctrl-C, a notebook's Stop, SIGTERM and SIGHUP ask the training to stop after its step; the
     second Ctrl-C is what it always was. In the main thread only, where signals are handled.
 
@@ -121,7 +121,7 @@ class AskedToStop:
         ask: is told the reason, and the signal.
     """
 
-    def __init__(self, call: TrainerCall, ask: Callable[[str, int], None]) -> None:
+    def __init__(self, call: TrainCall, ask: Callable[[str, int], None]) -> None:
         self.call, self.ask = call, ask
         self._has_asked = False
         self._before: dict[int, Any] = {}
@@ -131,7 +131,7 @@ class AskedToStop:
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
                 owner = getattr(signal.getsignal(number), "__self__", None)
-                if isinstance(owner, AskedToStop) and not owner.call.is_running():
+                if isinstance(owner, StopSignals) and not owner.call.is_running():
                     owner.remove()  # of a training that an exception has ended
             self._before = {n: signal.signal(n, self._handle) for n in stop_signals()}
 

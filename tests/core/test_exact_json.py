@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.training.hf_bridge.plain_values import MARK, from_json, to_json
+from infrastructure.core.exact_json import MARK, from_json, to_json
 
 
 @pytest.mark.parametrize(

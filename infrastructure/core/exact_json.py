@@ -1,7 +1,7 @@
-"""State dictionaries of schedulers and optimizers as JSON values, and back, exactly.
+"""Values of Python as JSON values, and back, exactly.
 
 JSON has no tuples, no infinity and no keys but texts; what it lacks is written as a mapping with
-the one key `MARK`.
+the one key `MARK`. States of optimizers and schedulers have all three.
 """
 
 import math
@@ -30,8 +30,8 @@ def to_json(value: Any, where: str) -> Any:
     if isinstance(value, dict):
         return _mapping(value, where)
     raise ValueError(
-        f"{where} holds a {type(value).__name__}, which a checkpoint cannot: use a scheduler and an"
-        " optimizer whose state is made of numbers, texts and tensors"
+        f"{where} holds a {type(value).__name__}, and a checkpoint holds tensors and JSON values"
+        " only: numbers, texts, lists, tuples and mappings of them"
     )
 
 

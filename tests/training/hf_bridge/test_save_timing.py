@@ -11,7 +11,7 @@ from infrastructure.core.errors import StorageError
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.hf_bridge.saving import Saving
+from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.recovery.save_retry import SaveFailures
 
 
@@ -47,7 +47,7 @@ def saver(told: list[Path]) -> Any:
         return Snapshot({"model": {}}, {})
 
     failures = SaveFailures(3, clock=lambda: 0.0)
-    make: Callable[..., Saving] = Saving  # of stand-ins
+    make: Callable[..., SaveTiming] = SaveTiming  # of stand-ins
     return make(Versions(), SaveSchedule(None, None), failures, take, told.append)
 
 

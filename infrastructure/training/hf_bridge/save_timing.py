@@ -14,7 +14,7 @@ from infrastructure.training.hf_bridge.trainer_state import has_finite_weights
 from infrastructure.training.recovery.save_retry import SaveFailures
 
 
-class Saving:
+class SaveTiming:
     """The versions of one training, in the order in which they come.
 
     A version that is due is written at the next moment at which all of a step is done, its
