@@ -25,7 +25,7 @@ from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_list import find_run_path
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.monitoring.watch import watch
-from infrastructure.run.compatibility import canonical_name
+from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.run.summary_text import closing_lines, paths_of

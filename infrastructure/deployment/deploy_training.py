@@ -41,7 +41,7 @@ from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.run.checkpoint_paths import step_of, verify
-from infrastructure.run.compatibility import canonical_name
+from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.directory import RunDirectory, plan_run
 from infrastructure.run.find import Beginning, newest_of_this_purpose
 from infrastructure.run.lock import only_trainer_of, waited_for

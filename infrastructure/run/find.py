@@ -17,7 +17,7 @@ from infrastructure.core.files import make_directory
 from infrastructure.core.lock import Lock
 from infrastructure.monitoring.records.run_list import run_folders
 from infrastructure.monitoring.records.run_owner import this_process
-from infrastructure.run.compatibility import shown_name
+from infrastructure.run.configuration_judge import shown_name
 from infrastructure.run.directory import RunDirectory
 
 BEGINNING = ".beginning"  # in the output folder: a file for each training that begins now
@@ -84,7 +84,7 @@ def newest_of_this_purpose(
     """The newest run in `config.output_dir` that trains what `config` asks for.
 
     Args:
-        accepted: names of settings that may differ; see `resume_contract.names`.
+        accepted: names of settings that may differ; see `configuration_judge.names`.
     """
     wanted = purpose_of(config)
     for path in reversed(run_folders(Path(config.output_dir))):

@@ -26,7 +26,12 @@ from infrastructure.config.sections.training_config import QUANTUM, TrainingConf
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.integers import ceil_div
 from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.run.compatibility import Difference, Verdict, agree, recorded_grid
+from infrastructure.run.compatibility import Difference, Verdict, agree
+from infrastructure.run.configuration_judge import (
+    ConfigurationJudge,
+    canonical_name,
+    recorded_grid,
+)
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -465,7 +470,7 @@ class EnhancedTrainer:
 
         Args:
             accept: what may be different although it changes the result, such as
-                `["learning_rate", "data"]`; see `resume_contract.names`.
+                `["learning_rate", "data"]`; see `configuration_judge.names`.
 
         Returns:
             What differs and is harmless or accepted.
@@ -485,7 +490,7 @@ class EnhancedTrainer:
         assert state is not None
         step = loop.optimizer_step
         found = self.identity()
-        agreed = agree(was, found, accept)
+        agreed = agree(was, found, ConfigurationJudge(), frozenset(map(canonical_name, accept)))
         accepted = {d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT}
         groups = hyperparameters(step.optimizer)
         if was:

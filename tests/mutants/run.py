@@ -45,7 +45,7 @@ MODULES = {
     "infrastructure/training/core/": "state",
     "infrastructure/training/loop/": "optimizer_step loop loss_judge error_recovery checkpointer",
     "infrastructure/training/forward/": "evaluation_loss gradient_accumulation",
-    "infrastructure/run/": "compatibility",
+    "infrastructure/run/": "compatibility configuration_judge",
     "infrastructure/training/resume/": "fingerprint",
     "infrastructure/training/sizing/": "batch_plan",
     "infrastructure/training/models/": "token_loss chunked_loss packed_attention trainable_state",

@@ -1,16 +1,17 @@
 """What may differ when a run goes on, what may not, and what says so."""
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.optimization.size_grid import SizeGrid
-from infrastructure.run.compatibility import (
-    Verdict,
-    agree,
+from infrastructure.run import compatibility
+from infrastructure.run.compatibility import Difference, Verdict
+from infrastructure.run.configuration_judge import (
+    ConfigurationJudge,
     canonical_name,
-    differences,
     recorded_grid,
 )
 
@@ -31,6 +32,16 @@ FACTS: dict[str, Any] = {
     "machine": "a processor",
     "versions": VERSIONS,
 }
+
+
+differences = ConfigurationJudge().differences
+
+
+def agree(
+    was: dict[str, Any], found: dict[str, Any], accept: Collection[str] = ()
+) -> list[Difference]:
+    accepted = frozenset(map(canonical_name, accept))
+    return compatibility.agree(was, found, ConfigurationJudge(), accepted)
 
 
 def changed(**facts: Any) -> dict[str, Any]:

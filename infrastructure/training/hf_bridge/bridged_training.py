@@ -10,11 +10,12 @@ from infrastructure.backup.finished_run import Completion
 from infrastructure.core.errors import CopyNotConfirmedError, TemperError
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.report.report import write_report
+from infrastructure.run.compatibility import agree
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.extensions.extension_hooks import Event
 from infrastructure.training.hf_bridge.observers import hooks_of
 from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
-from infrastructure.training.hf_bridge.trainer_facts import agree, facts_of
+from infrastructure.training.hf_bridge.trainer_facts import TrainerJudge, facts_of
 from infrastructure.training.hf_bridge.trainer_state import (
     read_version,
     restore_model,
@@ -91,7 +92,7 @@ class BridgedTraining(TrainerEvents):
                 f" at step {state.step}: pass it trainer.train(resume_from_checkpoint="
                 "callback.resume_from())"
             )
-        for difference in agree(values["facts"], self._facts, self.accepted):
+        for difference in agree(values["facts"], self._facts, TrainerJudge(), self.accepted):
             self.run.say(f"note: {difference}: {difference.verdict.value}")
         restore_model(self.parts.model, snapshot)
         if self.is_another_try:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from infrastructure.core.errors import CheckpointError
 from infrastructure.core.lookup import nearest
 from infrastructure.run.compatibility import (
     PACKAGE_NAMES,
@@ -179,45 +178,30 @@ def _why_not(name: str) -> str:
     return f"a Trainer that goes on takes {name} from its checkpoint, whatever its arguments say"
 
 
-def agree(was: Facts, found: Facts, accepted: Collection[str]) -> list[Difference]:
-    """The differences that are harmless or accepted.
+class TrainerJudge:
+    """What may change in a Trainer's training; see `compatibility.Judge`."""
 
-    Raises:
-        CheckpointError: what is not accepted changes the result; lists all of it.
-    """
-    all_of_them = list(_differences(was, found))
-    refused = [
-        d
-        for d in all_of_them
-        if d.verdict is Verdict.NEEDS_A_NEW_RUN
-        or (d.verdict is Verdict.CHANGES_THE_RESULT and d.name not in accepted)
-    ]
-    if refused:
-        raise CheckpointError(_refusal(refused))
-    return all_of_them
+    def differences(self, was: Facts, now: Facts) -> Iterator[Difference]:
+        """Arguments, facts and versions that differ."""
+        before, found = was["arguments"], now["arguments"]
+        for name in DECIDING:
+            if before.get(name) != found.get(name):
+                fixed = name in IN_THE_CHECKPOINT
+                verdict = Verdict.NEEDS_A_NEW_RUN if fixed else Verdict.CHANGES_THE_RESULT
+                yield Difference(name, before.get(name), found.get(name), verdict)
+        for name in FACT_NAMES:
+            if was[name] != now[name]:
+                yield Difference(name, was[name], now[name], Verdict.CHANGES_THE_RESULT)
+        yield from version_differences(was, now)
 
+    def how_to_accept(self, names: Sequence[str]) -> str:
+        """The argument for it."""
+        return f"TemperCallback(..., accept={list(names)!r})"
 
-def _differences(was: Facts, found: Facts) -> Iterator[Difference]:
-    before, now = was["arguments"], found["arguments"]
-    for name in DECIDING:
-        if before.get(name) != now.get(name):
-            fixed = name in IN_THE_CHECKPOINT
-            verdict = Verdict.NEEDS_A_NEW_RUN if fixed else Verdict.CHANGES_THE_RESULT
-            yield Difference(name, before.get(name), now.get(name), verdict)
-    for name in FACT_NAMES:
-        if was[name] != found[name]:
-            yield Difference(name, was[name], found[name], Verdict.CHANGES_THE_RESULT)
-    yield from version_differences(was, found)
+    def why_never(self, names: Sequence[str]) -> str:
+        """It would have no effect."""
+        return "; ".join(map(_why_not, names))
 
-
-def _refusal(refused: Sequence[Difference]) -> str:
-    fixed = [d.name for d in refused if d.verdict is Verdict.NEEDS_A_NEW_RUN]
-    names = ", ".join(repr(d.name) for d in refused)
-    remedy = "give this training another name"
-    if not fixed:
-        remedy = f"accept what comes of it with TemperCallback(..., accept=[{names}]), or {remedy}"
-    why = f" ({'; '.join(map(_why_not, fixed))})" if fixed else ""
-    return (
-        "since this checkpoint was saved, what decides the result has changed:"
-        f" {'; '.join(map(str, refused))}{why}: bring it back as it was, or {remedy}"
-    )
+    def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
+        """Another run beside this one."""
+        return ["give this training another name"]

@@ -1,0 +1,169 @@
+"""What runs of `temper train` compare when they go on: settings by name, and what was found.
+
+The facts are those of `training.resume.fingerprint`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.fingerprint import counts, differing_keys
+from infrastructure.config.schema import schema_of
+from infrastructure.core.errors import CheckpointError
+from infrastructure.core.lookup import nearest
+from infrastructure.optimization.size_grid import SizeGrid
+from infrastructure.run.compatibility import (
+    PACKAGE_NAMES,
+    Difference,
+    Facts,
+    Verdict,
+    version_differences,
+)
+
+# What these make is compared itself: the examples in their order.
+COMPARED_BY_CONTENT = frozenset({"data.path", "data.chat_template", "data.format"})
+# `auto` here may mean the very number that is written now.
+RESOLVED = (
+    "training.learning_rate",
+    "training.num_epochs",
+    "training.batch_size",
+    "training.gradient_accumulation",
+)
+# Measured where the configuration leaves them open: equal settings may mean other numbers.
+MEASURED = RESOLVED[2:]
+# The tensors of a checkpoint have no place in a model or an optimizer of another shape.
+NEEDS_A_NEW_RUN = (
+    "model.embedded.",
+    "model.lora_config.r",
+    "model.lora_config.target_modules",
+    "model.adapter",
+    "model.backend",
+    "model.dtype",
+    "training.strategy",
+    "training.layerwise_lr_decay",
+)
+OTHER_LABELS = (
+    "the run was begun by a version of Temper that marks otherwise which tokens are learnt; before"
+    " labels of version 2, tokens after the end of an answer could be learnt too: a new run is"
+    " advised"
+)
+FACT_NAMES = ("data", "base_model", "device", "precision", "deterministic", "world_size")
+
+
+class ConfigurationJudge:
+    """What may change in a run that has a configuration; see `compatibility.Judge`."""
+
+    def differences(self, was: Facts, now: Facts) -> list[Difference]:
+        """Settings, facts and versions that differ."""
+        return [*_settings(was, now), *_facts(was, now), *version_differences(was, now)]
+
+    def how_to_accept(self, names: Sequence[str]) -> str:
+        """The flag for it."""
+        return f"--accept {','.join(names)}"
+
+    def why_never(self, names: Sequence[str]) -> str:
+        """A checkpoint has no place for them."""
+        return f"{', '.join(names)} cannot change within a run"
+
+    def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
+        """A flag where one brings it back, and a new run."""
+        flags = [f"--mixed-precision {d.was}" for d in refused if d.name == "precision"]
+        remedies = [f"give {flag} for the precision" for flag in flags]
+        return [*remedies, "start anew with `temper train --new-run`"]
+
+
+def recorded_grid(was: Facts) -> SizeGrid:
+    """How the run of a checkpoint rounds the lengths of its batches; whoever goes on repeats it.
+
+    Raises:
+        CheckpointError: in a way that is not known here.
+    """
+    name = was.get("size_grid", SizeGrid.EXACT)  # before there was a choice
+    try:
+        return SizeGrid(name)
+    except ValueError:
+        raise CheckpointError(
+            f"this checkpoint rounds the lengths of its batches in a way ({name}) that this version"
+            " does not know: it was saved by a later one, which goes on with it"
+        ) from None
+
+
+def canonical_name(name: str) -> str:
+    """The name of a difference, given in full (`training.seed`) or short (`seed`).
+
+    Raises:
+        ValueError: there is none of that name; suggests the nearest.
+    """
+    known = names()
+    if name in known:
+        return known[name]
+    meant = nearest(name, known)
+    hint = f"did you mean {meant!r}?" if meant else f"there are {', '.join(FACT_NAMES)}, settings…"
+    raise ValueError(f"--accept {name!r}: nothing that is compared is called so; {hint}")
+
+
+def names() -> dict[str, str]:
+    """Every name that `accept` takes, and the name that is shown for it."""
+    keys = [key for key in schema_of(DeploymentConfig).fields if counts(key)]
+    shown = {key: shown_name(key) for key in keys}
+    return {
+        **shown,
+        **{short: short for short in shown.values()},
+        **{name: name for name in (*FACT_NAMES, *PACKAGE_NAMES)},
+    }
+
+
+def shown_name(key: str) -> str:
+    """What `--accept` calls a setting: its last name where no other setting has that."""
+    leaf = key.rpartition(".")[2]
+    known = [k for k in schema_of(DeploymentConfig).fields if counts(k)]
+    is_unique = sum(k.rpartition(".")[2] == leaf for k in known) == 1
+    return leaf if is_unique and leaf not in ("name", "path", "format", "r") else key
+
+
+def _settings(was: Facts, found: Facts) -> Iterator[Difference]:
+    before, now = was["settings"], found["settings"]
+    for key in dict.fromkeys([*differing_keys(before, now), *MEASURED]):
+        values = before.get(key), now.get(key)
+        if key in RESOLVED:  # checkpoints of before have no measured numbers
+            values = tuple(f["resolved"].get(key, f["settings"].get(key)) for f in (was, found))
+            if values[0] == values[1]:
+                continue
+        yield Difference(shown_name(key), *values, _judged_setting(key, was, found))
+
+
+def _judged_setting(key: str, was: Facts, found: Facts) -> Verdict:
+    if key.startswith(NEEDS_A_NEW_RUN) or key == "model.lora_config":
+        return Verdict.NEEDS_A_NEW_RUN
+    same_data = was["data"] == found["data"]
+    same_base = was["base_model"] is not None and was["base_model"] == found["base_model"]
+    if (key in COMPARED_BY_CONTENT and same_data) or (key == "model.name" and same_base):
+        return Verdict.HARMLESS
+    if key == "model.revision" and same_base:
+        return Verdict.HARMLESS
+    return Verdict.CHANGES_THE_RESULT
+
+
+def _facts(was: Facts, found: Facts) -> Iterator[Difference]:
+    for name in (*FACT_NAMES, "machine"):
+        before, now = was[name], found[name]
+        if name == "base_model" and not was["base_is_frozen"]:
+            continue  # training all weights has overwritten it
+        if before != now:
+            cause = OTHER_LABELS if name == "data" and _has_other_labels(was, found) else ""
+            yield Difference(name, before, now, _judged_fact(name, before, now), cause)
+
+
+def _has_other_labels(was: Facts, found: Facts) -> bool:
+    """Checkpoints of before have no version of how answers are marked."""
+    return bool(was.get("labels", 1) != found.get("labels", 1))
+
+
+def _judged_fact(name: str, before: Any, now: Any) -> Verdict:
+    if name == "machine":
+        return Verdict.HARMLESS
+    if name == "world_size":  # the same sums in another order, and dropout drawn anew
+        return Verdict.ROUNDS_OTHERWISE
+    if name == "precision" and "fp16" in (before, now):  # a checkpoint holds its gradient scaler
+        return Verdict.NEEDS_A_NEW_RUN
+    return Verdict.CHANGES_THE_RESULT
