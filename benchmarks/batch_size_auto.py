@@ -105,9 +105,9 @@ def main() -> None:
             f"{size} x {USUAL_STEP // size or 1}": Swept(folder, size, USUAL_STEP // size or 1)
             for size in SIZES
         }
-        chosen = f"{plan.batch_size} x {plan.gradient_accumulation}"
+        chosen = f"{plan.micro_batch_size} x {plan.gradient_accumulation}"
         if chosen not in swept:
-            swept[chosen] = Swept(folder, plan.batch_size, plan.gradient_accumulation)
+            swept[chosen] = Swept(folder, plan.micro_batch_size, plan.gradient_accumulation)
         for _ in range(ROUNDS):
             for one in swept.values():
                 one.one_round()

@@ -101,7 +101,7 @@ def worker_counts() -> list[int]:
 def _some_steps(probe: DryRunStep, fit: CostMeasurement, plan: BatchPlan) -> tuple[int, float, int]:
     """Tokens, seconds and peak memory of a few steps, waiting for data included."""
     started, num_tokens, peak = time.perf_counter(), 0, 0
-    with closing(fit.data.train_batches(0, 0, plan.batch_size)) as batches:
+    with closing(fit.data.train_batches(0, 0, plan.micro_batch_size)) as batches:
         for examples in islice(batches, NUM_BATCHES):
             cost = probe.micro_batch(examples)
             num_tokens, peak = num_tokens + cost.num_tokens, max(peak, cost.peak_bytes)

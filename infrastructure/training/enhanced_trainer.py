@@ -246,7 +246,9 @@ class EnhancedTrainer:
             model, data = self.initialize_model(), self.initialize_data()
             self.state = TrainingState(
                 model,
-                micro_batch_size=self.planner.memory_limit().at_most(self.batch_plan().batch_size),
+                micro_batch_size=self.planner.memory_limit().at_most(
+                    self.batch_plan().micro_batch_size
+                ),
             )
             self.state.optimizer = self.create_optimizer(model)
             self.loop = self._build_loop(model, data, self.state.optimizer)
@@ -306,8 +308,8 @@ class EnhancedTrainer:
         self, model: torch.nn.Module, data: DataSource, optimizer: torch.optim.Optimizer
     ) -> TrainingLoop:
         config = self.training_config
-        batch_size = self.batch_plan().examples_per_step
-        phases, total_steps = self._length(model, data, batch_size)
+        global_batch_size = self.batch_plan().global_batch_size
+        phases, total_steps = self._length(model, data, global_batch_size)
         scheduler = self.strategy.create_scheduler(optimizer, total_steps)
         scaler = self.precision.create_scaler()
         recovery = config.recovery
@@ -332,7 +334,7 @@ class EnhancedTrainer:
             checkpointer,
             config=config,
             phases=phases,
-            global_batch_size=batch_size,
+            global_batch_size=global_batch_size,
             total_steps=total_steps,
             evaluate=self._evaluate_in_loop if holds_out(data) else None,
         )
@@ -343,15 +345,15 @@ class EnhancedTrainer:
         Raises:
             ValueError: it ends before its last phase begins.
         """
-        batch_size = self.batch_plan().examples_per_step
-        self._length(self.initialize_model(), self.initialize_data(), batch_size)
+        global_batch_size = self.batch_plan().global_batch_size
+        self._length(self.initialize_model(), self.initialize_data(), global_batch_size)
 
     def _length(
-        self, model: torch.nn.Module, data: DataSource, batch_size: int
+        self, model: torch.nn.Module, data: DataSource, global_batch_size: int
     ) -> tuple[list[Phase], int]:
         """The phases of the training, and its optimizer steps."""
         config = self.training_config
-        steps_per_epoch = ceil_div(data.num_examples, batch_size)
+        steps_per_epoch = ceil_div(data.num_examples, global_batch_size)
         num_phases = sum(phase.num_epochs for phase in self.strategy.phases(model, 1))
         from_scratch = starts_from_scratch(self.model_config)
         num_epochs = num_epochs_for(config, from_scratch, steps_per_epoch, num_phases)
@@ -403,7 +405,7 @@ class EnhancedTrainer:
             poll: is called between two batches, and may raise.
         """
         model, data = self.initialize_model(), self.initialize_data()
-        size = self.batch_plan().batch_size
+        size = self.batch_plan().micro_batch_size
         if self.state is not None:  # what has fitted so far
             size = min(size, self.state.micro_batch_size)
         measured = EvaluationLoss(

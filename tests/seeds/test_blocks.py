@@ -690,7 +690,7 @@ def test_batch_processing_of_003(config: DeploymentConfig) -> None:
     pipeline = DataPipeline(config)
     assert "input_ids" in pipeline.process_batch(next(iter(pipeline)))
     plan = initialize_training(config).trainer.batch_plan()
-    assert isinstance(plan.batch_size, int)
+    assert isinstance(plan.micro_batch_size, int)
     pipeline.close()
 
 

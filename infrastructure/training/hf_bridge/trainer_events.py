@@ -97,7 +97,7 @@ class TrainerEvents:
         return bool(best or args.push_to_hub or args.restore_callback_states_from_checkpoint)
 
     @property
-    def examples_per_step(self) -> int:
+    def global_batch_size(self) -> int:
         """Examples of one optimizer step."""
         size = self.parts.state.train_batch_size or self.parts.args.train_batch_size
         return int(size * self.parts.args.gradient_accumulation_steps)
@@ -108,7 +108,7 @@ class TrainerEvents:
         state, steps = self.state, self._steps_per_epoch()
         state.position.epoch = int(self.parts.state.epoch or 0)
         done = 0 if steps is None else state.step % steps
-        state.position.example = done * self.examples_per_step
+        state.position.example = done * self.global_batch_size
         self._is_ending = False
         self._fire(Event.EPOCH_START)
 
@@ -116,7 +116,7 @@ class TrainerEvents:
         """The data of a step is there, and all of the step before is done."""
         self._close_step()
         self._save()
-        self.state.batch = range(self.examples_per_step)  # what a Trainer shows of its rows
+        self.state.batch = range(self.global_batch_size)  # what a Trainer shows of its rows
         self.clock.begin()
         self._fire(Event.STEP_START)
 
@@ -134,10 +134,10 @@ class TrainerEvents:
         state, told = self.state, self.parts.state
         self.clock.end(goes_on_at_once=not (control.should_evaluate or control.should_save))
         state.step = told.global_step
-        state.num_examples += self.examples_per_step
+        state.num_examples += self.global_batch_size
         state.num_tokens = max(state.num_tokens, told.num_input_tokens_seen)
         state.data_wait_seconds = self.clock.waited_seconds
-        state.position.example += self.examples_per_step
+        state.position.example += self.global_batch_size
         if self.saving.schedule.deadline_is_near:
             state.interrupt(DEADLINE_IS_NEAR, StopReason.DEADLINE)
         state.metrics = {}

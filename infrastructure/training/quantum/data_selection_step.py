@@ -92,7 +92,7 @@ class DataSelectionStep:
     """Which examples a training that is put together shall train on.
 
     Attributes:
-        batch_size: examples in a forward pass.
+        micro_batch_size: examples in a forward pass.
         seed: of this question.
     """
 
@@ -103,7 +103,7 @@ class DataSelectionStep:
     precision: Precision
     data: DataPipeline
     optimizer: torch.optim.Optimizer
-    batch_size: int
+    micro_batch_size: int
     seed: int
 
     def costs(self) -> Costs:
@@ -233,7 +233,7 @@ class DataSelectionStep:
         return min(num_candidates, k, max(least, round(k * num_candidates / n)))
 
     def _held_out(self) -> Iterator[Any]:
-        with closing(self.data.evaluation_batches(self.batch_size)) as batches:
+        with closing(self.data.evaluation_batches(self.micro_batch_size)) as batches:
             rows = list(chain.from_iterable(batches))
         return (rows[i] for i in self._spread(NUM_TARGET, len(rows)))
 
@@ -245,7 +245,7 @@ class DataSelectionStep:
         """In the order of `examples`; computed by length, so that little is padded."""
         order = sorted(range(len(examples)), key=lambda i: self.adapter.count_tokens([examples[i]]))
         ordered = iter([examples[i] for i in order])
-        batches = iter(lambda: list(islice(ordered, self.batch_size)), [])
+        batches = iter(lambda: list(islice(ordered, self.micro_batch_size)), [])
         found = example_gradients(self.model, self.adapter, batches, precision=self.precision)
         back = np.empty(len(order), dtype=np.int64)
         back[order] = np.arange(len(order))

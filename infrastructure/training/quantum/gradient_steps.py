@@ -33,7 +33,7 @@ class GradientStep(ABC):
 
     Attributes:
         examples: of the step.
-        batch_size: examples in a forward pass.
+        micro_batch_size: examples in a forward pass.
         seed: of the training; baselines by chance go on from `number`, the quantum steps before.
     """
 
@@ -44,7 +44,7 @@ class GradientStep(ABC):
     data: DataSource | None
     optimizer: torch.optim.Optimizer
     examples: Sequence[Any]
-    batch_size: int
+    micro_batch_size: int
     seed: int
     number: int
 
@@ -91,7 +91,7 @@ class BlockSelectionStep(GradientStep):
         """Raises:
         ValueError: no numbered block trains, or nothing is supervised.
         """
-        batches = list(split(self.examples, self.batch_size))
+        batches = list(split(self.examples, self.micro_batch_size))
         found = block_statistics(
             self.model,
             self.adapter,
@@ -142,7 +142,7 @@ class RankAllocationStep(GradientStep):
         num_tokens = self.adapter.count_items(rows)
         if num_tokens == 0:
             raise ValueError("no example has a supervised token: nothing to choose components by")
-        batches = list(split(rows, self.batch_size))
+        batches = list(split(rows, self.micro_batch_size))
         given = (self.model, self.adapter, batches)
         gradients = rank_gradients(*given, precision=self.precision)
         drawn = rank_gradients(

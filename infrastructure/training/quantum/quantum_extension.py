@@ -187,7 +187,7 @@ class QuantumExtension(Extension):
             precision=self.trainer.precision,
             data=self._data,
             optimizer=self.trainer.prepare().optimizer_step.optimizer,
-            batch_size=state.micro_batch_size,
+            micro_batch_size=state.micro_batch_size,
             seed=self.session.seed,
         )
 
@@ -232,7 +232,7 @@ class QuantumExtension(Extension):
             data=self.trainer.data,
             optimizer=state.optimizer,
             examples=state.batch,
-            batch_size=state.micro_batch_size,
+            micro_batch_size=state.micro_batch_size,
             seed=self.trainer.training_config.seed,
             number=number,
         )

@@ -51,15 +51,15 @@ def move_position(
 
 
 def steps_left(
-    values: dict[str, Any], num_examples: int, batch_size: int, phases: Sequence[Phase]
+    values: dict[str, Any], num_examples: int, global_batch_size: int, phases: Sequence[Phase]
 ) -> int:
     """Optimizer steps from a checkpoint's position to the end of the last epoch."""
     position = values["position"]
     epochs_after = sum(phase.num_epochs for phase in phases) - position["epoch"] - 1
     if epochs_after < 0:
         return 0
-    in_this_epoch = ceil_div(num_examples - position["example"], batch_size)
-    return int(in_this_epoch + epochs_after * ceil_div(num_examples, batch_size))
+    in_this_epoch = ceil_div(num_examples - position["example"], global_batch_size)
+    return int(in_this_epoch + epochs_after * ceil_div(num_examples, global_batch_size))
 
 
 def length_to_go(

@@ -36,24 +36,24 @@ class BatchPlan:
         trials: a line for each size that was measured.
     """
 
-    batch_size: int
+    micro_batch_size: int
     gradient_accumulation: int
     origin: str = ""
     trials: tuple[str, ...] = ()
 
     @property
-    def examples_per_step(self) -> int:
-        return self.batch_size * self.gradient_accumulation
+    def global_batch_size(self) -> int:
+        return self.micro_batch_size * self.gradient_accumulation
 
     def of_one_process(self, num_processes: int) -> "BatchPlan":
         """What one of several processes does of an optimizer step, at most."""
-        share = ceil_div(self.examples_per_step, num_processes)
-        batch_size = min(self.batch_size, share)
-        return BatchPlan(batch_size, ceil_div(share, batch_size))
+        share = ceil_div(self.global_batch_size, num_processes)
+        micro_batch_size = min(self.micro_batch_size, share)
+        return BatchPlan(micro_batch_size, ceil_div(share, micro_batch_size))
 
     def resolved(self) -> dict[str, int]:
         """Both numbers by key, as checkpoints hold them."""
-        return {BATCH_SIZE: self.batch_size, ACCUMULATION: self.gradient_accumulation}
+        return {BATCH_SIZE: self.micro_batch_size, ACCUMULATION: self.gradient_accumulation}
 
     def decided(self) -> dict[str, dict[str, Any]]:
         """Value and origin of what the configuration left open, for run.json."""
@@ -66,8 +66,8 @@ class BatchPlan:
         if not self.origin:
             return []
         decided = (
-            f"training.batch_size auto: {self.batch_size} examples at once,"
-            f" {self.examples_per_step} in an optimizer step ({self.origin})"
+            f"training.batch_size auto: {self.micro_batch_size} examples at once,"
+            f" {self.global_batch_size} in an optimizer step ({self.origin})"
         )
         return [decided, *(f"  {line}" for line in self.trials)]
 

@@ -161,8 +161,8 @@ class CostMeasurement:
     def _costs(self, plan: BatchPlan, total_steps: int, has_optimizer: bool) -> StepCosts:
         limit = self.budget.limit_bytes(self.adapter.device)
         self._refuse_if_fixed_exceeds(limit, has_optimizer)
-        size, accumulation = min(plan.batch_size, len(self.usual)), plan.gradient_accumulation
-        units = self._heaviest_units(plan.batch_size)
+        size, accumulation = min(plan.micro_batch_size, len(self.usual)), plan.gradient_accumulation
+        units = self._heaviest_units(plan.micro_batch_size)
         with self.probing(accumulates=accumulation > 1) as probe:
             update_seconds = self._warm_up(probe, has_optimizer)
             idle = PeakMemory(self.adapter.device).now()
@@ -181,7 +181,7 @@ class CostMeasurement:
                     kept_bytes = sample.bytes_kept(num_sizes(*drawn, self.adapter))
                 evaluated = size
             evaluation = probe.evaluation(self.usual[:evaluated])
-        step_seconds = accumulation * seconds * plan.batch_size / size
+        step_seconds = accumulation * seconds * plan.micro_batch_size / size
         return StepCosts(
             memory=line,
             heaviest_units=units,

@@ -231,7 +231,7 @@ def test_no_more_are_looked_at_than_may_be_paid_for(answer: str, allowed: float)
         precision=nothing,
         data=data,
         optimizer=nothing,
-        batch_size=4,
+        micro_batch_size=4,
         seed=0,
     )
     costs = Costs(training=0.005, gradient=0.002)

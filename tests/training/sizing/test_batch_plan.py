@@ -27,7 +27,7 @@ def choice(size: int, peak_bytes: int = 1000) -> BatchChoice:
 def test_numbers_in_the_configuration_hold() -> None:
     plan = configured(TrainingConfig(batch_size=4, gradient_accumulation=3))
     assert plan == BatchPlan(4, 3)
-    assert plan.examples_per_step == 12
+    assert plan.global_batch_size == 12
     assert plan.decided() == {}
     assert plan.lines() == []
 
@@ -44,7 +44,7 @@ def test_several_processes_do_a_share_of_each_step(
 def test_auto_makes_an_optimizer_step_of_the_usual_size(tmp_path: Path) -> None:
     config = TrainingConfig(batch_size="auto")
     plan = measured(config, 10_000, lambda most: choice(8), measured_before(tmp_path), KEY, PLENTY)
-    assert (plan.batch_size, plan.gradient_accumulation) == (8, 4)
+    assert (plan.micro_batch_size, plan.gradient_accumulation) == (8, 4)
     assert plan.decided()["training.batch_size"]["value"] == 8
     assert "measured on this machine" in plan.lines()[0]
 
@@ -52,7 +52,7 @@ def test_auto_makes_an_optimizer_step_of_the_usual_size(tmp_path: Path) -> None:
 def test_an_accumulation_that_was_given_holds(tmp_path: Path) -> None:
     config = TrainingConfig(batch_size="auto", gradient_accumulation=4)
     plan = measured(config, 10_000, lambda most: choice(16), measured_before(tmp_path), KEY, PLENTY)
-    assert plan.examples_per_step == 64
+    assert plan.global_batch_size == 64
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_it_is_measured_again_where_there_is_less_memory_now(tmp_path: Path) -> 
     config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
     measured(config, 10_000, lambda most: choice(8, peak_bytes=1000), cache, KEY, 2000)
     plan = measured(config, 10_000, lambda most: choice(4, peak_bytes=500), cache, KEY, 900)
-    assert plan.batch_size == 4
+    assert plan.micro_batch_size == 4
 
 
 @pytest.mark.parametrize("result", [{"size": 8}, {"size": "8", "peak_bytes": 10}, {}, 8, None])
@@ -98,7 +98,7 @@ def test_what_was_remembered_in_part_is_measured_again(tmp_path: Path, result: o
     config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
     cache.put({**KEY, "largest": largest_size(config, 10_000)}, result)
     plan = measured(config, 10_000, lambda most: choice(4), cache, KEY, PLENTY)
-    assert plan.batch_size == 4
+    assert plan.micro_batch_size == 4
 
 
 def test_a_run_that_goes_on_repeats_what_it_began_with() -> None:

@@ -28,9 +28,11 @@ def test_auto_is_measured_and_makes_whole_steps(saved_llama: Path, folder: Path)
     trainer = auto(saved_llama, folder)
     loop = trainer.prepare()
     plan = trainer.batch_plan()
-    assert plan.batch_size >= 2  # one example at a time is never the fastest for so small a model
-    assert loop.global_batch_size == plan.examples_per_step >= 32
-    assert trainer.state.micro_batch_size == plan.batch_size
+    assert (
+        plan.micro_batch_size >= 2
+    )  # one example at a time is never the fastest for so small a model
+    assert loop.global_batch_size == plan.global_batch_size >= 32
+    assert trainer.state.micro_batch_size == plan.micro_batch_size
     assert len(plan.trials) >= 3
 
 
@@ -41,7 +43,7 @@ def test_auto_trains_as_the_number_that_it_means(saved_llama: Path, folder: Path
     plain = small_trainer(
         saved_llama,
         folder,
-        batch_size=plan.batch_size,
+        batch_size=plan.micro_batch_size,
         gradient_accumulation=plan.gradient_accumulation,
     )
     assert plain.train().loss == state.loss
