@@ -14,8 +14,8 @@ NAMED = {
     ),
     "dropout is on while evaluating": (
         "infrastructure/training/forward/evaluation_loss.py",
-        "    model.eval()\n",
-        "    model.train()\n",
+        "            self.model.eval()\n",
+        "            self.model.train()\n",
     ),
     "the best loss is not restored": (
         "infrastructure/training/checkpoints/snapshot.py",

@@ -227,14 +227,14 @@ def test_an_answer_in_the_background_is_used_where_it_is_recorded(
 KILLED = """
 import os, signal, sys
 from infrastructure.commands.main import main
-from infrastructure.training.quantum import asking
-solve, number = asking.quantum_solve, [0]
+from infrastructure.training.quantum import solver_session
+solve, number = solver_session.quantum_solve, [0]
 def killed(*arguments, **options):
     number[0] += 1
     if number[0] == {kill_at}:
         os.kill(os.getpid(), signal.SIGKILL)
     return solve(*arguments, **options)
-asking.quantum_solve = killed
+solver_session.quantum_solve = killed
 sys.exit(main(sys.argv[1:]))
 """
 

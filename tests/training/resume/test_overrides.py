@@ -95,7 +95,7 @@ def test_the_change_lives_on_in_the_checkpoints_after_it(begun: Path, saved_llam
 def test_other_decay_and_betas_hold_too(begun: Path, saved_llama: Path) -> None:
     changed = Training(saved_llama, begun, weight_decay=0.5, adam_beta1=0.5)
     changed.go_on(begun, 4, ["weight_decay", "adam_beta1"])
-    group = changed.trainer.prepare().optimizer.param_groups[0]
+    group = changed.trainer.prepare().optimizer_step.optimizer.param_groups[0]
     assert (group["weight_decay"], group["betas"][0]) == (0.5, 0.5)
 
 
@@ -142,7 +142,7 @@ def test_fewer_epochs_than_are_done_end_at_once(begun: Path, saved_llama: Path) 
 
 def test_another_optimizer_begins_without_a_memory(begun: Path, saved_llama: Path) -> None:
     changed = Training(saved_llama, begun, optimizer="sgd").go_on(begun, 4, ["optimizer"])
-    optimizer = changed.trainer.prepare().optimizer
+    optimizer = changed.trainer.prepare().optimizer_step.optimizer
     assert isinstance(optimizer, torch.optim.SGD)
     assert changed.steps.rates[0] == pytest.approx(1e-3 * 5 / 9)
 

@@ -15,11 +15,9 @@ from infrastructure.core.errors import MemoryLimitError
 from infrastructure.core.process_memory import can_limit_hard, resident_bytes
 from infrastructure.optimization.leak_watch import LeakWatch
 from infrastructure.optimization.recommendations import Recommendation
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.sizing.memory_extension import (
-    LEAK,
-    SHORT_OF_MEMORY,
     MemoryExtension,
     MemorySettings,
 )
@@ -45,7 +43,7 @@ def test_a_run_whose_memory_grows_is_told_the_line_that_holds_it() -> None:
     watch = LeakWatch(window=10, min_growth_bytes=16 * MIB)
     memory = MemoryExtension(MemorySettings(), CPU, leak_seconds=0.0, leak_watch=watch)
     training = Training(hooks=[Leaking(), memory], num_examples=120).run()
-    [leak] = [one for one in training.state.recoveries if one["kind"] == LEAK]
+    [leak] = [one for one in training.state.recoveries if one["kind"] == RecoveryKind.MEMORY_LEAK]
     assert "memory grows steadily" in leak["message"]
     line = leak["message"].split("was made at ")[1].split(" ")[0]
     assert line.startswith(f"{__file__}:")
@@ -98,7 +96,9 @@ def test_above_its_limit_the_training_goes_on_in_smaller_pieces_and_is_advised()
     training.loop.hooks.hooks.insert(0, Tighten())
     training.run()
     assert training.state.micro_batch_size == 1
-    noted = [one for one in training.state.recoveries if one["kind"] == SHORT_OF_MEMORY]
+    noted = [
+        one for one in training.state.recoveries if one["kind"] == RecoveryKind.SHORT_OF_MEMORY
+    ]
     assert noted[0]["action"] == "micro-batches of 1 from now on"
     assert "; training.optimizer: adamw_8bit saves 64 MiB (counted)" in noted[0]["message"]
     assert memory.facts()["num_releases"] >= 1

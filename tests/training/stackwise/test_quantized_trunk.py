@@ -119,6 +119,12 @@ class TestWeights:
             quantize_layers([torch.nn.Sequential()], "nffp8")
 
 
+def living_tensors() -> list[torch.Tensor]:
+    """By their type: to ask a weak proxy for its class fails when what it names is gone."""
+    gc.collect()
+    return [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+
+
 class TestComputing:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("width", [128, 100])
@@ -154,14 +160,14 @@ class TestComputing:
 
     @pytest.mark.parametrize("kind", ["nf_fp8", "nf4", "fp16"])
     def test_nothing_wide_is_kept_for_backward(self, kind: str) -> None:
+        of_other_tests = living_tensors()  # held, so that no new one takes the id of one of them
+        before = set(map(id, of_other_tests))
         quantized = linear(kind)
         x = torch.randn(4, 128, requires_grad=True)
         output = quantized(x)
-        gc.collect()
         wide = quantized.in_features * quantized.out_features
-        # By its type: to ask a weak proxy for its class fails when what it names is gone.
-        tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
-        kept = [tensor for tensor in tensors if tensor.numel() == wide]
+        new = [tensor for tensor in living_tensors() if id(tensor) not in before]
+        kept = [tensor for tensor in new if tensor.numel() == wide]
         assert [t for t in kept if t.is_floating_point() and t.itemsize >= 4] == []
         saved = 0
 
