@@ -16,10 +16,10 @@ from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.notebook import in_notebook_kernel
+from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment import detached as detached_trainings
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.detached import DetachedTraining
-from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_list import find_run_path

@@ -196,8 +196,17 @@ def nodes_inside_functions() -> Iterator[tuple[str, ast.Import | ast.ImportFrom]
                         yield name, node
 
 
+# A command imports what needs torch when its input is known to be right. No circle can hide there:
+# nothing stands above the commands, and the tests of layers and circles see these imports too.
+IMPORTS_WHERE_NEEDED = f"{PACKAGE}.commands."
+
+
 def test_no_project_import_hidden_in_a_function() -> None:
-    hidden = [f"{name}:{node.lineno}" for name, node in nodes_inside_functions() if targets(node)]
+    hidden = [
+        f"{name}:{node.lineno}"
+        for name, node in nodes_inside_functions()
+        if targets(node) and not name.startswith(IMPORTS_WHERE_NEEDED)
+    ]
     assert hidden == []
 
 

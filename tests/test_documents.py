@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from infrastructure.commands.parser import create_parser, known_flags, parse
+from infrastructure.commands.main import create_parser
+from infrastructure.commands.parser import known_flags, parse, subcommands
 from infrastructure.config.aliases import canonical, canonical_section
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.presets import PRESET
@@ -243,11 +244,10 @@ def test_a_temper_line_parses(
 def flags_of_temper() -> set[str]:
     parser = create_parser()
     found = set(known_flags(parser))
-    for command, sub in parser._subparsers._group_actions[0].choices.items():  # type: ignore[union-attr, attr-defined]
+    for command, subparser in subcommands(parser).items():
         found |= set(known_flags(parser, command))
-        if sub._subparsers is not None:
-            for action in sub._subparsers._group_actions[0].choices:
-                found |= set(known_flags(parser, command, action))
+        for action in subcommands(subparser):
+            found |= set(known_flags(parser, command, action))
     return found
 
 

@@ -1,12 +1,10 @@
-"""`temper backup …`: what is at a place, whether it is whole, and bringing it back.
+"""`temper backup …`: what is at a place, whether it is whole, and bringing it back."""
 
-Each prints lines for a person, or with `as_json` one JSON object on standard output.
-"""
-
-import json
+import argparse
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,48 +16,59 @@ from infrastructure.backup.inventory import BackupEntry, list_entries, runs_at
 from infrastructure.backup.replication.folder_upload import problems_at
 from infrastructure.backup.replication.status import age_words
 from infrastructure.backup.run_backup import RunBackup, place_options
+from infrastructure.commands.arguments import (
+    A_RUN_HELP,
+    add_folder_flags,
+    add_json,
+    add_run,
+    keys_of,
+)
 from infrastructure.commands.checkpoints import NOTHING, describe, verify_versions
+from infrastructure.commands.output import show
+from infrastructure.commands.parser import CommandParser
+from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.core.errors import NOT_CONFIRMED, StorageError
+from infrastructure.core.errors import StorageError
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.restore import asked, named_run, restore_run
 
-DONE, FAILED = 0, 1
+
+def add_arguments(parser: CommandParser) -> None:
+    actions = parser.add_actions()
+    for action, (text, _) in ACTIONS.items():
+        add = partial(_add_action_arguments, can_be_tried=action == "prune")
+        actions.add_parser(action, help=text, add_arguments=add)
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a command was given.
-
-    Attributes:
-        name: the run: None is the newest.
-        config: `output_dir`, and section `backup` where something of it was given now.
-        given: keys that were given now, in whatever way; the rest is as the run recorded it.
-    """
-
-    name: str | None
-    config: DeploymentConfig
-    given: frozenset[str] = frozenset()
-    as_json: bool = False
-    dry_run: bool = False
-
-    def show(self, value: dict[str, Any], *lines: str) -> None:
-        """Print `value` as JSON, or else the lines."""
-        print(json.dumps(value, ensure_ascii=False) if self.as_json else "\n".join(lines))
+def _add_action_arguments(parser: argparse.ArgumentParser, can_be_tried: bool) -> None:
+    add_run(parser, A_RUN_HELP)
+    parser.add_argument("--place", metavar="TEXT", help="the same as --backup-place")
+    if can_be_tried:
+        parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+    add_json(parser)
+    add_folder_flags(parser, *keys_of("backup"))
 
 
-def create(told: Told) -> int:
+def run(options: argparse.Namespace) -> int:
+    """What is given now goes before what the run recorded."""
+    _, act = ACTIONS[options.action]
+    return act(options, configure(options, {"backup.place": options.place}))
+
+
+def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Copy the newest version of a run now, and of a finished one model and report too, and wait
     until all is confirmed; 1 where it is not, 3 where the run is finished. A place that is named
     now is the run's place from here on, whichever lay there before."""
-    run, backup = _backup_of_run(told)
+    run, backup = _backup_of_run(options.run, config)
     if not backup.store.versions():
         raise ValueError(f"run {run.run_id} has no checkpoint yet: there is nothing to copy")
-    if "backup.place" in told.given:
+    if "backup.place" in _given(config):
         backup.adopt_place()
     is_finished = run.is_finished()
     backup.forget_status()  # what was told before does not count
@@ -80,23 +89,25 @@ def create(told: Told) -> int:
         place = str(backup.options.place)
         safe = f"Run {run.run_id} is safe: its model lies in {end.published}"
         lines.append(safe if is_safe else not_safe(run.path, place, end))
-    told.show(facts, *lines)
-    return DONE if is_safe else NOT_CONFIRMED if is_finished else FAILED
+    show(options.json, facts, *lines)
+    if is_safe:
+        return ExitCode.DONE
+    return ExitCode.NOT_CONFIRMED if is_finished else ExitCode.FAILED
 
 
-def list_backups(told: Told) -> int:
+def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Show the versions of a run here and at its place; without a run, the runs at the place."""
-    if told.name is None and told.config.backup.place is not None:
-        return _list_runs(told)
-    run_id, backup = _named(told)
+    if options.run is None and config.backup.place is not None:
+        return _list_runs(options, config.backup.place)
+    run_id, backup = _named(options.run, config)
     entries = backup.list_backups()
     rows = [asdict(entry) for entry in entries]
-    told.show({"run": run_id, "versions": rows}, f"Run {run_id}", _table(entries))
-    return DONE
+    show(options.json, {"run": run_id, "versions": rows}, f"Run {run_id}", _table(entries))
+    return ExitCode.DONE
 
 
-def _list_runs(told: Told) -> int:
-    place = open_place(str(told.config.backup.place))
+def _list_runs(options: argparse.Namespace, url: str) -> ExitCode:
+    place = open_place(url)
     runs = asked(place, lambda: runs_at(place))
     newest = {run: asked(place, lambda run=run: _newest(Store(Path(run), place))) for run in runs}  # type: ignore[misc]
     rows = [
@@ -105,8 +116,8 @@ def _list_runs(told: Told) -> int:
     ]
     facts = [{"run": run, "newest_step": row.step if row else None} for run, row in newest.items()]
     text = render_table(["run", "newest", "saved"], rows) if rows else f"No run at {place.url}"
-    told.show({"place": place.url, "runs": facts}, text)
-    return DONE
+    show(options.json, {"place": place.url, "runs": facts}, text)
+    return ExitCode.DONE
 
 
 def _newest(store: Store) -> BackupEntry | None:
@@ -114,10 +125,10 @@ def _newest(store: Store) -> BackupEntry | None:
     return next((entry for entry in entries if entry.problem is None), None)
 
 
-def verify(told: Told) -> int:
+def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Read every version here and at the place and compare it with its names; 1 where one is
     damaged or the place does not answer."""
-    run_id, backup = _named(told)
+    run_id, backup = _named(options.run, config)
     chosen: dict[str, list[tuple[Store, str]]] = {"here": _versions(backup.store)}
     if backup.options.place is not None:
         place = open_place(backup.options.place)
@@ -133,12 +144,13 @@ def verify(told: Told) -> int:
         raise ValueError(f"run {run_id} has no version here or at its place: nothing to verify")
     damaged = [row for row in rows if row["problem"]]
     lines = [f"{_name(row)} {row['where']}: {row['problem'] or 'whole'}" for row in rows]
-    told.show(
+    show(
+        options.json,
         {"run": run_id, "versions": rows, "damaged": len(damaged)},
         *lines,
         f"{len(rows) - len(damaged)} of {len(rows)} are whole",
     )
-    return FAILED if damaged else DONE
+    return ExitCode.FAILED if damaged else ExitCode.DONE
 
 
 def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, Any]]:
@@ -147,33 +159,35 @@ def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, Any]]:
         yield {"where": place.url, "name": f"{name}/", "problem": problem}
 
 
-def restore(told: Told) -> int:
+def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Bring a run from the place into `output_dir`, verified."""
-    name, _, step = (told.name or "").partition("@")
+    name, _, step = (options.run or "").partition("@")
     if step and not step.isdecimal():
-        raise ValueError(f"{told.name!r}: a step is a number, as in RUN@120")
-    options = _place_given(told)
+        raise ValueError(f"{options.run!r}: a step is a number, as in RUN@120")
+    backup = _with_place(config.backup)
     run, checkpoint = restore_run(
-        name or None, options, Path(told.config.output_dir), int(step) if step else None
+        name or None, backup, Path(config.output_dir), int(step) if step else None
     )
     number = step_of(checkpoint)
     command = f"temper train-resume {run.path}"
     facts = {"run": run.run_id, "path": str(run.path), "step": number, "go_on": command}
-    told.show(facts, f"Run {run.run_id} is here, verified, at step {number}; go on with: {command}")
-    return DONE
+    line = f"Run {run.run_id} is here, verified, at step {number}; go on with: {command}"
+    show(options.json, facts, line)
+    return ExitCode.DONE
 
 
-def prune(told: Told) -> int:
-    """Remove what rotation no longer keeps, here and at the place; or with `dry_run` say what."""
-    run_id, backup = _named(told)
-    if told.dry_run:
+def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
+    """Remove what rotation no longer keeps, here and at the place; or with `--dry-run` say what."""
+    run_id, backup = _named(options.run, config)
+    if options.dry_run:
         gone = list(_superseded(run_id, backup))
         lines = [f"would remove {_name(row)} {row['where']}" for row in gone]
-        told.show({"run": run_id, "would_remove": gone}, *(lines or ["nothing would be removed"]))
-        return DONE
+        facts = {"run": run_id, "would_remove": gone}
+        show(options.json, facts, *(lines or ["nothing would be removed"]))
+        return ExitCode.DONE
     done = backup.prune()
-    told.show({"run": run_id, "done": done}, *done)
-    return DONE
+    show(options.json, {"run": run_id, "done": done}, *done)
+    return ExitCode.DONE
 
 
 def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, Any]]:
@@ -192,13 +206,13 @@ def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, Any]]:
         yield from ({"where": where, **describe(store, name)} for name in names)
 
 
-def status(told: Told) -> int:
+def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Show how the copy of a run stands, and what would be lost now."""
-    run, backup = _backup_of_run(told, must_have_place=False)
+    run, backup = _backup_of_run(options.run, config, must_have_place=False)
     if backup.options.place is None:
         text = f"run {run.run_id} is on this machine only: give --place to copy it"
-        told.show({"run": run.run_id, "place": None, "text": text}, text)
-        return DONE
+        show(options.json, {"run": run.run_id, "place": None, "text": text}, text)
+        return ExitCode.DONE
     found = backup.status()
     loss = found.possible_loss(time.time())
     facts = {"run": run.run_id, **asdict(found), "possible_loss_seconds": loss.seconds}
@@ -207,54 +221,64 @@ def status(told: Told) -> int:
         lines.append("The training has ended: if this machine died now, nothing would be lost")
     elif loss.seconds is not None:
         lines.append(f"If this machine died now, {age_words(loss.seconds)} of work would be lost")
-    told.show({**facts, "text": loss.text}, *lines)
-    return DONE
+    show(options.json, {**facts, "text": loss.text}, *lines)
+    return ExitCode.DONE
 
 
-ACTIONS: dict[str, Callable[[Told], int]] = {
-    "create": create,
-    "list": list_backups,
-    "verify": verify,
-    "restore": restore,
-    "prune": prune,
-    "status": status,
+Action = Callable[[argparse.Namespace, DeploymentConfig], ExitCode]
+ACTIONS: dict[str, tuple[str, Action]] = {
+    "create": ("copy the newest checkpoint to the place now", create),
+    "list": (
+        "show the versions here and at the place; without RUN, the runs at --place",
+        list_backups,
+    ),
+    "verify": ("compare every byte, here and at the place, with its hash", verify),
+    "restore": ("bring a run from the place into the output folder", restore),
+    "prune": ("remove versions that newer ones replace", prune),
+    "status": ("show what is safe at the place, and what would be lost now", status),
 }
 
 
-def _backup_of_run(told: Told, must_have_place: bool = True) -> tuple[RunDirectory, RunBackup]:
+def _given(config: DeploymentConfig) -> set[str]:
+    """Keys that were given now, in whatever way; the rest is as the run recorded it."""
+    return {key for key, source in config.sources().items() if source.layer is not Layer.DEFAULT}
+
+
+def _backup_of_run(
+    name: str | None, config: DeploymentConfig, must_have_place: bool = True
+) -> tuple[RunDirectory, RunBackup]:
     """A run of this machine, and its backup as recorded but for what was given now."""
-    run, _ = find_run(told.name, Path(told.config.output_dir))
+    run, _ = find_run(name, Path(config.output_dir))
     recorded = run.read_settings()
-    options = place_options(recorded)
     changes = {
-        key.rpartition(".")[2]: told.config.value(key)
-        for key in told.given
+        key.rpartition(".")[2]: config.value(key)
+        for key in _given(config)
         if key.startswith("backup.")
     }
-    options = options.copy_with(**changes)
+    options = place_options(recorded).copy_with(**changes)
     if options.place is None and must_have_place:
         raise ValueError(f"run {run.run_id} has no place for backups: give --place")
     retention = retention_of(recorded.training)
     return run, RunBackup(run.checkpoints, options, run_id=run.run_id, retention=retention)
 
 
-def _named(told: Told) -> tuple[str, RunBackup]:
+def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
     """A run of this machine; or one that is only at the place, if that was given."""
     try:
-        run, backup = _backup_of_run(told, must_have_place=False)
+        run, backup = _backup_of_run(name, config, must_have_place=False)
     except ValueError:
-        if told.config.backup.place is None:
+        if config.backup.place is None:
             raise
-        run_id = named_run(open_place(told.config.backup.place), told.name)
-        store = Path(told.config.output_dir) / run_id / "checkpoints"
-        return run_id, RunBackup(store, told.config.backup, run_id=run_id)
+        run_id = named_run(open_place(config.backup.place), name)
+        store = Path(config.output_dir) / run_id / "checkpoints"
+        return run_id, RunBackup(store, config.backup, run_id=run_id)
     return run.run_id, backup
 
 
-def _place_given(told: Told) -> BackupConfig:
-    if told.config.backup.place is None:
+def _with_place(options: BackupConfig) -> BackupConfig:
+    if options.place is None:
         raise ValueError("where is the backup? give --place, as in --place /mnt/disk/temper")
-    return told.config.backup
+    return options
 
 
 def _versions(store: Store) -> list[tuple[Store, str]]:

@@ -1,49 +1,46 @@
-"""What `temper check` does: every check on the machine, model and data of a configuration."""
+"""`temper check`: every check on the machine, model and data of a configuration."""
 
+import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
-from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.signals import interrupt_on_signals
+from infrastructure.commands.arguments import add_data, add_json
+from infrastructure.commands.settings import configure
+from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
+from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.run.output_dir import writable
 from infrastructure.testing.results import GROUPS
-from infrastructure.testing.test_pipeline import create_test_pipeline
-
-DONE, FAILED = 0, 1
 
 
-@dataclass(frozen=True)
-class Told:
-    """How to check.
-
-    Attributes:
-        quick: only what changes no weight, in seconds.
-        as_json: print one JSON object, nothing else.
-        strict: a warning counts as a failure.
-        rebaseline: the times measured now are the measure for later ones.
-    """
-
-    quick: bool = False
-    as_json: bool = False
-    strict: bool = False
-    rebaseline: bool = False
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_data(parser)
+    parser.add_argument("--quick", action="store_true", help="seconds: only what moves no weight")
+    parser.add_argument("--strict", action="store_true", help="a warning is a failure")
+    parser.add_argument(
+        "--rebaseline", action="store_true", help="forget earlier times of this work"
+    )
+    add_json(parser)
+    add_preset_flag(parser)
+    add_config_flags(parser)
 
 
-def check(config: DeploymentConfig, told: Told) -> int:
+def run(options: argparse.Namespace) -> int:
     """Check, show each result, write the report; the exit code says whether all is well."""
+    config = configure(options, {"data.path": options.data})
     writable(Path(config.output_dir))
+    from infrastructure.testing.test_pipeline import create_test_pipeline
 
     def say(line: str) -> None:
-        if not told.as_json:
+        if not options.json:
             print(line, flush=True)
 
-    pipeline = create_test_pipeline(config, say=say, rebaseline=told.rebaseline)
+    pipeline = create_test_pipeline(config, say=say, rebaseline=options.rebaseline)
     with interrupt_on_signals():
-        pipeline.run_tests(*(GROUPS[:1] if told.quick else GROUPS))
+        pipeline.run_tests(*(GROUPS[:1] if options.quick else GROUPS))
     report = pipeline.generate_test_report()
     say(report["verdict"])
     say(f"report: {report['paths']['html']}")
-    if told.as_json:
+    if options.json:
         print(json.dumps(report))
-    return FAILED if pipeline.has_failed(strict=told.strict) else DONE
+    return ExitCode.FAILED if pipeline.has_failed(strict=options.strict) else ExitCode.DONE

@@ -1,50 +1,69 @@
 """`temper checkpoints list|verify`. Reads a run; changes nothing in it, and needs no torch."""
 
-import json
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.store import Store
+from infrastructure.commands.arguments import add_folder_flags, add_json, add_run
+from infrastructure.commands.output import show
+from infrastructure.commands.parser import CommandParser
+from infrastructure.commands.settings import configure
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.progress_bar import byte_bar
 
-DONE, DAMAGED = 0, 1
 NOTHING = "–"
 
 
-def list_checkpoints(name: str | None, output_dir: str, as_json: bool = False) -> int:
+def add_arguments(parser: CommandParser) -> None:
+    actions = parser.add_actions()
+    for action, text in (("list", "show them"), ("verify", "compare every byte with its hash")):
+        actions.add_parser(action, help=text, add_arguments=_add_action_arguments)
+
+
+def _add_action_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add_json(parser)
+    add_folder_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """List the checkpoints of a run, or of one; FAILED where one that is verified is damaged."""
+    run, checkpoint = find_run(options.run, Path(configure(options).output_dir))
+    act = {"list": list_checkpoints, "verify": verify_checkpoints}[options.action]
+    return act(run, checkpoint, options.json)
+
+
+def list_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool = False) -> ExitCode:
     """Show the checkpoints of a run, the newest first; reads manifests only."""
-    run, checkpoint = find_run(name, Path(output_dir))
     rows = [describe(store, name) for store, name in _chosen(run, checkpoint)]
-    if as_json:
-        _print_json({"run": run.run_id, "path": str(run.path), "checkpoints": rows})
-    elif rows:
-        print(f"Run {run.run_id}")
-        print(checkpoint_table(rows))
+    facts = {"run": run.run_id, "path": str(run.path), "checkpoints": rows}
+    if rows:
+        show(as_json, facts, f"Run {run.run_id}", checkpoint_table(rows))
     else:
-        print(f"Run {run.run_id} has no checkpoint yet")
-    return DONE
+        show(as_json, facts, f"Run {run.run_id} has no checkpoint yet")
+    return ExitCode.DONE
 
 
-def verify_checkpoints(name: str | None, output_dir: str, as_json: bool = False) -> int:
-    """Compare every byte of a run's checkpoints with what was written; 1 where one is damaged."""
-    run, checkpoint = find_run(name, Path(output_dir))
+def verify_checkpoints(
+    run: RunDirectory, checkpoint: Path | None, as_json: bool = False
+) -> ExitCode:
+    """Compare every byte of a run's checkpoints with what was written."""
     chosen = list(_chosen(run, checkpoint))
     if not chosen:
         raise ValueError(f"run {run.run_id} has no checkpoint to verify")
     rows = verify_versions(chosen)
-    damaged = [row for row in rows if row["problem"]]
-    if as_json:
-        told = {"run": run.run_id, "checkpoints": rows, "damaged": len(damaged)}
-        _print_json(told)
-    else:
-        print_verdicts(rows)
-    return DAMAGED if damaged else DONE
+    num_damaged = sum(row["problem"] is not None for row in rows)
+    facts = {"run": run.run_id, "checkpoints": rows, "damaged": num_damaged}
+    lines = [f"{_name(row)}: {row['problem'] or 'whole'}" for row in rows]
+    show(as_json, facts, *lines, f"{len(rows) - num_damaged} of {len(rows)} are whole")
+    return ExitCode.FAILED if num_damaged else ExitCode.DONE
 
 
 def describe(store: Store, name: str) -> dict[str, Any]:
@@ -120,13 +139,9 @@ def _problem(store: Store, manifest: Manifest, pack: Any) -> str | None:
     return None
 
 
-def print_verdicts(rows: list[dict[str, Any]]) -> None:
-    """A line for each verified version, then the sum."""
-    for row in rows:
-        what = f"step {row['step']}" if "step" in row else row["name"][:12]
-        print(f"{what}: {row['problem'] or 'whole'}")
-    num_damaged = sum(row["problem"] is not None for row in rows)
-    print(f"{len(rows) - num_damaged} of {len(rows)} are whole")
+def _name(row: dict[str, Any]) -> str:
+    """One whose manifest cannot be read has no step."""
+    return f"step {row['step']}" if "step" in row else str(row["name"])[:12]
 
 
 def _chosen(run: RunDirectory, checkpoint: Path | None) -> Iterator[tuple[Store, str]]:
@@ -136,7 +151,3 @@ def _chosen(run: RunDirectory, checkpoint: Path | None) -> Iterator[tuple[Store,
     store = Store(run.checkpoints)
     for name in store.versions():
         yield store, name
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False))

@@ -1,64 +1,47 @@
-"""`temper watch` and `temper dashboard`. Loads no torch: who looks on costs the training little."""
+"""`temper dashboard`: follow runs on a web page. Loads no torch: looking costs little."""
 
+import argparse
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
+from infrastructure.commands.arguments import add_folder_flags, add_run
+from infrastructure.commands.settings import configure
+from infrastructure.commands.watch import NICENESS
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.dashboard.server import Dashboard
 from infrastructure.monitoring.records.run_list import find_run_path
-from infrastructure.monitoring.watch import watch as watch_run
-
-DONE, FAILED = 0, 1
-NICENESS = 10  # whoever trains on this machine comes first
 
 
-@dataclass(frozen=True)
-class DashboardWish:
-    """What `temper dashboard` was given; `run` None: always the newest."""
-
-    run: str | None
-    output_dir: Path
-    host: str
-    port: int
-    as_json: bool = False
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser, "a run (default: always the newest)")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8765, help="0: any free one (default: 8765)")
+    parser.add_argument("--json", action="store_true", help="tell the address as one JSON object")
+    add_folder_flags(parser)
 
 
-def watch(run: str | None, output_dir: Path, is_once: bool, interval_seconds: float) -> int:
-    """Show a run until it ends; 1 where it failed.
-
-    Raises:
-        ValueError: there is no such run.
-    """
-    os.nice(NICENESS)
-    state = watch_run(find_run_path(run, output_dir), is_once, interval_seconds)
-    return FAILED if state == "failed" else DONE
-
-
-def dashboard(wish: DashboardWish) -> int:
-    """Serve the live page until Ctrl-C.
-
-    Raises:
-        ValueError: there is no such run, or the address cannot be listened on.
-    """
-    path = None if wish.run is None else find_run_path(wish.run, wish.output_dir)
-    server = Dashboard(wish.output_dir, path, wish.host, wish.port)
+def run(options: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C."""
+    output_dir = Path(configure(options).output_dir)
+    path = None if options.run is None else find_run_path(options.run, output_dir)
+    server = Dashboard(output_dir, path, options.host, options.port)
     os.nice(NICENESS)
     try:
-        _tell(server, wish.as_json)
+        _show_address(server, options.json)
         server.serve()
     except KeyboardInterrupt:
-        return DONE
+        return ExitCode.DONE
     finally:
         server.close()
-    return DONE
+    return ExitCode.DONE
 
 
-def _tell(server: Dashboard, as_json: bool) -> None:
-    """Where the page is. The token has to be told: it is what opens the page."""
+def _show_address(server: Dashboard, as_json: bool) -> None:
+    """Where the page is. The token has to be shown: it is what opens the page."""
     if as_json:
-        told = {"url": server.url, "port": server.port, "path": server.path}
-        print(json.dumps(told), flush=True)
+        address = {"url": server.url, "port": server.port, "path": server.path}
+        print(json.dumps(address), flush=True)
         return
     print(f"The dashboard is at {server.url}")
     if server.is_local:

@@ -1,8 +1,5 @@
-"""The `temper` command: what it takes, and which part of `deployment` does it.
+"""The `temper` command: which commands there are, and what becomes of an error.
 
-Exit codes: 0 done, 2 wrong input (one sentence, no traceback), 1 failed, 3 finished here but not
-confirmed at the place, 130 stopped by Ctrl-C or before a deadline, 143 by SIGTERM, 129 by SIGHUP (a
-closed terminal).
 A traceback is shown at `--log-level DEBUG` only, and like all that is printed without secrets.
 Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """
@@ -10,43 +7,88 @@ Nothing heavy is imported before a command needs it, so that `--help` answers at
 import argparse
 import importlib
 import io
-import json
 import logging
-import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol, cast
 
-from infrastructure.commands.parser import create_parser, parse
-from infrastructure.config.base import ConfigurationError
-from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.describe import describe
-from infrastructure.config.merging.planned import unsupported
-from infrastructure.config.merging.precedence import Layer, Setting
-from infrastructure.config.sources.flags import flags_given
-from infrastructure.config.sources.load import load_config
+from infrastructure.commands.parser import PROGRAM, CommandParser, parse
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import ProcessLostError, TemperError, TrainingDivergedError
-from infrastructure.core.launched import launched
+from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
+from infrastructure.core.launched import Launched, launched
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
 from infrastructure.core.standard_output import LossyStream, lossy_output
-from infrastructure.core.stop_signals import StopSignal, exit_code_of
-from infrastructure.testing.doctor import examine, exit_code, render
-from infrastructure.training.data.defaults import make_ready
+from infrastructure.core.stop_signals import StopSignal
 
-DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
-
-# What a run that goes on is told anew by file and environment too; the rest by flags alone.
-CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices", "num_processes")
+# In the order of the help; `train-resume` is the module train_resume of this folder.
+COMMANDS = {
+    "train": "train a model",
+    "train-resume": "go on with a run that was interrupted",
+    "train-eval": "measure a trained model on held-out data",
+    "optimize": "find the fastest way to answer with a model",
+    "check": "try out model, data and machine; trains nothing",
+    "tune": "measure which settings are fastest on this machine",
+    "quantum": "the quantum step by itself, and what it is worth",
+    "config": "show every setting and where it came from",
+    "checkpoints": "list or verify checkpoints",
+    "export": "write a checkpoint as a model others can load",
+    "backup": "copies of a run at another place",
+    "watch": "follow a run in the terminal",
+    "dashboard": "follow runs on a web page",
+    "stop": "let a training save and stop, wherever it runs here",
+    "doctor": "check versions, devices, memory and disk",
+}
+# What `train --detach` starts: no word for people, so no help names it.
+HIDDEN = "train-detached"
 
 # A launcher (torchrun, accelerate launch) may start several of these; the first one leads.
 LED = ("train", "train-resume")
-TRAINS = (*LED, "train-detached")  # their work is not what they print
+TRAINS = (*LED, HIDDEN)  # their work is not what they print
 
 log = logging.getLogger("temper")
+
+
+class Command(Protocol):
+    """What the module of a command has."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add what the command takes."""
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Do it, and return the exit code.
+
+        Raises:
+            ValueError: wrong input; one sentence.
+            TemperError, OSError: it failed.
+        """
+
+
+def command(name: str) -> Command:
+    """The module of a command; loaded when it is called, or its flags are asked for."""
+    module = importlib.import_module(f"infrastructure.commands.{name.replace('-', '_')}")
+    return cast(Command, module)
+
+
+def create_parser() -> CommandParser:
+    """The whole command line; what a command takes is added when it is called."""
+    parser = CommandParser(
+        prog=PROGRAM,
+        description="Fine-tune language models on machines that go away.",
+        epilog="temper COMMAND --help lists the flags of a command.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
+    for name, text in COMMANDS.items():
+        commands.add_parser(name, help=text, add_arguments=partial(_add_arguments, name))
+    commands.add_parser(HIDDEN, add_arguments=partial(_add_arguments, HIDDEN))
+    return parser
+
+
+def _add_arguments(name: str, parser: CommandParser) -> None:
+    command(name).add_arguments(parser)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,52 +101,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         except OSError as error:
             LossyStream(sys.stdout).release_traceback()
-            return max(code, _fail(error, FAILED))
+            return max(code, _fail(error, ExitCode.FAILED))
         return code
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    share_the_cores()  # before anything imports torch
     try:
         parser = create_parser()
         options = parse(parser, arguments)
         if options.command is None:
             parser.print_help()
-            return DONE
-        if flags_given(options).get("--log-level", "").upper() == "DEBUG":
-            start_console_log("DEBUG")  # before anything can go wrong
-        told = launched()
-        if told is not None and told.rank > 0 and options.command in LED:
-            return int(_deployment().compute_for_leader(told))
+            return ExitCode.DONE
+        _start_debugging(options)
+        process = launched()
+        if process is not None and process.rank > 0 and options.command in LED:
+            return _compute_for_leader(process)
         if options.command in TRAINS:
             with lossy_output("stdout"):
-                return COMMANDS[options.command](options)
-        return COMMANDS[options.command](options)
+                return command(options.command).run(options)
+        return command(options.command).run(options)
     except (TrainingDivergedError, ProcessLostError, OSError) as error:
-        return _fail(error, FAILED)
+        return _fail(error, ExitCode.FAILED)
     except (ValueError, TemperError) as error:
-        return _fail(error, WRONG_INPUT)
-    except KeyboardInterrupt as error:
+        return _fail(error, ExitCode.WRONG_INPUT)
+    except StopSignal as error:
         print("temper: interrupted", file=sys.stderr)
-        return exit_code_of(error.name) if isinstance(error, StopSignal) else INTERRUPTED
+        return exit_code_of_signal(error.name)
+    except KeyboardInterrupt:
+        print("temper: interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
     except Exception as error:
         return _fail_unexpectedly(error)
 
 
-def _fail(error: BaseException, code: int) -> int:
+def _start_debugging(options: argparse.Namespace) -> None:
+    """With `--log-level DEBUG`, before anything can go wrong."""
+    from infrastructure.config.sources.flags import flags_given  # the command has loaded it
+
+    if flags_given(options).get("--log-level", "").upper() == "DEBUG":
+        start_console_log("DEBUG")
+
+
+def _compute_for_leader(process: Launched) -> int:
+    """Be one of the processes that a launcher started beside the one that leads the training."""
+    from infrastructure.training.follower_process import follow
+    from infrastructure.training.parallel.membership import by_launcher
+
+    return follow(by_launcher(process))
+
+
+def _fail(error: BaseException, code: ExitCode) -> ExitCode:
     _show_traceback(error)
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
-    print(redact(f"temper: {error}{notes}"), file=sys.stderr)
+    print(redact(f"temper: {error}{_notes(error)}"), file=sys.stderr)
     return code
 
 
-def _fail_unexpectedly(error: Exception) -> int:
+def _fail_unexpectedly(error: Exception) -> ExitCode:
     """An error that nobody foresaw: its type, and what to do to see more."""
     shown = _show_traceback(error)
     text = " ".join(str(error).split())
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
     hint = "" if shown else "; run again with --log-level DEBUG for the traceback"
-    print(redact(f"temper: {type(error).__name__}: {text}{notes}{hint}"), file=sys.stderr)
-    return FAILED
+    print(redact(f"temper: {type(error).__name__}: {text}{_notes(error)}{hint}"), file=sys.stderr)
+    return ExitCode.FAILED
+
+
+def _notes(error: BaseException) -> str:
+    return "".join(f" ({note})" for note in getattr(error, "__notes__", []))
 
 
 def _show_traceback(error: BaseException) -> bool:
@@ -112,210 +175,6 @@ def _show_traceback(error: BaseException) -> bool:
     if is_shown:
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     return is_shown
-
-
-def _configure(options: argparse.Namespace, **settings: Any) -> DeploymentConfig:
-    """The configuration of a command; what must be set before torch is imported is set here."""
-    config = load_config(options.config, flags={**flags_given(options), **settings})
-    _take_effect(config)
-    return config
-
-
-def _take_effect(config: DeploymentConfig) -> None:
-    start_console_log(config.log_level)
-    if config.cuda_visible_devices is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = config.cuda_visible_devices
-
-
-def _deployment(module: str = "commands.train") -> Any:
-    """A module, which may import torch; loaded when a command needs it."""
-    share_the_cores()
-    return importlib.import_module(f"infrastructure.{module}")
-
-
-def _train(options: argparse.Namespace) -> int:
-    settings = {} if options.data is None else {"data.path": options.data}
-    config = _configure(options, **settings)
-    _refuse_wrong(config)
-    if options.detach:
-        return int(_deployment("commands.stop").train(config, _accepted(options)))
-    return int(_deployment().train(config, _accepted(options)))
-
-
-def _refuse_wrong(config: DeploymentConfig) -> None:
-    """What cannot be carried out is told before torch is loaded, which takes a while."""
-    make_ready(config)
-    _deployment("deployment.given_paths").check_paths(config)
-
-
-def _refuse_later(config: DeploymentConfig, keys: Collection[str] | None = None) -> None:
-    """Where other settings may still change: what no version can carry out before its part is here.
-
-    Args:
-        keys: those that are looked at; None: all.
-    """
-    if sentences := [*unsupported(config, config.source, keys)]:
-        raise ConfigurationError("; ".join(sentences))
-
-
-def _train_detached(options: argparse.Namespace) -> int:
-    """In the process that `train --detach` started: what to train is on standard input."""
-    told = json.load(sys.stdin)
-    config = DeploymentConfig.from_dict(told["configuration"])
-    config.note_environment(told["environment_notes"])
-    _take_effect(config)
-    process = _deployment("commands.train_detached")
-    return int(process.train(Path(options.folder), config, told["accept"]))
-
-
-def _tune(options: argparse.Namespace) -> int:
-    settings = {} if options.data is None else {"data.path": options.data}
-    config = _configure(options, **settings)
-    _refuse_later(config)
-    _deployment("deployment.given_paths").check_paths(config)
-    commands = _deployment("deployment.tuning")
-    return int(commands.tune(config, options.learning_rate_test, options.json))
-
-
-def _accepted(options: argparse.Namespace) -> list[str]:
-    return [name.strip() for name in options.accept.split(",") if name.strip()]
-
-
-def _resume(options: argparse.Namespace) -> int:
-    """Go on with a run: with the settings it recorded, but for those that were given now."""
-    config = _configure(options)
-    given = [
-        Setting(key, config.value(key), source)
-        for key, source in config.sources().items()
-        if key not in ("output_dir", "new_run")
-        and (
-            source.layer is Layer.FLAG
-            or (key in CHANGED_BY_RESUMING and source.layer is not Layer.DEFAULT)
-        )
-    ]
-    _refuse_later(config, [setting.key for setting in given])
-    return int(_deployment().resume(options.run, config.output_dir, given, _accepted(options)))
-
-
-def _evaluate(options: argparse.Namespace) -> int:
-    config = _configure(options, **{"model.name": options.model, "data.path": options.data})
-    return int(_deployment().evaluate(config))
-
-
-def _optimize(options: argparse.Namespace) -> int:
-    config = _configure(options, **{"model.name": options.model})
-    commands = _deployment("commands.optimize")
-    wish = commands.Wish(options.rows, options.length, options.save, options.json)
-    return int(commands.optimize(config, wish))
-
-
-def _check(options: argparse.Namespace) -> int:
-    settings = {} if options.data is None else {"data.path": options.data}
-    config = _configure(options, **settings)
-    commands = _deployment("commands.check")
-    told = commands.Told(options.quick, options.json, options.strict, options.rebaseline)
-    return int(commands.check(config, told))
-
-
-def _checkpoints(options: argparse.Namespace) -> int:
-    output_dir = _configure(options).output_dir
-    act = {"list": "list_checkpoints", "verify": "verify_checkpoints"}[options.action]
-    commands = _deployment("commands.checkpoints")
-    return int(getattr(commands, act)(options.run, output_dir, options.json))
-
-
-def _backup(options: argparse.Namespace) -> int:
-    """What is given now goes before what the run recorded."""
-    place = {} if options.place is None else {"backup.place": options.place}
-    config = _configure(options, **place)
-    given = (key for key, source in config.sources().items() if source.layer is not Layer.DEFAULT)
-    commands = _deployment("commands.backup")
-    told = commands.Told(
-        options.run, config, frozenset(given), options.json, getattr(options, "dry_run", False)
-    )
-    return int(commands.ACTIONS[options.action](told))
-
-
-def _export(options: argparse.Namespace) -> int:
-    output_dir = _configure(options).output_dir
-    commands = _deployment("deployment.export")
-    return int(commands.export(options.run, options.folder, output_dir, options.json))
-
-
-def _watch(options: argparse.Namespace) -> int:
-    output_dir = Path(_configure(options).output_dir)
-    commands = _deployment("commands.dashboard")
-    return int(commands.watch(options.run, output_dir, options.once, options.every))
-
-
-def _stop(options: argparse.Namespace) -> int:
-    output_dir = Path(_configure(options).output_dir)
-    return int(_deployment("commands.stop").stop(options.run, output_dir))
-
-
-def _dashboard(options: argparse.Namespace) -> int:
-    output_dir = Path(_configure(options).output_dir)
-    commands = _deployment("commands.dashboard")
-    wish = commands.DashboardWish(options.run, output_dir, options.host, options.port, options.json)
-    return int(commands.dashboard(wish))
-
-
-def _quantum(options: argparse.Namespace) -> int:
-    return {"compare": _quantum_compare, "solve": _quantum_solve}[options.action](options)
-
-
-def _quantum_compare(options: argparse.Namespace) -> int:
-    settings = {} if options.data is None else {"data.path": options.data}
-    config = _configure(options, **settings)
-    _refuse_later(config)
-    _deployment("deployment.given_paths").check_paths(config)
-    return int(_deployment("commands.quantum_compare").compare(config, options.json))
-
-
-def _quantum_solve(options: argparse.Namespace) -> int:
-    _configure(options)
-    commands = _deployment("commands.quantum")
-    wish = commands.SolveWish(
-        file=options.file,
-        sampler=options.sampler,
-        seconds=options.time_limit,
-        seed=options.seed,
-        num_ones=options.num_ones,
-        num_reads=options.reads,
-        as_json=options.json,
-    )
-    return int(commands.solve(wish))
-
-
-def _show_config(options: argparse.Namespace) -> int:
-    print(describe(_configure(options)))
-    return DONE
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    findings = examine()
-    print(render(findings))
-    return exit_code(findings)
-
-
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "train": _train,
-    "train-detached": _train_detached,
-    "train-resume": _resume,
-    "train-eval": _evaluate,
-    "check": _check,
-    "optimize": _optimize,
-    "tune": _tune,
-    "quantum": _quantum,
-    "backup": _backup,
-    "checkpoints": _checkpoints,
-    "export": _export,
-    "watch": _watch,
-    "stop": _stop,
-    "dashboard": _dashboard,
-    "config": _show_config,
-    "doctor": _doctor,
-}
 
 
 if __name__ == "__main__":

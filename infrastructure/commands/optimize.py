@@ -1,132 +1,82 @@
-"""What `temper optimize` does: the fastest way to answer with a model, by measurement."""
+"""`temper optimize`: find the fastest way to answer with a model, by measurement."""
 
-import json
-from dataclasses import dataclass
+import argparse
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.commands.arguments import add_folder_flags, add_json, keys_of
+from infrastructure.commands.output import show
+from infrastructure.commands.settings import configure
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hardware import processor
-from infrastructure.deployment.model_repair import repair_model
-from infrastructure.deployment.signals import interrupt_on_signals
-from infrastructure.evaluation.evaluate import set_aside
+from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.monitoring.drawing.tables import render_table
-from infrastructure.optimization.inference import (
-    PROGRAMS,
-    InferenceResult,
-    optimize_inference,
-    save_program,
-)
-from infrastructure.training.trainer_factory import TrainerFactory
-
-DONE = 0
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What is to be measured.
-
-    Attributes:
-        num_rows, length: the shape of the inputs, in rows and tokens.
-        file: where the model is written as a program, `.pt2` or `.ts`; None: nowhere.
-        as_json: print one JSON object, nothing else.
-    """
-
-    num_rows: int = 1
-    length: int = 128
-    file: Path | None = None
-    as_json: bool = False
-
-    def __post_init__(self) -> None:
-        for name, value in (("--rows", self.num_rows), ("--length", self.length)):
-            if value < 1:
-                raise ValueError(f"{name} {value}: give a whole number of at least 1")
-        if self.file is not None and self.file.exists():
-            raise ValueError(f"{self.file} is there already: name another file")
-        if self.file is not None and self.file.suffix not in PROGRAMS:
-            endings = ", ".join(PROGRAMS)
-            raise ValueError(f"{self.file}: name a file with one of the endings {endings}")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a run's final/, or any model folder")
+    parser.add_argument("--rows", type=int, default=1, help="of the inputs (default: 1)")
+    parser.add_argument("--length", type=int, default=128, help="in tokens (default: 128)")
+    parser.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write a program: .pt2 torch.export, .ts TorchScript",
+    )
+    add_json(parser)
+    add_folder_flags(parser, *keys_of("model"))
 
 
-class Logits(torch.nn.Module):
-    """A language model as programs for other consumers take it: tokens to logits, no cache.
+def run(options: argparse.Namespace) -> int:
+    """Measure, show the table, save what is asked for."""
+    config = configure(options, {"model.name": options.model})
+    _refuse_wrong(options)
+    from infrastructure.deployment.inference import find_fastest_inference
 
-    Shapes: (batch, length) of int64 → (batch, length, vocabulary).
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        output: Any = self.model(input_ids=input_ids, use_cache=False)
-        logits: torch.Tensor = output.logits
-        return logits
-
-
-def optimize(config: DeploymentConfig, wish: Wish) -> int:
-    """Measure every way that this machine has, show the table, save what is asked for."""
-    notes = set_aside(config)
-    repair_model(Path(config.model.name))
-    config.data.max_length = 2  # rows are made here, of any length that the model has positions for
-    trainer = TrainerFactory().for_run(config)
     with interrupt_on_signals():
-        model = Logits(_merged(trainer.initialize_model()))
-        _refuse_too_long(model.model, wish.length)
-        num_tokens = model.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-        tokens = torch.randint(num_tokens, (wish.num_rows, wish.length), device=trainer.device)
-        result = optimize_inference(model, (tokens,))
-        saved = save_program(model, (tokens,), wish.file) if wish.file is not None else None
-    if wish.as_json:
-        print(json.dumps(_facts(config, wish, result, saved)))
-        return DONE
-    for line in [*notes, *_lines(config, wish, result)]:
-        print(line)
-    if saved is not None:
-        print(f"written: {saved}")
-    return DONE
-
-
-def _refuse_too_long(model: torch.nn.Module, length: int) -> None:
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and length > positions:
-        raise ValueError(f"--length {length} is more than the {positions} positions of the model")
-
-
-def _merged(model: torch.nn.Module) -> torch.nn.Module:
-    """LoRA matrices in the weights, where these are numbers that can be added to."""
-    whole: Any = model
-    is_plain = not hasattr(model, "merge_and_unload") or getattr(model, "is_quantized", False)
-    return model if is_plain else whole.merge_and_unload()
-
-
-def _lines(config: DeploymentConfig, wish: Wish, result: InferenceResult) -> list[str]:
-    seconds = {"as it is": result.before_seconds, **result.seconds_of_method}
-    rows = [
-        [name, f"{1000 * took:.2f} ms", f"{result.before_seconds / took:.2f} x"]
-        for name, took in seconds.items()
-    ]
-    title = f"{config.model.name}, {wish.num_rows} x {wish.length} tokens"
-    refused = [f"{name} is not possible: {why}" for name, why in result.failures.items()]
-    best = "as it is" if result.method == "eager" else result.method
-    verdict = f"fastest with the same answers: {best} ({result.speedup:.2f} x)"
-    return [render_table([title, "latency", "speed"], rows), *refused, verdict]
-
-
-def _facts(
-    config: DeploymentConfig, wish: Wish, result: InferenceResult, saved: Path | None
-) -> dict[str, Any]:
-    return {
+        fastest = find_fastest_inference(config, options.rows, options.length, options.save)
+    result, program = fastest.result, fastest.program
+    facts = {
         "model": config.model.name,
-        "num_rows": wish.num_rows,
-        "length": wish.length,
+        "num_rows": options.rows,
+        "length": options.length,
         "processor": processor().model,
         "method": result.method,
         "before_seconds": result.before_seconds,
         "after_seconds": result.after_seconds,
         "seconds_of_method": result.seconds_of_method,
         "failures": result.failures,
-        "saved": None if saved is None else str(saved),
+        "saved": None if program is None else str(program),
     }
+    show(options.json, facts, *fastest.notes, *_lines(facts))
+    return ExitCode.DONE
+
+
+def _refuse_wrong(options: argparse.Namespace) -> None:
+    for name, value in (("--rows", options.rows), ("--length", options.length)):
+        if value < 1:
+            raise ValueError(f"{name} {value}: give a whole number of at least 1")
+    if options.save is None:
+        return
+    from infrastructure.optimization.inference import PROGRAMS
+
+    if options.save.exists():
+        raise ValueError(f"{options.save} is there already: name another file")
+    if options.save.suffix not in PROGRAMS:
+        endings = ", ".join(PROGRAMS)
+        raise ValueError(f"{options.save}: name a file with one of the endings {endings}")
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    before = facts["before_seconds"]
+    seconds = {"as it is": before, **facts["seconds_of_method"]}
+    rows = [
+        [name, f"{1000 * took:.2f} ms", f"{before / took:.2f} x"] for name, took in seconds.items()
+    ]
+    title = f"{facts['model']}, {facts['num_rows']} x {facts['length']} tokens"
+    refused = [f"{name} is not possible: {why}" for name, why in facts["failures"].items()]
+    best = "as it is" if facts["method"] == "eager" else facts["method"]
+    speedup = before / facts["after_seconds"]
+    verdict = f"fastest with the same answers: {best} ({speedup:.2f} x)"
+    written = [f"written: {facts['saved']}"] if facts["saved"] else []
+    return [render_table([title, "latency", "speed"], rows), *refused, verdict, *written]

@@ -1,86 +1,88 @@
-"""What the commands of `temper` do once their configuration is known. Imports torch."""
+"""`temper train`: train a model, here or in a process of its own."""
 
-import logging
+import argparse
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.run_backup import place_options
+from infrastructure.commands.arguments import accepted, add_accept, add_data
+from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import Setting
-from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.core.errors import NOT_CONFIRMED
-from infrastructure.core.launched import Launched
-from infrastructure.core.stop_signals import exit_code_of
-from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.going_on import configuration_of
-from infrastructure.deployment.model_repair import repair_finished, repair_model
-from infrastructure.deployment.signals import interrupt_on_signals
-from infrastructure.evaluation.evaluate import evaluate_model
-from infrastructure.run.directory import find_run
-from infrastructure.run.repair import repair_records
-from infrastructure.training.follower_process import follow
-from infrastructure.training.parallel.membership import by_launcher, followers_dismissed
+from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
+from infrastructure.core.errors import RunFailedError
+from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
+from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.monitoring.records.run_owner import read_trainer
+from infrastructure.training.data.defaults import make_ready
 
-DONE, STOPPED = 0, 130
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_data(parser)
+    parser.add_argument(
+        "--detach", action="store_true", help="in a process of its own, which outlives this shell"
+    )
+    add_accept(parser)
+    add_preset_flag(parser)
+    add_config_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """What cannot be carried out is refused before torch is loaded, which takes a while."""
+    from infrastructure.deployment.given_paths import check_paths
+
+    config = configure(options, {"data.path": options.data})
+    make_ready(config)
+    check_paths(config)
+    return (detach if options.detach else train)(config, accepted(options))
 
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
-    """Go on with the run of this purpose, or start one; see `ended` for the exit code."""
+    """Go on with the run of this purpose, or start one; see `exit_code_of_training`."""
+    from infrastructure.deployment.deploy_training import TrainingDeployment
+    from infrastructure.training.parallel.membership import followers_dismissed
+
     with interrupt_on_signals(), followers_dismissed():
         summary = TrainingDeployment(config, accept=accept).run()
-    return ended(summary)
+    return exit_code_of_training(summary)
 
 
-def resume(
-    name: str | None,
-    output_dir: str,
-    changes: list[Setting] | None = None,
-    accept: Collection[str] = (),
-) -> int:
-    """Go on with a run (see `find_run` for how it is named), as recorded but for `changes`."""
-    options = BackupConfig(place=place_in(changes or []))
-    repair_records(Path(output_dir), options, print)
-    run, checkpoint = find_run(name, Path(output_dir))
-    config = configuration_of(run, checkpoint).changed(changes or [])
-    logging.getLogger().setLevel(config.log_level)
-    if config.backup.place is None and "backup.place" in run.masked():
-        print("note: backup.place held a password, which is never recorded: give --backup-place")
-    deployment = TrainingDeployment(config, accept=accept)
-    if checkpoint is None and not accept and run.is_finished():
-        repair_finished(run, place_options(config), print)
-    with interrupt_on_signals(), followers_dismissed():
-        if checkpoint is None and run.is_finished() and not accept:
-            print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
-            summary = deployment.complete(run)
-        else:
-            summary = deployment.resume(run, checkpoint)
-    return ended(summary)
+def exit_code_of_training(summary: Mapping[str, Any]) -> ExitCode:
+    """That of a run's `summary`: of the signal which stopped it, or INTERRUPTED; NOT_CONFIRMED when
+    it is finished, and its copy is not confirmed."""
+    if summary["status"] == "stopped":
+        name = summary["signal"]
+        return exit_code_of_signal(name) if name else ExitCode.INTERRUPTED
+    is_copied = not summary.get("backup", {}).get("problem")
+    return ExitCode.DONE if is_copied else ExitCode.NOT_CONFIRMED
 
 
-def compute_for_leader(told: Launched) -> int:
-    """Be one of the processes that a launcher started beside the one that leads the training."""
-    return follow(by_launcher(told))
+def detach(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
+    """Start a training that outlives this shell, and show what it says until it has a run.
 
+    Returns:
+        DONE as soon as it trains; the exit code of the process where it ended before.
 
-def place_in(changes: Collection[Setting]) -> str | None:
-    """The place that was given now, before it is known what the run recorded."""
-    return next((str(s.value) for s in changes if s.key == "backup.place" and s.value), None)
+    Raises:
+        ValueError: the configuration cannot be carried out, or the same is prepared already.
+    """
+    from infrastructure.deployment import detached
 
-
-def ended(summary: Mapping[str, Any]) -> int:
-    """The exit code of a training: that of the signal which stopped it, or 130; 3 when it is
-    finished, and its copy is not confirmed."""
-    if summary["status"] != "stopped":
-        return NOT_CONFIRMED if summary.get("backup", {}).get("problem") else DONE
-    return exit_code_of(summary["signal"]) if summary["signal"] else STOPPED
-
-
-def evaluate(config: DeploymentConfig) -> int:
-    """Measure the model `config.model.name` on the data `config.data.eval_path`."""
-    repair_model(Path(config.model.name))
-    with interrupt_on_signals():
-        lines = evaluate_model(config)
-    for line in lines:
-        print(line)
-    return DONE
+    make_ready(config)
+    same = None if config.new_run else detached.preparing_the_same(config)
+    if same is not None:
+        raise ValueError(
+            f"the same is being prepared by {same.trainer}; wait for it, end it with temper stop,"
+            " or train another beside it with --new-run"
+        )
+    training = detached.start(config, accept)
+    try:
+        run_path = detached.follow(training)
+    except RunFailedError:  # its last line has told why
+        return training.exit_code()
+    except KeyboardInterrupt:
+        print(f"\nIt is prepared further by {training.trainer}; temper stop ends it")
+        return ExitCode.DONE
+    trainer = read_trainer(run_path)
+    if trainer is not None and trainer.is_alive:
+        print(f"Run {run_path.name} is trained by {trainer}, whatever becomes of this shell")
+        print(*detached.how_to_look_on(run_path), sep="\n")
+    return ExitCode.DONE

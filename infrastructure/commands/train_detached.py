@@ -1,5 +1,7 @@
-"""What a detached training does in its own process: see `detached`. Imports torch."""
+"""What the process does that `temper train --detach` starts: see `deployment.detached`."""
 
+import argparse
+import json
 import logging
 import os
 import shutil
@@ -8,19 +10,33 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from infrastructure.commands.train import ended
+from infrastructure.commands.settings import take_effect
+from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import write_text
-from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.detached import OUTPUT_NAME, RUN_NAME
-from infrastructure.deployment.signals import interrupt_on_signals
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 
 log = logging.getLogger(__name__)
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder")
+
+
+def run(options: argparse.Namespace) -> int:
+    """What to train is on standard input."""
+    given = json.load(sys.stdin)
+    config = DeploymentConfig.from_dict(given["configuration"])
+    config.note_environment(given["environment_notes"])
+    take_effect(config)
+    return train(Path(options.folder), config, given["accept"])
+
+
 def train(folder: Path, config: DeploymentConfig, accept: Collection[str]) -> int:
     """Train; `folder` is told which run it is, and what is said goes to that run's directory."""
+    from infrastructure.deployment.deploy_training import TrainingDeployment
 
     def begun(run_path: Path) -> None:
         _move_output(folder / OUTPUT_NAME, run_path / OUTPUT_FILE)
@@ -30,7 +46,7 @@ def train(folder: Path, config: DeploymentConfig, accept: Collection[str]) -> in
     with interrupt_on_signals():
         summary = TrainingDeployment(config, accept=accept, begun=begun).run()
     write_text(folder / RUN_NAME, str(Path(summary["paths"]["run"]).absolute()))
-    return ended(summary)
+    return exit_code_of_training(summary)
 
 
 def _move_output(before: Path, after: Path) -> None:

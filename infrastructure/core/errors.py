@@ -1,6 +1,6 @@
 """The project's exceptions. Wrong user input is a `ValueError`; these are the rest."""
 
-NOT_CONFIRMED = 3  # exit code: finished here, but its copy is not confirmed where it was asked for
+from infrastructure.core.exit_codes import ExitCode
 
 
 class TemperError(Exception):
@@ -43,7 +43,7 @@ class CopyNotConfirmedError(TemperError, SystemExit):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.code = NOT_CONFIRMED
+        self.code = ExitCode.NOT_CONFIRMED
 
 
 class DeviceFailedError(TemperError):

@@ -1,12 +1,14 @@
-"""Signals that ask a process to stop, and the exit code that tells which one did.
+"""Signals that ask a process to stop.
 
 SIGHUP comes when a terminal is closed or its connection breaks. Whoever has had it ignored (nohup)
 wants the work to go on without one.
 """
 
 import signal
-
-EXIT_CODE_BASE = 128  # of a process that a signal has ended, as shells count
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 
 class StopSignal(KeyboardInterrupt):
@@ -22,16 +24,31 @@ def reason_of(number: int) -> str:
     return f"{signal.Signals(number).name} received"
 
 
-def exit_code_of(signal_name: str) -> int:
-    """130 of SIGINT, 143 of SIGTERM, 129 of SIGHUP."""
-    return EXIT_CODE_BASE + signal.Signals[signal_name]
-
-
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Those that ask this process to stop."""
     asking = (signal.SIGINT, signal.SIGTERM)
     is_heard = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return (*asking, signal.SIGHUP) if is_heard else asking
+
+
+@contextmanager
+def interrupt_on_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP are what Ctrl-C is: they end the work in order, not the process;
+    what is raised is a StopSignal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise StopSignal(number)
+
+    numbers = [number for number in stop_signals() if number != signal.SIGINT]
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def ignore_stop_signals() -> None:

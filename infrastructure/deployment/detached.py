@@ -26,6 +26,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, purpose_of
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.errors import RunFailedError
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import parse_json
@@ -69,9 +70,9 @@ class DetachedTraining:
             return None
 
     def exit_code(self) -> int:
-        """Of the process, which has ended; 1 where another process had started it."""
+        """Of the process, which has ended; FAILED where another process had started it."""
         process = _STARTED.get(self.folder)
-        return 1 if process is None else process.wait()
+        return ExitCode.FAILED if process is None else process.wait()
 
 
 def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTraining:

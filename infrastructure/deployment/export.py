@@ -1,8 +1,5 @@
-"""`temper export`: a checkpoint as a model in the ordinary layout. Needs no GPU and none of the
-training data."""
+"""A checkpoint as a model in the ordinary layout. Needs no GPU and none of the training data."""
 
-import json
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +9,10 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.stackwise_cross_checks import STACKWISE
-from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.going_on import commit_of_base, configuration_of
 from infrastructure.run.checkpoint_paths import verify
-from infrastructure.run.directory import RunDirectory, find_run
-from infrastructure.run.repair import repair_records, repair_records_of
+from infrastructure.run.directory import RunDirectory
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -28,8 +23,6 @@ from infrastructure.training.models.trainable_state import load_trainable_state
 from infrastructure.training.resume.fingerprint import base_facts
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
-
-log = logging.getLogger(__name__)
 
 
 def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> dict[str, Any]:
@@ -116,16 +109,3 @@ def _refuse_other_base(identity: dict[str, Any], loaded: LoadedModel) -> None:
             f"the base model {loaded.description['name']} is not the one that this LoRA was trained"
             " on: bring that back, and export again"
         )
-
-
-def export(name: str, folder: str, output_dir: str, as_json: bool = False) -> int:
-    """Write the model of a checkpoint in the ordinary layout."""
-    repair_records(Path(output_dir), BackupConfig(), log.warning)
-    run, checkpoint = find_run(name, Path(output_dir))
-    repair_records_of(run)
-    exported = export_checkpoint(run, checkpoint, Path(folder))
-    if as_json:
-        print(json.dumps(exported, ensure_ascii=False))
-    else:
-        print(f"Step {exported['step']} of run {run.run_id} as a model: {exported['folder']}")
-    return 0

@@ -10,33 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from infrastructure.core.stop_signals import StopSignal, reason_of, stop_signals
+from infrastructure.core.stop_signals import reason_of, stop_signals
 from infrastructure.training.core.state import StopReason, TrainingState
 
 # A machine that is taken away gives half a minute or so; a step, an evaluation, or the compiling of
 # a model may take longer than that, and is then done again by whoever goes on.
 PATIENCE_SECONDS = 8.0
 RETRY_SECONDS = 0.05
-
-
-@contextmanager
-def interrupt_on_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP are what Ctrl-C is: they end the work in order, not the process;
-    what is raised is a StopSignal."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        raise StopSignal(number)
-
-    numbers = [number for number in stop_signals() if number != signal.SIGINT]
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Stopper:

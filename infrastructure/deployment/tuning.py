@@ -1,11 +1,9 @@
-"""`temper tune`: measures which settings make this training fastest on this machine.
+"""Measures which settings make this training fastest on this machine.
 
 What changes the numbers of a training (its precision, the size of its batch) is only ever proposed:
-the command prints the flags that ask for it.
+the flags that ask for it are what it finds.
 """
 
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,27 +20,11 @@ from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.sizing.batch_plan import BATCH_SIZE
 
-DONE = 0
 WORKERS_PAY = 1.1  # a process takes memory, so it must read clearly faster
 # Flags without a value.
 SWITCHES = ("training.gradient_checkpointing", "data.pin_memory")
 
 Say = Callable[[str], None]
-
-
-def tune(config: DeploymentConfig, with_learning_rate: bool, as_json: bool) -> int:
-    """Measure, tell each result, and print the flags of the fastest training.
-
-    Raises:
-        ValueError: the training cannot be started as it is configured.
-    """
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
-
-    found = find_fastest(config, with_learning_rate, say)
-    print(json.dumps(found) if as_json else f"The fastest training: temper train {found['flags']}")
-    return DONE
 
 
 def find_fastest(

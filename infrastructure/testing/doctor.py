@@ -14,6 +14,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hardware import GIB, Hardware, describe, detect
 from infrastructure.core.optional import OLDEST_TORCHAO_FOR_PEFT
 from infrastructure.testing.installation import Installation, accepts
@@ -97,9 +98,10 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def exit_code(findings: list[Finding]) -> int:
-    """0 when training can start, else 1."""
-    return int(any(finding.level == "fail" for finding in findings))
+def exit_code(findings: list[Finding]) -> ExitCode:
+    """DONE when training can start, else FAILED."""
+    fails = any(finding.level == "fail" for finding in findings)
+    return ExitCode.FAILED if fails else ExitCode.DONE
 
 
 def check_python(hardware: Hardware) -> Iterator[Finding]:

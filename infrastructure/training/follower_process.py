@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.redact import redact
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -24,15 +25,13 @@ from infrastructure.training.parallel.messages import Message
 from infrastructure.training.parallel.shares import choose_trained, fingerprint
 from infrastructure.training.trainer_factory import TrainerFactory
 
-DONE, FAILED = 0, 1
-
 
 def follow(member: Member) -> int:
     """Compute for the leader as long as it lives; returns the exit code where it never asked, or
     where something failed here, which the leader is told."""
     channel = join(member)
     if channel is None:
-        return DONE
+        return ExitCode.DONE
     logging.disable(logging.WARNING)  # the leader says the same
     warnings.simplefilter("ignore")
     hear = listen(channel)
@@ -52,7 +51,7 @@ def follow(member: Member) -> int:
     finally:
         if exchange is not None:  # gloo's threads must not outlive the interpreter
             exchange.close()
-    return FAILED
+    return ExitCode.FAILED
 
 
 def _trainer_of(begin: Message, member: Member) -> EnhancedTrainer:

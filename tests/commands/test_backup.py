@@ -14,10 +14,10 @@ import pytest
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.status import ENDED, live_status
 from infrastructure.backup.run_backup import STATUS_FILE
-from infrastructure.commands.main import DONE, FAILED, WRONG_INPUT, main
-from infrastructure.commands.train import resume
+from infrastructure.commands.main import main
+from infrastructure.commands.train_resume import resume
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.errors import NOT_CONFIRMED
+from infrastructure.core.exit_codes import ExitCode
 from tests.deployment.runs import deploy, end_copiers, newest_step, runs_of, small_config
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
@@ -86,7 +86,7 @@ def flip_a_bit(store: Path) -> None:
 def test_the_status_says_what_is_safe(run: Path, place: Path, temper: Temper) -> None:
     code, told = temper("status")
     assert (code, told["run"], told["confirmed_step"], told["place"]) == (
-        *(DONE, run.name, 3),
+        *(ExitCode.DONE, run.name, 3),
         str(place),
     )
     assert told["possible_loss_seconds"] >= 0
@@ -108,7 +108,7 @@ assert not {{"torch", "transformers"}} & set(sys.modules)
 raise SystemExit(code)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == DONE, done.stderr
+    assert done.returncode == ExitCode.DONE, done.stderr
 
 
 def test_a_run_without_a_place_says_so(
@@ -117,8 +117,8 @@ def test_a_run_without_a_place_says_so(
     monkeypatch.chdir(tmp_path)
     deploy(small_config(tmp_path, max_steps=1))
     code, told = temper("status")
-    assert (code, told["place"]) == (DONE, None)
-    assert temper("create")[0] == WRONG_INPUT
+    assert (code, told["place"]) == (ExitCode.DONE, None)
+    assert temper("create")[0] == ExitCode.WRONG_INPUT
 
 
 def test_a_copy_is_made_now_of_a_run_that_had_none(
@@ -127,20 +127,20 @@ def test_a_copy_is_made_now_of_a_run_that_had_none(
     monkeypatch.chdir(tmp_path)
     made, _ = deploy(small_config(tmp_path, max_steps=2))
     code, told = temper("create", made.name, "--place", str(place))
-    assert (code, told["confirmed"], told["confirmed_step"]) == (DONE, True, 2)
+    assert (code, told["confirmed"], told["confirmed_step"]) == (ExitCode.DONE, True, 2)
     assert Store(place / made.name).newest()[0] == Store(made / "checkpoints").newest()[0]
 
 
 def test_a_copy_that_is_not_confirmed_in_time_is_a_failure(run: Path, temper: Temper) -> None:
     nowhere = str(run.parent / "not-mounted/temper")
     code, told = temper("create", "--place", nowhere, "--backup-finish-seconds", "1")
-    assert (code, told["confirmed"]) == (NOT_CONFIRMED, False)
+    assert (code, told["confirmed"]) == (ExitCode.NOT_CONFIRMED, False)
 
 
 def test_versions_and_runs_are_listed(run: Path, place: Path, temper: Temper) -> None:
     code, told = temper("list", run.name)
     lies = {version["step"]: version["places"] for version in told["versions"]}
-    assert code == DONE
+    assert code == ExitCode.DONE
     assert lies[3] == ["here", str(place)]
     assert lies[1] == ["here"] or str(place) in lies[1]
     assert temper("list", "--place", str(place))[1]["runs"] == [{"run": run.name, "newest_step": 3}]
@@ -148,10 +148,10 @@ def test_versions_and_runs_are_listed(run: Path, place: Path, temper: Temper) ->
 
 def test_damage_at_the_place_is_found(run: Path, place: Path, temper: Temper) -> None:
     code, told = temper("verify", run.name)
-    assert (code, told["damaged"]) == (DONE, 0)
+    assert (code, told["damaged"]) == (ExitCode.DONE, 0)
     flip_a_bit(place / run.name)
     code, told = temper("verify", run.name)
-    assert code == FAILED
+    assert code == ExitCode.FAILED
     assert {row["where"] for row in told["versions"] if row["problem"]} == {str(place)}
 
 
@@ -161,7 +161,7 @@ def test_a_whole_run_comes_back_and_goes_on(
     before = (run / "run.json").read_bytes()
     shutil.rmtree(run)
     code, told = temper("restore", run.name, "--place", str(place))
-    assert (code, told["path"], told["step"]) == (DONE, str(run), 3)
+    assert (code, told["path"], told["step"]) == (ExitCode.DONE, str(run), 3)
     assert told["go_on"] == f"temper train-resume {run}"
     assert (run / "run.json").read_bytes() == before
     assert (run / "tokenizer/tokenizer.json").is_file()
@@ -174,7 +174,7 @@ def test_the_newest_run_is_restored_where_none_is_named(
     run: Path, place: Path, temper: Temper
 ) -> None:
     code, told = temper("restore", "--place", str(place), "--output", "elsewhere")
-    assert (code, told["run"]) == (DONE, run.name)
+    assert (code, told["run"]) == (ExitCode.DONE, run.name)
     assert Path(told["path"]).parent.name == "elsewhere"
 
 
@@ -182,7 +182,7 @@ def test_a_restored_run_does_not_lose_what_is_newer_here(
     run: Path, place: Path, temper: Temper
 ) -> None:
     (run / "metrics.jsonl").write_text("newer\n")
-    assert temper("restore", run.name, "--place", str(place))[0] == DONE
+    assert temper("restore", run.name, "--place", str(place))[0] == ExitCode.DONE
     assert (run / "metrics.jsonl").read_text() == "newer\n"
 
 
@@ -194,10 +194,10 @@ def test_pruning_says_before_what_it_removes(
     write_record(run / "run.json", record)
     code, told = temper("prune", run.name, "--dry-run")
     gone = [row["step"] for row in told["would_remove"] if row["where"] == "here"]
-    assert (code, gone) == (DONE, [1, 0])
+    assert (code, gone) == (ExitCode.DONE, [1, 0])
     assert len(Store(run / "checkpoints").versions()) == 4
     code, told = temper("prune", run.name)
-    assert code == DONE
+    assert code == ExitCode.DONE
     assert told["done"][0] == "2 versions removed here"
     assert len(Store(run / "checkpoints").versions()) == 2
 
@@ -221,7 +221,7 @@ def test_what_goes_wrong_is_one_sentence(
     run: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert main(["backup", *arguments]) == WRONG_INPUT
+    assert main(["backup", *arguments]) == ExitCode.WRONG_INPUT
     told = capsys.readouterr()
     assert told.out == ""
     assert words in told.err.splitlines()[-1]
@@ -231,7 +231,7 @@ def test_what_goes_wrong_is_one_sentence(
 def test_people_read_lines(run: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for action in ("status", "list", "verify", "prune"):
         capsys.readouterr()
-        assert main(["backup", action, run.name]) == DONE
+        assert main(["backup", action, run.name]) == ExitCode.DONE
         out = capsys.readouterr().out
         assert out.strip()
         assert not out.startswith("{")

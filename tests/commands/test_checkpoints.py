@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from infrastructure.backup.format.store import Store
-from infrastructure.commands.main import DONE, FAILED, WRONG_INPUT, main
+from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from tests.deployment.runs import deploy, small_config, small_settings
@@ -46,13 +47,13 @@ def test_checkpoints_are_listed_with_what_they_are(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert main(["checkpoints", "list"]) == DONE
+    assert main(["checkpoints", "list"]) == ExitCode.DONE
     out = capsys.readouterr().out
     assert run.name in out
     assert [line.split()[1] for line in out.splitlines() if line.startswith("step")] == [
         *("3", "2", "1", "0")
     ]
-    assert main(["checkpoints", "list", f"{run.name}@2", "--json"]) == DONE
+    assert main(["checkpoints", "list", f"{run.name}@2", "--json"]) == ExitCode.DONE
     (row,) = printed(capsys)["checkpoints"]
     assert (row["step"], row["kind"], row["healthy"]) == (2, "scheduled", True)
     assert row["size_bytes"] > 10_000
@@ -63,18 +64,18 @@ def test_verifying_finds_what_is_damaged_and_says_so_by_its_exit_code(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert main(["checkpoints", "verify", run.name]) == DONE
+    assert main(["checkpoints", "verify", run.name]) == ExitCode.DONE
     assert "4 of 4 are whole" in capsys.readouterr().out
     damage(run, 2)
-    assert main(["checkpoints", "verify", run.name]) == FAILED
+    assert main(["checkpoints", "verify", run.name]) == ExitCode.FAILED
     out = capsys.readouterr().out
     assert "3 of 4 are whole" in out
     assert "step 2: object" in out
-    assert main(["checkpoints", "verify", run.name, "--json"]) == FAILED
+    assert main(["checkpoints", "verify", run.name, "--json"]) == ExitCode.FAILED
     found = printed(capsys)
     assert found["damaged"] == 1
     assert [row["step"] for row in found["checkpoints"] if row["problem"]] == [2]
-    assert main(["checkpoints", "verify", f"{run.name}@3"]) == DONE
+    assert main(["checkpoints", "verify", f"{run.name}@3"]) == ExitCode.DONE
 
 
 def test_a_damaged_manifest_is_listed_as_such(
@@ -83,9 +84,9 @@ def test_a_damaged_manifest_is_listed_as_such(
     newest = by_step(CheckpointManager(run / "checkpoints").store)[3]
     newest.write_bytes(newest.read_bytes()[:-1])
     capsys.readouterr()
-    assert main(["checkpoints", "list"]) == DONE
+    assert main(["checkpoints", "list"]) == ExitCode.DONE
     assert "not what was written" in capsys.readouterr().out
-    assert main(["checkpoints", "verify"]) == FAILED
+    assert main(["checkpoints", "verify"]) == ExitCode.FAILED
 
 
 def generate(folder: Path) -> torch.Tensor:
@@ -102,11 +103,11 @@ def test_what_is_exported_is_the_model_of_that_step(
 ) -> None:
     (tmp_path / "rows.jsonl").unlink()  # no training data is needed
     capsys.readouterr()
-    assert main(["export", run.name, "model", "--json"]) == DONE
+    assert main(["export", run.name, "model", "--json"]) == ExitCode.DONE
     told = printed(capsys)
     assert (told["step"], told["folder"]) == (3, str(tmp_path / "model"))
     assert torch.equal(generate(tmp_path / "model"), generate(run / "final"))
-    assert main(["export", f"{run.name}@1", "earlier"]) == DONE
+    assert main(["export", f"{run.name}@1", "earlier"]) == ExitCode.DONE
     assert not torch.equal(generate(tmp_path / "earlier"), generate(run / "final"))
 
 
@@ -119,7 +120,7 @@ def test_a_lora_is_exported_as_a_lora(
     settings = small_settings(tmp_path, max_steps=2)
     settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 2}}
     run, _ = deploy(DeploymentConfig(**settings))
-    assert main(["export", str(run), "model"]) == DONE
+    assert main(["export", str(run), "model"]) == ExitCode.DONE
     name = "adapter_model.safetensors"
     exported, final = load_file(tmp_path / "model" / name), load_file(run / "final" / name)
     assert exported.keys() == final.keys()
@@ -129,7 +130,7 @@ def test_a_lora_is_exported_as_a_lora(
 def test_nothing_is_written_over(run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("keep me")
-    assert main(["export", run.name, "mine"]) == WRONG_INPUT
+    assert main(["export", run.name, "mine"]) == ExitCode.WRONG_INPUT
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
@@ -137,6 +138,6 @@ def test_a_damaged_checkpoint_is_not_exported(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run, 2)
-    assert main(["export", f"{run.name}@2", "model"]) == WRONG_INPUT
+    assert main(["export", f"{run.name}@2", "model"]) == ExitCode.WRONG_INPUT
     assert "object" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "model").exists()

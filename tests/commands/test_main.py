@@ -5,17 +5,18 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from infrastructure.commands import main as cli
-from infrastructure.commands.main import DONE, FAILED, main
-from infrastructure.commands.parser import create_parser, known_flags
+from infrastructure.commands import train, train_resume
+from infrastructure.commands.main import COMMANDS, HIDDEN, command, create_parser, main
+from infrastructure.commands.parser import known_flags, parse
+from infrastructure.core.exit_codes import ExitCode
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -35,20 +36,61 @@ def test_help_answers_in_under_a_second() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     completed = run("--help")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert completed.returncode == DONE
+    assert completed.returncode == ExitCode.DONE
     assert "train-resume" in completed.stdout
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
-def test_help_imports_nothing_heavy() -> None:
-    probe = (
-        "import sys; import infrastructure.commands.main as _;"
-        " print(sorted({'torch','numpy'} & set(sys.modules)))"
+LOADED_BY_HELP = """
+import contextlib, io, sys
+from infrastructure.commands.main import COMMANDS, HIDDEN, command, create_parser
+with contextlib.redirect_stdout(io.StringIO()):
+    create_parser().print_help()
+loaded = {"torch", "numpy", "pydantic", "infrastructure.config.schema"} & set(sys.modules)
+assert not loaded, loaded
+parser = create_parser()
+for name in (*COMMANDS, HIDDEN):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        parser.parse_args([name, "--help"])
+    assert callable(command(name).run)
+    assert not {"torch", "transformers", "dimod"} & set(sys.modules), name
+"""
+
+
+def test_help_loads_no_configuration_and_that_of_a_command_no_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED_BY_HELP],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
-    completed = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert completed.stdout.strip() == "[]"
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_the_command_that_is_called_gets_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[str] = []
+
+    def counted(name: str, add: Callable[[Any], None]) -> Callable[[Any], None]:
+        return lambda parser: (added.append(name), add(parser))[1]
+
+    for name in (*COMMANDS, HIDDEN):
+        module = command(name)
+        monkeypatch.setattr(module, "add_arguments", counted(name, module.add_arguments))
+    parser = create_parser()
+    parser.format_help()
+    assert added == []
+    parse(parser, ["train", "--epochs", "3"])
+    assert added == ["train"]
+    parse(parser, ["backup", "status"])
+    assert added == ["train", "backup"]
+
+
+def test_each_file_of_the_folder_is_a_command_or_a_part_of_all() -> None:
+    files = (ROOT / "infrastructure/commands").glob("*.py")
+    parts = {"__init__", "main", "parser", "arguments", "settings", "output", "unknown_words"}
+    commands = {path.stem.replace("_", "-") for path in files if path.stem not in parts}
+    assert commands == {*COMMANDS, HIDDEN}
 
 
 def test_wrong_input_is_exit_code_2_without_a_traceback() -> None:
@@ -60,25 +102,9 @@ def test_wrong_input_is_exit_code_2_without_a_traceback() -> None:
     assert completed.stdout == ""
 
 
-@pytest.mark.usefixtures("restore_logging")
-def test_a_setting_that_cannot_be_carried_out_is_refused_before_torch_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def nothing_is_loaded(module: str = "commands") -> None:
-        raise AssertionError(f"deployment.{module} was loaded")
-
-    monkeypatch.chdir(tmp_path)
-    for name in ("DWAVE_API_TOKEN", "DWAVE_CONFIG_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cli, "_deployment", nothing_is_loaded)
-    assert main(["train", "--quantum-solver", "leap_hybrid"]) == 2
-    assert "resources.quantum.solver: the sampler leap_hybrid" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 TORCHLESS = """
 import sys
-from infrastructure.commands.main import main
+from infrastructure.commands.main import COMMANDS, HIDDEN, command, create_parser, main
 code = main(sys.argv[1:])
 assert "torch" not in sys.modules, "torch was loaded"
 assert code == 2, code
@@ -93,6 +119,7 @@ assert code == 2, code
         ("tune --mode sidewise", "--mode"),
         ("quantum compare --mode sidewise", "--mode"),
         ("train --keep-checkpoints 1", "keep_checkpoints"),
+        ("train --quantum-solver leap_hybrid", "resources.quantum.solver: the sampler leap_hybrid"),
         ("train nowhere.jsonl", "nowhere.jsonl"),
         ("train --eval-data nowhere.jsonl", "nowhere.jsonl"),
         ("train --model ./nowhere", "./nowhere"),
@@ -106,10 +133,11 @@ def test_wrong_settings_are_told_before_torch_is_loaded(
     tmp_path: Path, command: str, says: str
 ) -> None:
     """Loading it takes longer than all the rest."""
+    environment = {name: v for name, v in os.environ.items() if not name.startswith("DWAVE_")}
     told = subprocess.run(
         [sys.executable, "-c", TORCHLESS, *command.split()],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
@@ -124,7 +152,7 @@ def test_config_shows_where_values_come_from(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUM_EPOCHS", "7")
-    assert main(["config", "--batch-size", "5"]) == DONE
+    assert main(["config", "--batch-size", "5"]) == ExitCode.DONE
     lines = capsys.readouterr().out.splitlines()
     assert any("training.batch_size = 5" in li and "(--batch-size)" in li for li in lines)
     assert any("training.num_epochs = 7" in li and "NUM_EPOCHS" in li for li in lines)
@@ -135,9 +163,9 @@ def test_a_preset_is_a_flag_and_a_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEMPER_PRESET", "thorough")
-    assert main(["config"]) == DONE
+    assert main(["config"]) == ExitCode.DONE
     assert "preset thorough (environment TEMPER_PRESET)" in capsys.readouterr().out
-    assert main(["config", "--preset", "quick", "--max-steps", "5"]) == DONE
+    assert main(["config", "--preset", "quick", "--max-steps", "5"]) == ExitCode.DONE
     lines = capsys.readouterr().out.splitlines()
     assert any("training.max_steps = 5" in li and "(--max-steps)" in li for li in lines)
     assert any("training.warmup_steps = 6" in li and "quick (--preset)" in li for li in lines)
@@ -157,14 +185,14 @@ def test_a_run_that_goes_on_keeps_its_settings_and_takes_no_preset() -> None:
 
 @pytest.mark.usefixtures("restore_logging")
 def test_log_level_is_that_of_the_root_logger() -> None:
-    assert main(["config", "--log-level", "ERROR"]) == DONE
+    assert main(["config", "--log-level", "ERROR"]) == ExitCode.DONE
     assert logging.getLogger().level == logging.ERROR
 
 
 @pytest.mark.usefixtures("restore_logging")
 def test_visible_gpus_are_set_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert main(["config", "--cuda-visible-devices", "0"]) == DONE
+    assert main(["config", "--cuda-visible-devices", "0"]) == ExitCode.DONE
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
@@ -202,9 +230,9 @@ def resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, 
     def resume(name: str | None, output_dir: str, changes: Any, accept: list[str]) -> int:
         told = {setting.key: setting.value for setting in changes}
         calls.append((name, output_dir, told, accept))
-        return DONE
+        return ExitCode.DONE
 
-    monkeypatch.setattr(cli, "_deployment", lambda: SimpleNamespace(resume=resume))
+    monkeypatch.setattr(train_resume, "resume", resume)
     monkeypatch.chdir(tmp_path)
     for variable in ("CUDA_VISIBLE_DEVICES", "LOG_LEVEL", "OUTPUT_DIR"):
         monkeypatch.delenv(variable, raising=False)
@@ -219,13 +247,13 @@ def test_runs_are_resumed_from_the_folder_that_is_configured(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    assert main(["train-resume"]) == DONE
+    assert main(["train-resume"]) == ExitCode.DONE
     (tmp_path / ".config").mkdir()
     (tmp_path / ".config/training_config.yaml").write_text("output_dir: of-the-file\n")
-    assert main(["train-resume", "a"]) == DONE
+    assert main(["train-resume", "a"]) == ExitCode.DONE
     monkeypatch.setenv(variable, "of-the-environment")
-    assert main(["train-resume"]) == DONE
-    assert main(["train-resume", "--output", "of-the-flag"]) == DONE
+    assert main(["train-resume"]) == ExitCode.DONE
+    assert main(["train-resume", "--output", "of-the-flag"]) == ExitCode.DONE
     assert resumed == [
         (None, "runs", {}, []),
         ("a", "of-the-file", {}, []),
@@ -240,7 +268,7 @@ def test_what_is_given_when_resuming_replaces_what_was_recorded(
 ) -> None:
     monkeypatch.setenv("LOG_LEVEL", "warning")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert main(["train-resume", "--cuda-visible-devices", "3"]) == DONE
+    assert main(["train-resume", "--cuda-visible-devices", "3"]) == ExitCode.DONE
     told = {"log_level": "WARNING", "cuda_visible_devices": "3"}
     assert resumed == [(None, "runs", told, [])]
     assert logging.getLogger().level == logging.WARNING
@@ -253,7 +281,8 @@ def test_a_run_goes_on_with_the_flags_of_now_and_not_with_the_file_of_now(
 ) -> None:
     (tmp_path / ".config").mkdir()
     (tmp_path / ".config/training_config.yaml").write_text("training:\n  seed: 7\n")
-    assert main(["train-resume", "a", "--epochs", "5", "--accept", "num_epochs, data"]) == DONE
+    given = ["--epochs", "5", "--accept", "num_epochs, data"]
+    assert main(["train-resume", "a", *given]) == ExitCode.DONE
     assert resumed == [("a", "runs", {"training.num_epochs": 5}, ["num_epochs", "data"])]
 
 
@@ -270,8 +299,8 @@ def break_down(options: object) -> int:
 def test_an_error_that_nobody_foresaw_is_one_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(cli.COMMANDS, "train", break_down)
-    assert main(["train"]) == FAILED
+    monkeypatch.setattr(train, "run", break_down)
+    assert main(["train"]) == ExitCode.FAILED
     assert capsys.readouterr().err == (
         "temper: RuntimeError: CUDA error with *** (and a note);"
         " run again with --log-level DEBUG for the traceback\n"
@@ -282,8 +311,8 @@ def test_an_error_that_nobody_foresaw_is_one_sentence(
 def test_a_traceback_is_shown_when_asked_for_and_holds_no_secret(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(cli.COMMANDS, "train", break_down)
-    assert main(["train", "--log-level", "debug"]) == FAILED
+    monkeypatch.setattr(train, "run", break_down)
+    assert main(["train", "--log-level", "debug"]) == ExitCode.FAILED
     err = capsys.readouterr().err
     assert "in break_down" in err
     assert SECRET not in err
@@ -295,7 +324,7 @@ def test_the_traceback_of_wrong_input_holds_no_secret(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     url = "https://me:letmein99@example.org/rows"
-    assert main(["train", url, "--log-level", "DEBUG"]) == cli.WRONG_INPUT
+    assert main(["train", url, "--log-level", "DEBUG"]) == ExitCode.WRONG_INPUT
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert "letmein99" not in err

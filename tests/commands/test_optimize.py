@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from infrastructure.commands.main import main
-from infrastructure.commands.optimize import Logits
+from infrastructure.deployment.inference import Logits
 from tests.slow import slow
 
 SHAPE = ["--rows", "2", "--length", "16"]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.commands.main import WRONG_INPUT, main
+from infrastructure.commands.main import main
+from infrastructure.core.exit_codes import ExitCode
 
 Files = dict[str, bytes | str]
 
@@ -488,7 +489,7 @@ def test_wrong_input_ends_in_one_sentence(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code = main(wrong.command.split())
     error = capsys.readouterr().err.strip().splitlines()
-    assert code == WRONG_INPUT, error
+    assert code == ExitCode.WRONG_INPUT, error
     sentence = error[-1]
     assert sentence.startswith("temper: ")
     assert "Traceback" not in "".join(error)

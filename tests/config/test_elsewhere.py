@@ -2,7 +2,9 @@
 
 import pytest
 
-from infrastructure.commands.parser import COMMANDS_ELSEWHERE, create_parser, known_flags, parse
+from infrastructure.commands.main import create_parser
+from infrastructure.commands.parser import known_flags, parse
+from infrastructure.commands.unknown_words import COMMANDS_ELSEWHERE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import ABSENT, SAME, as_keys
 from infrastructure.config.schema import schema_of

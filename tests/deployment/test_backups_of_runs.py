@@ -12,10 +12,11 @@ import pytest
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication import copier_client
 from infrastructure.backup.replication.status import BackupStatus, short_words
-from infrastructure.commands.train import ended
+from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.field_help import choices
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.core.errors import NOT_CONFIRMED, StorageError
+from infrastructure.core.errors import StorageError
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.records.run_reader import read_run_facts
 from infrastructure.monitoring.records.status_text import safety_words
 from infrastructure.run import replication as run_copies
@@ -185,7 +186,7 @@ def test_a_place_that_goes_away_stops_nobody(tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert "is not safe at" in summary["backup"]["problem"]
-    assert ended(summary) == NOT_CONFIRMED
+    assert exit_code_of_training(summary) == ExitCode.NOT_CONFIRMED
     assert any("training begins without copies" in line for line in said)
     assert "NOT SAFE YET" in said[-1]
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from infrastructure.commands.train import resume, train
+from infrastructure.commands.train import train
+from infrastructure.commands.train_resume import resume
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.errors import CheckpointError

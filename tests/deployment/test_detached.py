@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.commands import stop as stop_command
+from infrastructure.commands.train import detach
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import purpose_of
 from infrastructure.config.merging.precedence import Layer, Setting, Source
@@ -123,7 +123,7 @@ def test_a_training_that_is_prepared_is_known_by_what_it_trains(tmp_path: Path) 
     training = prepare(tmp_path / "runs", config, os.getpid())
     assert detached.preparing_the_same(config) == training
     with pytest.raises(ValueError, match=f"is being prepared by process {os.getpid()} "):
-        stop_command.train(config, ())
+        detach(config)
     assert detached.preparing_the_same(small_config(tmp_path, learning_rate=0.5)) is None
     (training.folder / "run").write_text("somewhere")
     assert detached.preparing_the_same(config) is None  # its run tells of itself now

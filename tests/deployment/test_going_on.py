@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from infrastructure.commands.train import resume, train
+from infrastructure.commands.train import train
+from infrastructure.commands.train_resume import resume
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.deploy_training import TrainingDeployment

@@ -13,9 +13,10 @@ import pytest
 
 from infrastructure.backup.replication.status import GONE, BackupStatus, live_status, write_status
 from infrastructure.backup.run_backup import RunBackup
-from infrastructure.commands.main import DONE, WRONG_INPUT, main
-from infrastructure.commands.train import ended, resume
-from infrastructure.core.errors import NOT_CONFIRMED
+from infrastructure.commands.main import main
+from infrastructure.commands.train import exit_code_of_training
+from infrastructure.commands.train_resume import resume
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import file_sha256
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.run import replication as run_copies
@@ -105,9 +106,9 @@ def test_a_run_that_was_killed_when_it_was_finished_is_copied_by_the_same_comman
         assert not any("NOT SAFE" in line for line in said)
         assert (run / "report.html").is_file()
     elif how == "train-resume":
-        assert resume(run.name, str(run.parent)) == DONE
+        assert resume(run.name, str(run.parent)) == ExitCode.DONE
     else:
-        assert main(["backup", "create", run.name]) == DONE
+        assert main(["backup", "create", run.name]) == ExitCode.DONE
     assert (run / "metrics.jsonl").read_bytes() == metrics, "nothing is trained"
     files = {path.name for path in (disk / run.name / "report").iterdir()} if how == "train" else {}
     assert not files or {"summary.json", "report.html", "metrics.jsonl"} <= files
@@ -121,13 +122,14 @@ def test_a_place_that_is_away_at_the_end_is_told_loudly_until_it_is_back(
     away = disk.rename(tmp_path / "away")
     disk.mkdir()  # what is left of a mount
     summary = TrainingDeployment(config(5.0), say=(said := []).append).run()  # type: ignore[var-annotated]
-    assert ended(summary) == NOT_CONFIRMED
+    assert exit_code_of_training(summary) == ExitCode.NOT_CONFIRMED
     assert said[-1].startswith(f"NOT SAFE YET: run {run.name}")
     assert "disk mounted?" in said[-1]
     assert list(disk.iterdir()) == [], "nothing is written below a mount that is away"
     disk.rmdir()
     away.rename(disk)
-    assert ended(TrainingDeployment(config(), say=said.append).run()) == DONE
+    again = TrainingDeployment(config(), say=said.append).run()
+    assert exit_code_of_training(again) == ExitCode.DONE
     assert is_whole_at(disk, run)
 
 
@@ -141,7 +143,7 @@ def test_a_file_of_the_copy_that_was_changed_is_not_taken_for_confirmed(
     model.write_bytes(data)
     assert main(["backup", "verify", run.name, "--output", str(run.parent)]) == 1
     summary = TrainingDeployment(config(), say=lambda line: None).run()
-    assert ended(summary) == DONE
+    assert exit_code_of_training(summary) == ExitCode.DONE
     where = Path(summary["backup"]["published"])
     assert (where / model.name).read_bytes() == (run / "final" / model.name).read_bytes()
 
@@ -176,7 +178,7 @@ def test_a_typing_mistake_is_found_before_the_first_step(
     (tmp_path / "config.yaml").write_text(json.dumps(small_settings(tmp_path, max_steps=1)))
     place = tmp_path / "dsik/temper"
     told = ["train", "--config", str(tmp_path / "config.yaml"), "--backup-place", str(place)]
-    assert main([*told, *flags]) == WRONG_INPUT
+    assert main([*told, *flags]) == ExitCode.WRONG_INPUT
     (line,) = capsys.readouterr().err.splitlines()
     assert "dsik is not there: is the path right" in line
     assert "--allow-missing-place" in line
@@ -215,7 +217,7 @@ def test_a_resumed_run_notices_that_its_place_is_another_one(
         deploy(config())
     monkeypatch.chdir(tmp_path)
     named = ["backup", "create", run.name, "--place", str(disk)]
-    assert main(named) == DONE, "a person has named it: from here on this is the place"
+    assert main(named) == ExitCode.DONE, "a person has named it: from here on this is the place"
     assert deploy(config())[0] == run
 
 
@@ -250,6 +252,6 @@ def test_a_signal_ends_the_wait_for_a_place_that_went_away(
     started = time.monotonic()
     out, _ = process.communicate(timeout=60)
     assert time.monotonic() - started < 10
-    assert process.returncode == NOT_CONFIRMED
+    assert process.returncode == ExitCode.NOT_CONFIRMED
     assert "Not waiting any longer" in out
     assert "NOT SAFE YET" in out

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infrastructure.commands.main import main
-from infrastructure.commands.quantum_compare import compare
+from infrastructure.commands.quantum import compare
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import read_record
 from infrastructure.deployment import quantum_compare

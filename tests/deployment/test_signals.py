@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from infrastructure.core.stop_signals import StopSignal
+from infrastructure.core.stop_signals import StopSignal, interrupt_on_signals
 from infrastructure.deployment import signals
-from infrastructure.deployment.signals import interrupt_on_signals, stop_on_signals
+from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.training.core.state import StopReason, TrainingState
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -36,9 +36,10 @@ import torch
 from infrastructure.backup.backends.drive import ID_ATTRIBUTE
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.copier_process import RECORD_FILE
-from infrastructure.commands.train import ended
+from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.errors import NOT_CONFIRMED, CopyNotConfirmedError, TemperError
+from infrastructure.core.errors import CopyNotConfirmedError, TemperError
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import file_sha256, paths_below, write_json
 from infrastructure.deployment import deploy_training
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -51,7 +52,6 @@ from tests.faults.run_storm import IMPORTED, SMALL_MODEL, write_data
 DEATHS = ("process", "helpers", "copier", "machine", "place")
 WEIGHTS = (3, 3, 2, 3, 2)
 KILLS_PER_RUN = 4
-DONE, WRONG_INPUT = 0, 2
 WAIT_SECONDS, AWAY_SECONDS = 120.0, 2.0  # for the copy; where the place is away
 MOST_ATTEMPTS = 4
 PLUGIN = Path(__file__).parent / "store_plugin"
@@ -164,10 +164,11 @@ class Run:
         with self.log.open("a") as log, contextlib.redirect_stderr(log):
             try:
                 config = DeploymentConfig(**self.settings(seconds))
-                return ended(TrainingDeployment(config, say=lambda line: _note(log, line)).run())
+                training = TrainingDeployment(config, say=lambda line: _note(log, line))
+                return exit_code_of_training(training.run())
             except (ValueError, TemperError) as error:  # as the command says it
                 _note(log, f"temper: {error}")
-                return WRONG_INPUT
+                return ExitCode.WRONG_INPUT
 
     def _train_own(self, seconds: float) -> int:
         from tests.training.hf_bridge.tiny_trainer import settings, train, weights
@@ -184,10 +185,10 @@ class Run:
                 return int(error.code or 0)
             except (ValueError, TemperError) as error:
                 _note(log, f"temper: {error}")
-                return WRONG_INPUT
+                return ExitCode.WRONG_INPUT
             _note(log, "\n".join(said))
             torch.save(weights(trainer.model), self.directory / "weights.pt")
-        return DONE
+        return ExitCode.DONE
 
     def _start_cold(self, seconds: float) -> int:
         file = self.directory / "config.json"
@@ -237,7 +238,7 @@ def to_its_end() -> None:
 
     file, *detach = sys.argv[1:]
     code = cli.main(["train", "--config", file, *detach])
-    if not detach or code != DONE:
+    if not detach or code != ExitCode.DONE:
         raise SystemExit(code)
     told = json.loads(Path(file).read_text())
     while True:
@@ -424,7 +425,7 @@ class Storm:
             child = run.start()
             is_over = wait_for_instant(run, child, expected, draw)
             if is_over is not None:
-                self._count(is_over, (DONE,), run)
+                self._count(is_over, (ExitCode.DONE,), run)
                 return
             is_at_end = run.is_finished()
             helpers = children_of(child, run)
@@ -434,7 +435,7 @@ class Storm:
                 kill(child, helpers if death != "process" else [])
             _, status = os.waitpid(child, 0)
             if death == "copier":  # the training itself goes on to its end
-                self._count(status, (DONE,), run)
+                self._count(status, (ExitCode.DONE,), run)
             self._note_death(death, is_at_end, run)
             if death == "machine":
                 end_all(run)
@@ -460,7 +461,9 @@ class Storm:
         left = [path.name for path in run.place.iterdir()]
         if was_known:
             self.outcome.below += bool(left)
-            self._count(status, (NOT_CONFIRMED,) if is_finished else (WRONG_INPUT,), run)
+            self._count(
+                status, (ExitCode.NOT_CONFIRMED,) if is_finished else (ExitCode.WRONG_INPUT,), run
+            )
         shutil.rmtree(run.place)  # a run that never was there before marks whatever it finds
         away.rename(run.place)
         if not was_known:
@@ -489,9 +492,9 @@ class Storm:
         for _ in range(MOST_ATTEMPTS):
             _, status = os.waitpid(run.start(), 0)
             code = os.waitstatus_to_exitcode(status)
-            if code == DONE:
+            if code == ExitCode.DONE:
                 return
-            if code == WRONG_INPUT and run.name == "detached" and processes_of(run):
+            if code == ExitCode.WRONG_INPUT and run.name == "detached" and processes_of(run):
                 psutil.wait_procs(processes_of(run), timeout=WAIT_SECONDS)  # it trains, and says so
                 continue
             print(f"{run.name}: exit code {code} of an undisturbed command", file=sys.stderr)
@@ -509,7 +512,7 @@ class Storm:
         end_all(run)
         shutil.rmtree(run.runs)
         _, status = os.waitpid(run.start(), 0)
-        self._count(status, (DONE,), run)
+        self._count(status, (ExitCode.DONE,), run)
         path = run.run_path()
         here = (
             {

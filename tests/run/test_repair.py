@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infrastructure.backup.format.store import Store
-from infrastructure.commands.train import resume
+from infrastructure.commands.train_resume import resume
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import damaged_files, read_record, write_record
 from infrastructure.core.errors import DamagedFileError

@@ -24,8 +24,8 @@ import torch
 
 import infrastructure
 from infrastructure import training as training_names
-from infrastructure.commands.main import main
-from infrastructure.commands.parser import create_parser, parse
+from infrastructure.commands.main import create_parser, main
+from infrastructure.commands.parser import parse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.config.sections.stackwise_config import ProgressiveConfig

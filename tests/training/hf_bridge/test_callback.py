@@ -20,12 +20,12 @@ import torch
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import (
-    NOT_CONFIRMED,
     CheckpointError,
     CopyNotConfirmedError,
     StorageError,
     TrainingDivergedError,
 )
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_reader import read_run_facts
@@ -211,7 +211,7 @@ def test_what_is_not_confirmed_at_the_end_is_told_and_completed_by_the_same_line
     leave = At(Event.STEP_END, 2, go_away)
     with pytest.raises(CopyNotConfirmedError, match="NOT SAFE YET") as raised:
         train(tmp_path, config=config(10.0), hooks=[leave], **options)
-    assert raised.value.code == NOT_CONFIRMED
+    assert raised.value.code == ExitCode.NOT_CONFIRMED
     assert summary_of(tmp_path)["status"] == "finished"
     with pytest.raises(CopyNotConfirmedError, match="NOT SAFE YET"):  # it is away still
         train(tmp_path, config=config(1.0), **options)

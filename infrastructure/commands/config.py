@@ -1,0 +1,19 @@
+"""`temper config`: every setting, and where it came from."""
+
+import argparse
+
+from infrastructure.commands.settings import configure
+from infrastructure.config.describe import describe
+from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
+from infrastructure.core.exit_codes import ExitCode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_preset_flag(parser)
+    add_config_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show them."""
+    print(describe(configure(options)))
+    return ExitCode.DONE

@@ -1,0 +1,15 @@
+"""`temper doctor`: versions, devices, memory and disk of this machine."""
+
+import argparse
+
+from infrastructure.config.sources.flags import add_config_flags
+from infrastructure.testing.doctor import main
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_flags(parser, ["log_level"])
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look, and say what was found."""
+    return main()

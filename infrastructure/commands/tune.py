@@ -1,0 +1,36 @@
+"""`temper tune`: measure which settings make this training fastest on this machine."""
+
+import argparse
+from functools import partial
+
+from infrastructure.commands.arguments import add_data, add_json
+from infrastructure.commands.output import progress, show
+from infrastructure.commands.settings import configure, refuse_unsupported
+from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
+from infrastructure.core.exit_codes import ExitCode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_data(parser)
+    parser.add_argument(
+        "--learning-rate-test",
+        action="store_true",
+        help="find out how high the learning rate may be, too",
+    )
+    add_json(parser)
+    add_preset_flag(parser)
+    add_config_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, show each result, and print the flags of the fastest training."""
+    from infrastructure.deployment.given_paths import check_paths
+
+    config = configure(options, {"data.path": options.data})
+    refuse_unsupported(config)
+    check_paths(config)
+    from infrastructure.deployment.tuning import find_fastest
+
+    fastest = find_fastest(config, options.learning_rate_test, partial(progress, options.json))
+    show(options.json, fastest, f"The fastest training: temper train {fastest['flags']}")
+    return ExitCode.DONE

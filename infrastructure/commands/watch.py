@@ -1,0 +1,30 @@
+"""`temper watch`: follow a run in the terminal. Loads no torch: looking costs little."""
+
+import argparse
+import os
+from pathlib import Path
+
+from infrastructure.commands.arguments import A_RUN_HELP, add_folder_flags, add_run
+from infrastructure.commands.settings import configure
+from infrastructure.core.exit_codes import ExitCode
+from infrastructure.monitoring.records.run_list import find_run_path
+from infrastructure.monitoring.watch import watch
+
+NICENESS = 10  # whoever trains on this machine comes first
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser, A_RUN_HELP)
+    parser.add_argument("--once", action="store_true", help="show it as it is now, and end")
+    parser.add_argument(
+        "--every", type=float, default=1.0, metavar="SECONDS", help="between looks (default: 1)"
+    )
+    add_folder_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show a run until it ends; FAILED where it failed."""
+    output_dir = Path(configure(options).output_dir)
+    os.nice(NICENESS)
+    state = watch(find_run_path(options.run, output_dir), options.once, options.every)
+    return ExitCode.FAILED if state == "failed" else ExitCode.DONE

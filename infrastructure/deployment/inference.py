@@ -1,0 +1,85 @@
+"""The fastest way to answer with the model of a configuration, by measurement."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment.model_repair import repair_model
+from infrastructure.evaluation.evaluate import set_aside
+from infrastructure.optimization.inference import (
+    InferenceResult,
+    optimize_inference,
+    save_program,
+)
+from infrastructure.training.trainer_factory import TrainerFactory
+
+
+class Logits(torch.nn.Module):
+    """A language model as programs for other consumers take it: tokens to logits, no cache.
+
+    Shapes: (batch, length) of int64 → (batch, length, vocabulary).
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        output: Any = self.model(input_ids=input_ids, use_cache=False)
+        logits: torch.Tensor = output.logits
+        return logits
+
+
+@dataclass(frozen=True)
+class FastestInference:
+    """What was measured.
+
+    Attributes:
+        program: the file that was written; None: none was asked for.
+        notes: settings that a model which only answers does not use.
+    """
+
+    result: InferenceResult
+    program: Path | None
+    notes: list[str]
+
+
+def find_fastest_inference(
+    config: DeploymentConfig, num_rows: int, length: int, program: Path | None = None
+) -> FastestInference:
+    """Measure every way that this machine has, on rows of tokens by chance.
+
+    Args:
+        num_rows, length: the inputs, in rows and tokens.
+        program: where the fastest is written, `.pt2` or `.ts`; None: nowhere.
+
+    Raises:
+        ValueError: `length` is more than the model has positions for.
+    """
+    notes = set_aside(config)
+    repair_model(Path(config.model.name))
+    config.data.max_length = 2  # rows are made here, of any length that the model has positions for
+    trainer = TrainerFactory().for_run(config)
+    model = Logits(_merged(trainer.initialize_model()))
+    _refuse_too_long(model.model, length)
+    num_tokens = model.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    tokens = torch.randint(num_tokens, (num_rows, length), device=trainer.device)
+    result = optimize_inference(model, (tokens,))
+    written = None if program is None else save_program(model, (tokens,), program)
+    return FastestInference(result, written, notes)
+
+
+def _refuse_too_long(model: torch.nn.Module, length: int) -> None:
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and length > positions:
+        raise ValueError(f"--length {length} is more than the {positions} positions of the model")
+
+
+def _merged(model: torch.nn.Module) -> torch.nn.Module:
+    """LoRA matrices in the weights, where these are numbers that can be added to."""
+    whole: Any = model
+    is_plain = not hasattr(model, "merge_and_unload") or getattr(model, "is_quantized", False)
+    return model if is_plain else whole.merge_and_unload()

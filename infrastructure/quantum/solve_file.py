@@ -1,0 +1,85 @@
+"""One problem from a file, one answer."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import dimod
+
+from infrastructure.quantum.model_file import read_model
+from infrastructure.quantum.samplers.deadline import Deadline
+from infrastructure.quantum.samplers.sampler_factory import (
+    SAMPLERS,
+    close_sampler,
+    create_sampler,
+)
+
+KEPT_WITHIN_SECONDS = 0.5
+
+
+def solve_file(
+    file: Path,
+    sampler_name: str = "auto",
+    limit_seconds: float = 60.0,
+    **parameters: int | None,
+) -> dict[str, Any]:
+    """The best answer to the model in `file`, and how it was found.
+
+    Args:
+        file: see `model_file`.
+        sampler_name: a name, or one's own `module:Class`.
+        limit_seconds: reading included.
+        parameters: `seed` of the random numbers, `num_ones` (up spins) that the answer has,
+            `num_reads` (searches, or shots of a machine); None: the sampler's own.
+
+    Returns:
+        A JSON object; `values` are in the order of `variables`.
+
+    Raises:
+        ValueError: the file holds no model, or the sampler cannot take what is asked.
+        SamplerError: the sampler failed, or had no answer in time.
+    """
+    deadline = Deadline(limit_seconds)
+    sampler = create_sampler(sampler_name)
+    keywords: dict[str, Any] = {key: v for key, v in parameters.items() if v is not None}
+    _refuse_unknown(keywords, sampler, sampler_name)
+    try:
+        bqm = read_model(file)
+        if "time_limit" in sampler.parameters:
+            keywords["time_limit"] = max(0.0, deadline.seconds_left)
+        samples = sampler.sample(bqm, **keywords)
+    finally:
+        close_sampler(sampler)
+    seconds = deadline.elapsed_seconds
+    return {
+        "file": str(file),
+        "num_variables": bqm.num_variables,
+        "num_interactions": bqm.num_interactions,
+        "energy": float(samples.first.energy),
+        "seconds": round(seconds, 3),
+        "time_limit": limit_seconds,
+        "is_limit_kept": seconds <= limit_seconds + KEPT_WITHIN_SECONDS,
+        "is_cut_off": bool(samples.info.get("is_cut_off", False)),
+        "sampler": samples.info.get("sampler", sampler_name),
+        "reason": samples.info.get("reason", "it was asked for"),
+        "num_reads": samples.info.get("num_reads"),
+        **_answer(bqm, samples),
+    }
+
+
+def _refuse_unknown(keywords: dict[str, Any], sampler: dimod.Sampler, name: str) -> None:
+    """What was asked for and the sampler cannot do is refused."""
+    unknown = sorted(keywords.keys() - sampler.parameters.keys())
+    if unknown:
+        able = [one for one in SAMPLERS if unknown[0] in create_sampler(one).parameters]
+        raise ValueError(f"the sampler {name} takes no {unknown[0]}; these do: {', '.join(able)}")
+
+
+def _answer(bqm: dimod.BinaryQuadraticModel, samples: dimod.SampleSet) -> dict[str, Any]:
+    labels: list[Hashable] = list(bqm.variables)
+    values = [int(samples.first.sample[label]) for label in labels]
+    return {
+        "num_ones": sum(value > 0 for value in values),
+        "variables": labels,
+        "values": values,
+    }
