@@ -4,7 +4,7 @@ The specifications spell one thing in several places; this is the one table that
 names, never values.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ PREFIXES = {
     "training.qlora.": "training.qlora_",
     "qlora.": "training.qlora_",
 }
+
+QLORA = "training.qlora_"  # fields that may be given as a section, too
 
 KEYS = {
     "model_name": "model.name",
@@ -46,17 +48,26 @@ def canonical(key: str) -> str:
 
 
 def canonical_section(path: str) -> str:
-    """The canonical form of a section's path; "training.qlora_" for the nested `qlora`."""
+    """The canonical form of a section's path; `QLORA` for the nested `qlora`."""
     return canonical(path + ".").removesuffix(".")
+
+
+def spellings(keys: Collection[str]) -> dict[str, str]:
+    """Every spelling of some canonical keys, those themselves among them: spelling → key."""
+    found = {key: key for key in keys} | KEYS
+    for prefix, meant in PREFIXES.items():
+        inside = [known for known in found if known.startswith(meant)]
+        found |= {prefix + known.removeprefix(meant): found[known] for known in inside}
+    return found
 
 
 def spelt_in_section(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """(name as given, canonical key, value) of keywords for one section; `qlora` is opened."""
     for name, value in values.items():
         path = f"{section}.{name}"
-        if canonical_section(path) == "training.qlora_" and value is not None:
+        if canonical_section(path) == QLORA and value is not None:
             inner = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
             for sub, sub_value in inner.items():
                 yield f"{name}.{sub}", canonical(f"{path}.{sub}"), sub_value
-        elif canonical_section(path) != "training.qlora_":
+        elif canonical_section(path) != QLORA:
             yield name, canonical(path), value

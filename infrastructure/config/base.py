@@ -5,6 +5,7 @@ the field, what it takes and what was given. Unknown names are refused with the 
 Values are checked when the section is made and whenever one is assigned.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -31,7 +32,12 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
 
     def __init__(self, /, **values: Any) -> None:
-        self._fill(self._canonical(values))
+        values = self._canonical(values)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigurationError(sentences(type(self), error, values)) from None
+        self.check_together()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).model_fields:
@@ -63,12 +69,21 @@ class Section(BaseModel):
             ConfigurationError: the field does not take this value.
         """
         try:
-            probe = cls.__pydantic_validator__.validate_assignment(
-                cls.model_construct(), name, value
-            )
+            probe = cls.__pydantic_validator__.validate_assignment(_empty(cls), name, value)
         except ValidationError as error:
             raise ConfigurationError(sentences(cls, error, {name: value})) from None
         return getattr(probe, name)
+
+    @classmethod
+    def of_checked(cls, values: Mapping[str, Any]) -> Self:
+        """The section of values that `check_value` has returned; the others are the defaults.
+
+        Raises:
+            ConfigurationError: they do not go together.
+        """
+        section = cls.model_construct(**values)
+        section.check_together()
+        return section
 
     @field_validator("*", mode="before")
     @classmethod
@@ -82,13 +97,6 @@ class Section(BaseModel):
         if isinstance(value, bool) and bool not in types and types & {int, float}:
             raise ValueError("a truth value is no number")
         return value
-
-    def _fill(self, values: dict[str, Any]) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigurationError(sentences(type(self), error, values)) from None
-        self.check_together()
 
     @classmethod
     def _canonical(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -112,6 +120,20 @@ class Section(BaseModel):
         for name, value in changes.items():
             setattr(changed, name, value)
         return changed
+
+
+def _empty(section: type[Section]) -> Section:
+    """A section without values, to check one in."""
+    empty = section.__new__(section)
+    empty.__setstate__(
+        {
+            "__dict__": {},
+            "__pydantic_fields_set__": set(),
+            "__pydantic_extra__": None,
+            "__pydantic_private__": None,
+        }
+    )
+    return empty
 
 
 def sentences(section: type[Section], error: ValidationError, values: dict[str, Any]) -> str:

@@ -18,7 +18,6 @@ from infrastructure.config.merging.cross_checks import (
     unused_notes,
 )
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, merge, nested
-from infrastructure.config.merging.presets import open_presets
 from infrastructure.config.merging.stackwise_cross_checks import stackwise_costs
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.sections.backup_config import BackupConfig
@@ -169,11 +168,7 @@ class DeploymentConfig(Section):
     _model_names: frozenset[str] = PrivateAttr(default=frozenset({"embedded"}))
 
     def __init__(self, /, **keywords: Any) -> None:
-        schema = schema_of(type(self))
-        layers = [list(flatten(keywords, schema, _keyword_source))]
-        settings = merge(open_presets(layers), schema)
-        self._fill(nested(settings, schema))
-        self._settings = settings
+        self._merge([list(flatten(keywords, schema_of(type(self)), _keyword_source))])
 
     @property
     def num_epochs(self) -> Any:
@@ -197,11 +192,16 @@ class DeploymentConfig(Section):
         Raises:
             ConfigurationError: unknown keys, wrong values or disagreement, with their places.
         """
-        schema = schema_of(cls)
-        settings = merge(open_presets(layers), schema)
-        config = cls(**nested(settings, schema))
-        config._settings = settings
+        config = cls.__new__(cls)
+        config._merge(layers)
         return config
+
+    def _merge(self, layers: list[list[Setting]]) -> None:
+        """Become what the layers make."""
+        schema = schema_of(type(self))
+        settings = merge(layers, schema)
+        self.__setstate__(self.of_checked(nested(settings, schema)).__getstate__())
+        self._settings = settings
 
     def value(self, key: str) -> Any:
         """The value of a canonical key; false for an absent section such as model.lora_config."""

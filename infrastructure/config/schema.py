@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from infrastructure.config.aliases import KEYS, PREFIXES
+from infrastructure.config.aliases import KEYS, PREFIXES, QLORA, spellings
 from infrastructure.config.base import Section, kinds
 from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
 from infrastructure.core.lookup import nearest
@@ -41,12 +41,19 @@ class FieldSpec:
         return str(self.info.description)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schema:
-    """All fields and all sections of a root section, by key."""
+    """All fields and all sections of a root section, by key.
+
+    Attributes:
+        spellings: every accepted spelling of a key → the canonical key.
+        section_spellings: the same of the sections' paths, and of what is opened like one.
+    """
 
     fields: dict[str, FieldSpec]
     sections: dict[str, type[Section]]
+    spellings: dict[str, str]
+    section_spellings: dict[str, str]
 
     def unknown_key(self, key: str) -> str:
         """The sentence for a key that there is not; the same last name elsewhere comes first."""
@@ -68,13 +75,20 @@ class Schema:
 @cache
 def schema_of(root: type[Section]) -> Schema:
     """The schema of a root section; built once."""
-    schema = Schema({}, {})
+    fields: dict[str, FieldSpec] = {}
+    sections: dict[str, type[Section]] = {}
     for spec, section in _walk(root, ""):
         if section is not None:
-            schema.sections[spec.key] = section
+            sections[spec.key] = section
         if section is None or spec.is_switch:
-            schema.fields[spec.key] = spec
-    return schema
+            fields[spec.key] = spec
+    paths = spellings([*(f"{path}." for path in sections), QLORA])
+    return Schema(
+        fields,
+        sections,
+        spellings(fields),
+        {s.removesuffix("."): path.removesuffix(".") for s, path in paths.items() if s[-1] == "."},
+    )
 
 
 def value_at(config: Section, key: str) -> Any:

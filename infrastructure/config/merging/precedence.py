@@ -1,21 +1,25 @@
-"""Layers of settings and how they become one configuration.
+"""Layers of settings and how they become one configuration, in one pass.
 
-Each layer is a list of settings under canonical keys, each with the place it comes from. A higher
-layer wins, whatever the spelling; inside one layer two values for one key must agree. Nothing here
-knows files, the environment or the command line.
+`flatten` makes a layer: a list of settings under canonical keys, each with the place it comes from.
+`merge` checks each value once and says which of them hold: a higher layer wins, whatever the
+spelling; inside one layer two values for one key must agree. `nested` makes the sections of them.
+Nothing here knows files, the environment or the command line.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from infrastructure.config.aliases import canonical, canonical_section
+from infrastructure.config.aliases import canonical
 from infrastructure.config.base import ConfigurationError, Section
 from infrastructure.config.field_help import show
+from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import Schema
 from infrastructure.config.sections.stackwise_config import QLoRA
 from infrastructure.config.sections.training_config import EPOCHS_OR_STEPS
+from infrastructure.core.lookup import unknown_name
 
 _RHYTHMS = {f"training.{a}": f"training.{b}" for a, b in EPOCHS_OR_STEPS.items()}
 _PARTNERS = _RHYTHMS | {b: a for a, b in _RHYTHMS.items()}
@@ -73,9 +77,9 @@ def flatten(
     """
     for name, value in values.items():
         path = f"{prefix}{name}"
-        section = canonical_section(path)
-        if section not in schema.sections and section != "training.qlora_":
-            yield Setting(canonical(path), value, source(path))
+        section = schema.section_spellings.get(path)
+        if section is None:
+            yield Setting(schema.spellings.get(path) or canonical(path), value, source(path))
             continue
         inner, switch = _open(section, value, schema, source(path))
         if switch is not None:
@@ -115,14 +119,15 @@ def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
 
 
 def merge(layers: list[list[Setting]], schema: Schema) -> dict[str, Setting]:
-    """What holds in the end, by canonical key; lowest layer first in `layers`.
+    """What holds in the end, by canonical key, checked; lowest layer first in `layers`.
 
     Raises:
         ConfigurationError: unknown keys, wrong values, disagreement inside a layer; all at once.
+            Or there is no such preset.
     """
     problems: list[str] = []
     merged: dict[str, Setting] = {}
-    for layer in layers:
+    for layer in _with_preset(layers):
         one = _one_layer(layer, schema, problems)
         for key in [key for key in merged if _switched_off(key, one)]:
             del merged[key]
@@ -130,6 +135,37 @@ def merge(layers: list[list[Setting]], schema: Schema) -> dict[str, Setting]:
     if problems:
         raise ConfigurationError("; ".join(dict.fromkeys(problems)))
     return merged
+
+
+def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
+    """The layers, lowest first, with the settings of the preset that the highest of them names."""
+    levels = [level for level, one in enumerate(layers) if any(s.key == PRESET for s in one)]
+    if not levels:
+        return layers
+    plain = [[s for s in layer if s.key != PRESET] for layer in layers]
+    # of a configuration that was made before: what its own preset has set
+    below = [[s for s in one if s.source.layer is not Layer.PRESET] for one in plain[: levels[-1]]]
+    named = [s for s in layers[levels[-1]] if s.key == PRESET]
+    return [*below, _settings_of(named), *plain[levels[-1] :]]
+
+
+def _settings_of(named: list[Setting]) -> list[Setting]:
+    """The settings of the preset that a layer names."""
+    first, *others = named
+    for other in others:
+        if other.value != first.value:
+            raise ConfigurationError(
+                f"{first.source.place} says {show(first.value)} and {other.source.place} says"
+                f" {show(other.value)}: give one preset"
+            )
+    if first.value is None or first.value == NO_PRESET:
+        return []
+    name = str(first.value)
+    if name not in PRESETS:
+        unknown = unknown_name(PRESET, name, [*PRESETS, NO_PRESET])
+        raise ConfigurationError(f"{unknown} ({first.source.place})")
+    source = Source(Layer.PRESET, f"preset {name} ({first.source.place})")
+    return [Setting(key, value, source) for key, value in PRESETS[name].settings.items()]
 
 
 def _one_layer(layer: list[Setting], schema: Schema, problems: list[str]) -> dict[str, Setting]:
@@ -192,19 +228,20 @@ def _switched_off(key: str, settings: dict[str, Setting]) -> bool:
 
 
 def nested(merged: Mapping[str, Setting], schema: Schema) -> dict[str, Any]:
-    """The merged settings as keywords for the root section, inner sections built."""
+    """The merged settings as values of the root section, inner sections built."""
     keywords: dict[str, Any] = {}
     inside: dict[str, dict[str, Any]] = {path: {} for path in schema.sections}
     for setting in merged.values():
         if not schema.fields[setting.key].is_switch:
             section, _, name = setting.key.rpartition(".")
-            (inside[section] if section else keywords)[name] = setting.value
+            value = deepcopy(setting.value)  # a list that is changed later was not set so
+            (inside[section] if section else keywords)[name] = value
     for path in sorted(schema.sections, key=lambda path: -path.count(".")):
         outer, _, name = path.rpartition(".")
         if path in schema.fields and not inside[path] and not _is_on(path, merged):
             built = None
         else:
-            built = schema.sections[path](**inside[path])
+            built = schema.sections[path].of_checked(inside[path])
         (inside[outer] if outer else keywords)[name] = built
     return keywords
 

@@ -10,11 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infrastructure.config.base import ConfigurationError
-from infrastructure.config.field_help import show
-from infrastructure.config.merging.precedence import Layer, Setting, Source
-from infrastructure.core.lookup import unknown_name
-
 PRESET = "preset"
 NO_PRESET = "none"  # switches off what a lower layer names
 
@@ -79,42 +74,3 @@ PRESETS = {
         },
     ),
 }
-
-
-def open_presets(layers: list[list[Setting]]) -> list[list[Setting]]:
-    """The layers, lowest first, with the settings of the preset that one of them names.
-
-    Raises:
-        ConfigurationError: there is no such preset, or one layer names two.
-    """
-    plain = [[s for s in layer if s.key != PRESET] for layer in layers]
-    for level in reversed(range(len(layers))):
-        named = [s for s in layers[level] if s.key == PRESET]
-        if named:
-            below = [_without_preset(layer) for layer in plain[:level]]
-            return [*below, _settings_of(named), *plain[level:]]
-    return plain
-
-
-def _without_preset(layer: list[Setting]) -> list[Setting]:
-    """A layer of a configuration that was made before, without what its preset has set."""
-    return [setting for setting in layer if setting.source.layer is not Layer.PRESET]
-
-
-def _settings_of(named: list[Setting]) -> list[Setting]:
-    """The settings of the preset that a layer names."""
-    first, *others = named
-    for other in others:
-        if other.value != first.value:
-            raise ConfigurationError(
-                f"{first.source.place} says {show(first.value)} and {other.source.place} says"
-                f" {show(other.value)}: give one preset"
-            )
-    if first.value is None or first.value == NO_PRESET:
-        return []
-    name = str(first.value)
-    if name not in PRESETS:
-        told = unknown_name(PRESET, name, [*PRESETS, NO_PRESET])
-        raise ConfigurationError(f"{told} ({first.source.place})")
-    source = Source(Layer.PRESET, f"preset {name} ({first.source.place})")
-    return [Setting(key, value, source) for key, value in PRESETS[name].settings.items()]

@@ -7,6 +7,7 @@ variable counts as not set, except CUDA_VISIBLE_DEVICES, where empty means no GP
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 from infrastructure.config.aliases import KEYS
 from infrastructure.config.base import ConfigurationError
@@ -74,6 +75,7 @@ def unused_variables(environment: Mapping[str, str], schema: Schema) -> list[str
     ]
 
 
+@cache
 def _plain_names(schema: Schema) -> dict[str, list[str]]:
     """The keys that a variable without a prefix may mean; one that it turns off ends in "="."""
     names: dict[str, list[str]] = {}
@@ -131,7 +133,7 @@ def _disabling(environment: Mapping[str, str]) -> Iterator[Setting]:
 
 
 def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[Setting]:
-    known = {variable_of(key) for key in [*schema.fields, *KEYS, PRESET]}
+    known = _variables(schema)
     for variable, text in sorted(environment.items()):
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
             continue
@@ -140,6 +142,12 @@ def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[Settin
             hint = f"did you mean {meant}?" if meant else "`temper config` lists all keys"
             raise ConfigurationError(f"unknown environment variable {variable}; {hint}")
         if text:
-            key = variable.removeprefix(PREFIX).lower().replace("__", ".")
-            source = _source(variable)
+            key, source = known[variable], _source(variable)
             yield from flatten({key: text}, schema, lambda _, source=source: source)  # type: ignore[misc]
+
+
+@cache
+def _variables(schema: Schema) -> dict[str, str]:
+    """The key of each `TEMPER_*` variable, for every spelling of the key."""
+    spellings = {**schema.spellings, PRESET: PRESET}
+    return {variable_of(spelt): key for spelt, key in spellings.items()}

@@ -8,6 +8,7 @@ are switched by `--x` and `--no-x`; every other flag takes a value.
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from infrastructure.config.base import ConfigurationError, kinds
@@ -104,8 +105,7 @@ def flag_settings(flags: Mapping[str, Any], schema: Schema) -> list[Setting]:
     Raises:
         ConfigurationError: there is no such flag.
     """
-    keys = {flag: key for key in schema.fields for flag in _all_flags(schema.fields[key])}
-    keys[PRESET_FLAG] = PRESET
+    keys = _keys_by_flag(schema)
     settings: list[Setting] = []
     for given, value in flags.items():
         if given.startswith("--") and given not in keys:
@@ -113,6 +113,12 @@ def flag_settings(flags: Mapping[str, Any], schema: Schema) -> list[Setting]:
         source = Source(Layer.FLAG, given if given.startswith("--") else f"argument {given}")
         settings += flatten({keys.get(given, given): value}, schema, lambda _, s=source: s)  # type: ignore[misc]
     return settings
+
+
+@cache
+def _keys_by_flag(schema: Schema) -> dict[str, str]:
+    keys = {flag: key for key, spec in schema.fields.items() for flag in _all_flags(spec)}
+    return {**keys, PRESET_FLAG: PRESET}
 
 
 class _Remember(argparse.Action):
