@@ -10,11 +10,13 @@ from typing import Any
 MARK = "#"
 
 
-def to_json(value: Any, where: str) -> Any:
+def to_json(value: Any, where: str, tuple_key: str | None = None) -> Any:
     """`value` as JSON values.
 
     Args:
         where: what it is, for the error.
+        tuple_key: a tuple is written as the mapping `{tuple_key: [...]}`, as a format wants it that
+            is older than this module; None: with `MARK`, as `from_json` reads it.
 
     Raises:
         ValueError: a part of it is neither a number, a text nor made of those.
@@ -24,35 +26,42 @@ def to_json(value: Any, where: str) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {MARK: ["float", str(value)]}
     if isinstance(value, list):
-        return [to_json(item, where) for item in value]
+        return [to_json(item, where, tuple_key) for item in value]
     if isinstance(value, tuple):
-        return {MARK: ["tuple", [to_json(item, where) for item in value]]}
+        items = [to_json(item, where, tuple_key) for item in value]
+        return {MARK: ["tuple", items]} if tuple_key is None else {tuple_key: items}
     if isinstance(value, dict):
-        return _mapping(value, where)
+        return _mapping(value, where, tuple_key)
     raise ValueError(
         f"{where} holds a {type(value).__name__}, and a checkpoint holds tensors and JSON values"
         " only: numbers, texts, lists, tuples and mappings of them"
     )
 
 
-def _mapping(value: dict[Any, Any], where: str) -> dict[str, Any]:
-    if all(isinstance(key, str) and key != MARK for key in value):
-        return {key: to_json(item, where) for key, item in value.items()}
-    pairs = [[to_json(key, where), to_json(item, where)] for key, item in value.items()]
+def _mapping(value: dict[Any, Any], where: str, tuple_key: str | None) -> dict[str, Any]:
+    if all(isinstance(key, str) and key not in (MARK, tuple_key) for key in value):
+        return {key: to_json(item, where, tuple_key) for key, item in value.items()}
+    pairs = [[to_json(part, where, tuple_key) for part in pair] for pair in value.items()]
     return {MARK: ["mapping", pairs]}
 
 
-def from_json(value: Any) -> Any:
-    """The inverse of `to_json`."""
+def from_json(value: Any, tuple_key: str | None = None) -> Any:
+    """The inverse of `to_json` with the same `tuple_key`.
+
+    Raises:
+        ValueError, TypeError, OverflowError: `to_json` has not written it.
+    """
     if isinstance(value, list):
-        return [from_json(item) for item in value]
+        return [from_json(item, tuple_key) for item in value]
     if not isinstance(value, dict):
         return value
+    if set(value) == {tuple_key}:
+        return tuple(from_json(item, tuple_key) for item in value[tuple_key])
     if MARK not in value:
-        return {key: from_json(item) for key, item in value.items()}
+        return {key: from_json(item, tuple_key) for key, item in value.items()}
     kind, inner = value[MARK]
     if kind == "float":
         return float(inner)
     if kind == "tuple":
-        return tuple(from_json(item) for item in inner)
-    return {from_json(key): from_json(item) for key, item in inner}
+        return tuple(from_json(item, tuple_key) for item in inner)
+    return {from_json(key, tuple_key): from_json(item, tuple_key) for key, item in inner}

@@ -19,11 +19,13 @@ from infrastructure.core.exact_json import MARK, from_json, to_json
         {MARK: "somebody else's", "nested": [({"a": (1,)},)]},
         {},
         {3: {"x": (math.inf, [None])}},
+        {"__tuple__": [{"a": (math.inf, {"__tuple__": 1})}]},
     ],
 )
 def test_what_a_state_is_made_of_comes_back(value: dict[Any, Any]) -> None:
-    written = json.dumps(to_json(value, "it"), allow_nan=False)
-    assert from_json(json.loads(written)) == value
+    for tuple_key in (None, "__tuple__"):
+        written = json.dumps(to_json(value, "it", tuple_key), allow_nan=False)
+        assert from_json(json.loads(written), tuple_key) == value
 
 
 def test_a_number_that_is_none_comes_back() -> None:
@@ -63,3 +65,8 @@ def test_a_scheduler_goes_on_from_it_as_from_its_own_state(scheduler: str) -> No
 def test_what_cannot_be_kept_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="the scheduler holds a Tensor"):
         to_json({"lr": [torch.zeros(1)]}, "the scheduler")
+
+
+def test_a_tuple_is_written_with_the_key_of_its_format() -> None:
+    assert to_json((1, [2, (3,)]), "it", "key") == {"key": [1, [2, {"key": [3]}]]}
+    assert to_json((1, [2]), "it") == {MARK: ["tuple", [1, [2]]]}

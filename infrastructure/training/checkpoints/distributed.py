@@ -57,7 +57,7 @@ from infrastructure.core.json_text import parse_json
 
 KEY = "distributed"  # in a manifest's values
 VALUES = "values"  # the class of what is not a tensor; lies there as the bytes of its JSON
-TUPLE_OF_BEFORE = "__tuple__"
+TUPLE = "__tuple__"  # of the format
 
 
 def save_distributed(
@@ -143,7 +143,7 @@ class JsonSavePlanner(DefaultSavePlanner):
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
         if write_item.type == WriteItemType.BYTE_IO:
-            value = to_json(object, f"the value {write_item.index.fqn}")
+            value = to_json(object, f"the value {write_item.index.fqn}", TUPLE)
             return io.BytesIO(json.dumps(value, allow_nan=False).encode())
         return object
 
@@ -355,14 +355,9 @@ def _lengths(values: Any) -> list[int]:
 def _decode(data: bytes) -> Any:
     """What the saving planner wrote; hostile input."""
     try:
-        return from_json(parse_json(data, object_hook=_tuple_of_before))
-    except (ValueError, TypeError) as error:
+        return from_json(parse_json(data), TUPLE)
+    except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"a value of the version is no JSON: {error}") from error
-
-
-def _tuple_of_before(mapping: dict[str, Any]) -> Any:
-    """A tuple as it was written before there was `exact_json`."""
-    return tuple(mapping[TUPLE_OF_BEFORE]) if set(mapping) == {TUPLE_OF_BEFORE} else mapping
 
 
 def _reasons(error: CheckpointException) -> str:

@@ -12,7 +12,6 @@ import torch
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError, StorageError
-from infrastructure.training.checkpoints import distributed
 from infrastructure.training.checkpoints.distributed import (
     KEY,
     load_distributed,
@@ -110,15 +109,12 @@ def test_one_process_without_a_group(tmp_path: Path) -> None:
     assert target["loop"] == {"lr": 0.5, "pair": (1, [2, (3,)])}
 
 
-def test_tuples_as_they_were_written_before_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = {"__tuple__": [1, [2, {"__tuple__": [3]}]]}
-    monkeypatch.setattr(distributed, "to_json", lambda value, where: before)
-    name = save_distributed(tmp_path, {"loop": {"pair": "as before"}}, {}, step=1)
+def test_a_tuple_is_written_as_the_format_has_it(tmp_path: Path) -> None:
+    name = save_distributed(tmp_path, state(), {"step": 1}, step=1)
     assert name is not None
     store = Store(tmp_path)
-    assert load_whole(store, store.read(name))["loop.pair"] == (1, [2, (3,)])
+    ((_, stored),) = store.load(store.read(name), names=["values/loop.pair"])
+    assert bytes(stored.data) == b'{"__tuple__": [1, [2, {"__tuple__": [3]}]]}'
 
 
 def test_what_did_not_change_is_stored_once(tmp_path: Path) -> None:
