@@ -36,7 +36,7 @@ from infrastructure.monitoring.drawing.formatting import format_bytes, format_nu
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory, find_run
-from infrastructure.run.restore import asked, named_run, restore_run
+from infrastructure.run.restore import answer_of, named_run, restore_run
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -108,8 +108,8 @@ def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitC
 
 def _list_runs(options: argparse.Namespace, url: str) -> ExitCode:
     place = open_place(url)
-    runs = asked(place, lambda: runs_at(place))
-    newest = {run: asked(place, lambda run=run: _newest(Store(Path(run), place))) for run in runs}  # type: ignore[misc]
+    runs = answer_of(place, lambda: runs_at(place))
+    newest = {run: answer_of(place, partial(_newest, Store(Path(run), place))) for run in runs}
     rows = [
         [run, NOTHING if row is None else f"step {row.step}", "" if row is None else row.created]
         for run, row in newest.items()
@@ -133,13 +133,13 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     if backup.options.place is not None:
         place = open_place(backup.options.place)
         store = Store(Path(run_id), place)
-        chosen[place.url] = asked(place, lambda: _versions(store))
+        chosen[place.url] = answer_of(place, lambda: _versions(store))
     rows = []
     for where, versions in chosen.items():
         found = verify_versions(versions)
         rows += [{"where": where, **row} for row in found]
     if backup.options.place is not None:
-        rows += asked(place, lambda: list(_published_rows(place, run_id)))
+        rows += answer_of(place, lambda: list(_published_rows(place, run_id)))
     if not rows:
         raise ValueError(f"run {run_id} has no version here or at its place: nothing to verify")
     damaged = [row for row in rows if row["problem"]]

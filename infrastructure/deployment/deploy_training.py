@@ -234,7 +234,7 @@ class TrainingDeployment:
             return None
         self.say(f"Run {run_id} of this kind lies at {options.place}: bringing it back")
         try:
-            run, _ = restore_run(run_id, options, Path(self.config.output_dir), say=self.say)
+            run, _ = restore_run(run_id, options, Path(self.config.output_dir), report=self.say)
         except CheckpointError as error:
             error.add_note("what else of it lies there stays as it is; --new-run trains afresh")
             raise

@@ -9,15 +9,15 @@ from tqdm import tqdm
 
 from infrastructure.core.notebook import in_notebook_kernel
 
-Told = Callable[[int, int | None], None]
+MoveBar = Callable[[int, int | None], None]
 
 
 class _QuietTqdm(tqdm):
-    monitor_interval = 0  # what is told moves the bar; no watching thread is needed
+    monitor_interval = 0  # each call moves the bar; no watching thread is needed
 
 
 @contextmanager
-def byte_bar(what: str) -> Iterator[Told]:
+def byte_bar(what: str) -> Iterator[MoveBar]:
     """Inside, a call with (bytes done, bytes in all) moves the bar, if a person looks on: at a
     terminal or in a notebook. None: nobody knows how many bytes there are.
     """
@@ -31,11 +31,11 @@ def byte_bar(what: str) -> Iterator[Told]:
         dynamic_ncols=True,
     )
 
-    def tell(done_bytes: int, total_bytes: int | None) -> None:
+    def move_bar(done_bytes: int, total_bytes: int | None) -> None:
         bar.total = total_bytes
         bar.update(done_bytes - bar.n)
 
     try:
-        yield tell
+        yield move_bar
     finally:
         bar.close()

@@ -27,7 +27,7 @@ from infrastructure.run.lock import LOCK_FILE
 log = logging.getLogger(__name__)
 
 
-def repair_records(output_dir: Path, options: BackupConfig, say: Callable[[str], None]) -> None:
+def repair_records(output_dir: Path, options: BackupConfig, report: Callable[[str], None]) -> None:
     """Bring back each run.json in `output_dir` that is damaged or missing, so that its run is found
     again. A run that a living process trains is left alone."""
     for path in run_folders(output_dir):
@@ -36,10 +36,10 @@ def repair_records(output_dir: Path, options: BackupConfig, say: Callable[[str],
         try:
             repair = RunFileRepair(path, _stores(path, options)).restore(RUN_FILE)
         except (OSError, CheckpointError) as error:
-            say(f"note: run {path.name} has no readable {RUN_FILE}: {error}")
+            report(f"note: run {path.name} has no readable {RUN_FILE}: {error}")
             continue
         if repair is not None:
-            say(f"note: run {path.name}: {repair.text}")
+            report(f"note: run {path.name}: {repair.text}")
 
 
 def _has_record(path: Path) -> bool:
@@ -66,7 +66,7 @@ def _stores(path: Path, options: BackupConfig) -> list[Store]:
     return [local, Store(Path(path.name), open_place(options.place))]
 
 
-def repair_run(run: RunDirectory, options: BackupConfig, say: Callable[[str], None]) -> None:
+def repair_run(run: RunDirectory, options: BackupConfig, report: Callable[[str], None]) -> None:
     """Repair versions and small files of a run; for whoever holds its lock.
 
     Raises:
@@ -74,17 +74,17 @@ def repair_run(run: RunDirectory, options: BackupConfig, say: Callable[[str], No
     """
     repairs = RunBackup(run.checkpoints, options, run_id=run.run_id).repair(run.path)
     for repair in repairs:
-        say(f"note: {repair.text}")
+        report(f"note: {repair.text}")
     if any(r.outcome is Outcome.LOST and r.what.startswith("tokenizer/") for r in repairs):
         shutil.rmtree(run.tokenizer, ignore_errors=True)  # made anew from the model, or the data
     lost = {r.what for r in repairs if r.outcome is not Outcome.REPAIRED}
     seal = read_seal(run.path)
-    if lost & seal.keys():  # said once
+    if lost & seal.keys():  # reported once
         write_seal(run, {**seal, **{name: hash_or_none(run.path / name) for name in lost}})
 
 
 def repair_records_of(run: RunDirectory) -> None:
-    """Bring back run.json and the tokenizer of one run from its own versions, told through
+    """Bring back run.json and the tokenizer of one run from its own versions, reported through
     logging."""
     if not is_free(run.path):
         return

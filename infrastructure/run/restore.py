@@ -42,8 +42,8 @@ def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | N
     """
     place = open_place(str(config.backup.place))
     wanted = purpose_of(config)
-    for run_id in reversed(asked(place, lambda: runs_at(place))):
-        settings = asked(place, partial(newest_settings, place, run_id))
+    for run_id in reversed(answer_of(place, lambda: runs_at(place))):
+        settings = answer_of(place, partial(newest_settings, place, run_id))
         if settings and is_same(settings, wanted, accepted):
             return run_id
     return None
@@ -56,7 +56,7 @@ def runs_at_place(options: BackupConfig) -> list[str]:
         StorageError: it does not answer.
     """
     place = open_place(str(options.place))
-    return asked(place, lambda: runs_at(place))
+    return answer_of(place, lambda: runs_at(place))
 
 
 def newest_settings(place: Place, run_id: str) -> Mapping[str, Any]:
@@ -80,7 +80,7 @@ def restore_run(
     options: BackupConfig,
     output_dir: Path,
     step: int | None = None,
-    say: Callable[[str], None] = do_nothing,
+    report: Callable[[str], None] = do_nothing,
 ) -> tuple[RunDirectory, Path]:
     """Bring a run (None: the newest) from its place into `output_dir`, verified: the newest whole
     version, and the run's files, unless what is here is newer; of a run that lies finished there
@@ -100,8 +100,8 @@ def restore_run(
     before = Store(run.checkpoints).versions()
     backup = RunBackup(run.checkpoints, options, run_id=run_id)
     make_directory(run.path)
-    with byte_bar("restoring") as tell:
-        checkpoint = backup.restore_run(step, on_progress=tell)
+    with byte_bar("restoring") as move_bar:
+        checkpoint = backup.restore_run(step, on_progress=move_bar)
     store = Store(run.checkpoints)
     if not run.run_file.is_file() or not before or checkpoint.stem > before[0]:
         for problem in restore_run_files(store, store.read(checkpoint.stem), run.path):
@@ -110,20 +110,20 @@ def restore_run(
         if not run.has_record() and (found := RunFileRepair(run.path, stores).restore(RUN_FILE)):
             log.warning("%s", found.text)  # from an older version
     if step is None and not run.is_finished():
-        _restore_end(place, run, store.read(checkpoint.stem).step, say)
+        _restore_end(place, run, store.read(checkpoint.stem).step, report)
     return run, checkpoint
 
 
-def _restore_end(place: Place, run: RunDirectory, step: int, say: Callable[[str], None]) -> None:
+def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[str], None]) -> None:
     """Bring back what a finished run has at its place besides its versions; where something of it
     is not whole, the run goes on from its last version, and writes it anew."""
     try:
         found = finished_at(place, run.run_id, step)
         if found is None:
             return
-        say(f"It lies finished there: {found.url}")
-        with byte_bar("restoring the model") as tell:
-            found.fetch(run.path, tell)
+        report(f"It lies finished there: {found.url}")
+        with byte_bar("restoring the model") as move_bar:
+            found.fetch(run.path, move_bar)
     except (OSError, DamagedFileError) as error:
         log.warning("the end of run %s is not brought back: %s", run.run_id, redact(str(error)))
 
@@ -135,7 +135,7 @@ def named_run(place: Place, run_id: str | None) -> str:
         ValueError: there is none of that name, or none at all.
         StorageError: the place does not answer.
     """
-    known = asked(place, lambda: runs_at(place))
+    known = answer_of(place, lambda: runs_at(place))
     if not known:
         raise ValueError(f"there is no run at {place.url}")
     if run_id is None:
@@ -145,7 +145,7 @@ def named_run(place: Place, run_id: str | None) -> str:
     return run_id
 
 
-def asked(place: Place, question: Callable[[], T]) -> T:
+def answer_of(place: Place, question: Callable[[], T]) -> T:
     """What the place answers.
 
     Raises:
