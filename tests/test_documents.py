@@ -44,7 +44,7 @@ SCHEMA = schema_of(DeploymentConfig)
 
 # What another library, the launch script, torchrun or a benchmark has, not the temper command.
 FOREIGN_NAMES = {"save_steps", "load_best_model_at_end"}
-FOREIGN_FLAGS = {"--with-unsloth", "--nproc-per-node", "--selections"}
+FOREIGN_FLAGS = {"--with-unsloth", "--nproc-per-node", "--selections", "--kinds", "--read-before"}
 
 # Names that stand for any name.
 EXAMPLES = {"--x", "--no-x", "model.a.b", "infrastructure/a/b.py", "tests/a/test_b.py"}
