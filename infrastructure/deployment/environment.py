@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.nvidia_driver import nvidia_driver_present
@@ -86,11 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     show_machine(plan)
     except InstallError as error:
         say(f"temper: {error}")
-        return 1
+        return ExitCode.FAILED
     except KeyboardInterrupt:
         say("temper: interrupted; the same command goes on from here")
-        return 130
-    return 0
+        return ExitCode.INTERRUPTED
+    return ExitCode.DONE
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -114,7 +115,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _stop(*_: object) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)
+    sys.exit(ExitCode.TERMINATED)
 
 
 # What there should be
