@@ -17,6 +17,7 @@ from infrastructure.config.field_help import choices
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.deployment import forecast
 from infrastructure.monitoring.records.run_reader import read_run_facts
 from infrastructure.monitoring.records.status_text import safety_words
 from infrastructure.run import replication as run_copies
@@ -194,7 +195,7 @@ def test_a_place_that_goes_away_stops_nobody(tmp_path: Path) -> None:
 def test_a_disk_that_is_too_small_is_told_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_copies, "SMALL_BYTES", 10**16)
+    monkeypatch.setattr(forecast, "SMALL_BYTES", 10**16)
     with pytest.raises(StorageError, match="make room, or keep fewer"):
         deploy(small_config(tmp_path, max_steps=3))
 
@@ -254,7 +255,7 @@ def test_what_a_version_takes_is_known_before_there_is_one(
     tell = run_copies.RunCopies.tell_room
 
     def remember(self: Any, num_bytes: int, total_steps: int) -> None:
-        told.append(num_bytes - run_copies.SMALL_BYTES)
+        told.append(num_bytes - forecast.SMALL_BYTES)
         tell(self, num_bytes, total_steps)
 
     monkeypatch.setattr(run_copies.RunCopies, "tell_room", remember)

@@ -3,17 +3,18 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infrastructure.backup.format.store import Store
+from infrastructure.commands.main import main
 from infrastructure.commands.train_resume import resume
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import damaged_files, read_record, write_record
 from infrastructure.core.errors import DamagedFileError
-from infrastructure.deployment import export as exporting
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.evaluation.asking import ask
@@ -49,12 +50,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def put(made: Path, state: str) -> Path:
     """That state as the one run of the folder."""
-    for name in ("runs", "place"):
-        while (made / name).exists():  # a helper of the test before may still write into it
-            shutil.rmtree(made / name, ignore_errors=True)
     run = made / "runs" / (made / "name").read_text()
-    shutil.copytree(made / state, run)
-    return run
+    while True:  # a helper of the test before may still write into the folders
+        for name in ("runs", "place"):
+            while (made / name).exists():
+                shutil.rmtree(made / name, ignore_errors=True)
+        with suppress(FileExistsError):
+            shutil.copytree(made / state, run)
+            return run
 
 
 @pytest.fixture
@@ -248,11 +251,12 @@ def test_train_resume_finds_a_run_without_its_record(
 
 
 def test_exporting_takes_the_tokenizer_that_was_written(
-    made: Path, stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    made: Path, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flip(stopped / "tokenizer" / "tokenizer.json")
-    exporting.export(stopped.name, str(tmp_path / "out"), str(made / "runs"))
-    assert "tokenizer/tokenizer.json is not what was written" in caplog.text
+    out = str(tmp_path / "out")
+    assert main(["export", stopped.name, out, "--output", str(made / "runs")]) == 0
+    assert "tokenizer/tokenizer.json is not what was written" in capsys.readouterr().err
     whole = (made / "finished" / "final" / "tokenizer.json").read_bytes()
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == whole
 

@@ -224,7 +224,7 @@ def _pair(
 ) -> Candidate:
     """Whoever names the prompt's column has put into it what belongs to it."""
     parts = {"prompt": prompt, "answer": answer}
-    words = f"column {prompt!r} prompts, column {answer!r} answers"
+    words = f"column {prompt!r} asks, column {answer!r} answers"
     context = [c for c in _matching(CONTEXT_COLUMNS, columns) if c not in (prompt, answer)]
     if request.prompt_column and name != ALPACA:
         context = []
