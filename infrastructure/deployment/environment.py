@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.nvidia_driver import nvidia_driver_present
@@ -87,11 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     show_machine(plan)
     except InstallError as error:
         say(f"temper: {error}")
-        return ExitCode.FAILED
+        return 1
     except KeyboardInterrupt:
         say("temper: interrupted; the same command goes on from here")
-        return ExitCode.INTERRUPTED
-    return ExitCode.DONE
+        return 130
+    return 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -115,7 +114,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _stop(*_: object) -> NoReturn:
-    sys.exit(ExitCode.TERMINATED)
+    sys.exit(128 + signal.SIGTERM)
 
 
 # What there should be
