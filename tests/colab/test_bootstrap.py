@@ -30,7 +30,16 @@ COPIED_HERE = [
     *(f"colab/{name}.py" for name in ("__init__", "bootstrap", "needed_packages", "runtime")),
     *(
         f"infrastructure/core/{name}.py"
-        for name in ("errors", "json_text", "lazy", "lookup", "notebook", "optional", "parts")
+        for name in (
+            "errors",
+            "exit_codes",
+            "json_text",
+            "lazy",
+            "lookup",
+            "notebook",
+            "optional",
+            "parts",
+        )
     ),
 ]
 PYPROJECT = """
