@@ -5,12 +5,14 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+
+from tests.notebooks.kernels import kernels_are_forks
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120.0
@@ -96,11 +98,16 @@ class Kernel:
 
 
 @contextmanager
-def start_kernel(folder: Path) -> Iterator[Kernel]:
-    """A kernel in `folder` that can import the project and its tests; gone at the end."""
+def start_kernel(folder: Path, *, is_fork: bool = True) -> Iterator[Kernel]:
+    """A kernel in `folder` that can import the project and its tests; gone at the end.
+
+    Args:
+        is_fork: it has PyTorch already, and says nothing of what its import says.
+    """
     manager = KernelManager(kernel_name="python3")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    manager.start_kernel(cwd=str(folder), env=environment)
+    with kernels_are_forks() if is_fork else nullcontext():
+        manager.start_kernel(cwd=str(folder), env=environment)
     client = manager.blocking_client()
     client.start_channels()
     try:

@@ -1,7 +1,6 @@
 """Stack-wise training is the same however it is asked for: by flags, YAML, environment or form."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from infrastructure.core.files import file_sha256
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.colab.forms import type_into
 from tests.deployment.runs import losses, runs_of, small_settings
+from tests.forks import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 WANTED = {
@@ -39,8 +39,7 @@ def temper_train(folder: Path, settings: dict[str, Any], *flags: str, **variable
     path = folder / "settings.yaml"
     path.write_text(yaml.safe_dump(settings))
     command = [sys.executable, "-m", "infrastructure", "train", "--config", str(path), *flags]
-    env = {**os.environ, **variables}
-    subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True)
+    run_forked(command, cwd=ROOT, env={**os.environ, **variables})
 
 
 def by_yaml(folder: Path) -> None:

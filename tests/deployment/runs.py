@@ -15,6 +15,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.run.checkpoint_paths import by_step, step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from tests.forks import forked_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,17 +74,11 @@ def losses(run: Path) -> list[tuple[int, float]]:
     return [(r["step"], r["loss"]) for r in records if "loss" in r]
 
 
-def start_temper(*arguments: str, folder: Path) -> subprocess.Popen[str]:
-    """The real command in a process of its own; `folder` has its configuration file."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "infrastructure", *arguments],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start_temper(*arguments: str, folder: Path, **variables: str) -> subprocess.Popen[str]:
+    """The command in a process of its own; `folder` has its configuration file."""
+    command = [sys.executable, "-m", "infrastructure", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return forked_python(command, cwd=folder, env={**os.environ, **variables}, text=True, **pipes)
 
 
 def write_settings(folder: Path, **training: Any) -> None:

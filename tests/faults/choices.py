@@ -10,7 +10,6 @@ Each training is a fork of this process, which has imported what they all need.
 import contextlib
 import gc
 import hashlib
-import importlib
 import json
 import os
 import signal
@@ -40,19 +39,12 @@ from infrastructure.training.checkpoints.checkpoint_manager import CheckpointMan
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from tests.deployment.runs import small_settings
+from tests.forks import Forked, import_what_takes_long
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = schema_of(DeploymentConfig).fields
 NUM_STEPS = 2
 NEW_RUN = "new_run"  # asked for again, it begins another one
-IMPORTED = (
-    "transformers.models.llama.modeling_llama",
-    "transformers.tokenization_utils_fast",
-    "transformers.generation",
-    "peft",
-    "bitsandbytes",
-    "torch.utils.tensorboard",
-)
 
 # Names that a registry holds: their fields are texts, because others may add to them.
 REGISTERED: dict[str, tuple[str, ...]] = {
@@ -77,6 +69,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "model.backend=unsloth": {"model.name": "{llama}", "model.lora_config": True},
     "model.quantization": {"model.name": "{llama}", "model.lora_config": True},
     "model.dtype=fp16": {"model.lora_config": True},
+    "model.adapter=tactical_mappo": {"model.name": "tactical_mappo"},
     "training.gradient_checkpointing_mode": {"training.gradient_checkpointing": True},
     "training.progressive.": GROWING,
     "training.mode=layerwise": {"model.name": "embedded", "model.embedded.num_layers": 1},
@@ -107,6 +100,8 @@ NEEDS: dict[str, dict[str, Any]] = {
 PROBLEM_OF_ANSWER = {a: problem for problem, some in BASELINES.items() for a in some}
 # Compiling takes the better part of a minute, and unsloth changes the process that imports it.
 SLOW = ("training.compile_mode=", "model.backend=unsloth")
+# Its model is a small one of its own, which takes few of the other choices.
+ALONE = ("model.adapter=tactical_mappo",)
 
 
 @dataclass(frozen=True)
@@ -122,6 +117,10 @@ class Choice:
     @property
     def is_slow(self) -> bool:
         return f"{self.key}={self.value}".startswith(SLOW)
+
+    @property
+    def is_alone(self) -> bool:
+        return f"{self.key}={self.value}" in ALONE
 
     @property
     def needs(self) -> dict[str, Any]:
@@ -147,7 +146,9 @@ def every_choice() -> list[Choice]:
 def values_of(spec: FieldSpec) -> Iterator[Any]:
     """Its words, truth values and "none"; of a list of words each of them, and no word."""
     if named := metadata_of(spec.info, RegisteredName):
-        yield from (*named.others, *named.registry.built_in)
+        names = (*named.others, *named.registry.built_in)
+        is_list = any(get_origin(leaf) is list for leaf in leaves(spec.info.annotation))
+        yield from [*([name] for name in names), []] if is_list else names
         return
     if spec.key in REGISTERED:
         yield from REGISTERED[spec.key]
@@ -202,6 +203,8 @@ class Row:
         """Whether it goes with the choices that are here; then it is one of them."""
         wanted = {**choice.needs, choice.key: choice.value}
         chosen = {one.key for one in self.choices}
+        if self.choices and (choice.is_alone or self.choices[0].is_alone):
+            return False
         if any(key in self.settings and self.settings[key] != wanted[key] for key in wanted):
             return False
         if choice.key in chosen:
@@ -296,10 +299,11 @@ class Trainings:
     """The process that forks the trainings."""
 
     def __init__(self) -> None:
+        import_what_takes_long()
         # an address that nobody listens at: a sink of alerts that has nothing to tell
         environment = {**os.environ, "ALERT_WEBHOOK_URL": "http://127.0.0.1:9/"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+        self._process = Forked(
+            main,
             cwd=ROOT,
             env={**environment, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             stdin=subprocess.PIPE,
@@ -398,8 +402,7 @@ def _finished(told: Told, run: Path) -> Told:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for package in IMPORTED:
-        importlib.import_module(package)
+    import_what_takes_long()
     gc.freeze()  # a training collects garbage, and need not look at all that was imported
     for line in sys.stdin:
         print(json.dumps(asdict(do(Job(**json.loads(line))))), flush=True)

@@ -47,7 +47,8 @@ from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from tests.conftest import save_tiny_llama
 from tests.faults.judge import tell
 from tests.faults.kill_storm import in_child
-from tests.faults.run_storm import IMPORTED, SMALL_MODEL, write_data
+from tests.faults.run_storm import SMALL_MODEL, write_data
+from tests.forks import import_what_takes_long
 
 DEATHS = ("process", "helpers", "copier", "machine", "place")
 WEIGHTS = (3, 3, 2, 3, 2)
@@ -607,7 +608,7 @@ def _plant(name: str) -> None:
     if name == "not completed":
         deploy_training.finished_before = _does_not_complete  # type: ignore[attr-defined]
     if name == "says confirmed":
-        deploy_training.RunCopies.complete = (  # type: ignore[method-assign]
+        deploy_training.RunReplication.complete = (  # type: ignore[method-assign]
             lambda self, seconds, record: record()
         )
 
@@ -620,8 +621,7 @@ def prepare(directory: Path, with_unsloth: bool) -> None:
     torch.set_num_threads(1)
     if with_unsloth:
         importlib.import_module("unsloth")
-    for package in (*IMPORTED, "bitsandbytes"):
-        importlib.import_module(package)
+    import_what_takes_long()
     sys.path.insert(0, str(PLUGIN))  # the helpers look there, too
     fsspec.register_implementation("temperstore", "temperstore.TemperStore")
     directory.mkdir(parents=True, exist_ok=True)

@@ -163,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--races", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--careless-races", type=int, default=10)
     parser.add_argument("--mutant", choices=["no_lock"])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +171,7 @@ def main() -> None:
     found = asdict(outcome)
     if arguments.mutant is None:
         with tempfile.TemporaryDirectory() as folder:
-            careless = storm(Path(folder), 10, 1, locks=False)
+            careless = storm(Path(folder), arguments.careless_races, 1, locks=False)
         found |= {"mutants": 1, "mutants_caught": int(careless.both_wrote > 0)}
     tell("G12", found)
 

@@ -13,7 +13,6 @@ came to an end with another model or other losses than the undisturbed one.
 import argparse
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 import random
@@ -34,16 +33,9 @@ from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training import enhanced_trainer
 from tests.faults.judge import tell
 from tests.faults.kill_storm import in_child
+from tests.forks import import_what_takes_long
 
 ROWS = 80
-IMPORTED = (
-    "transformers.models.llama.modeling_llama",
-    "transformers.tokenization_utils_fast",
-    "transformers.generation",
-    "peft",
-    "torch.utils.tensorboard",
-    "matplotlib",
-)
 DEATHS = ("process", "helpers", "machine")
 SMALL_MODEL: dict[str, Any] = {
     "model.embedded.hidden_size": 32,
@@ -116,8 +108,7 @@ def result_of(directory: Path) -> tuple[str, list[tuple[int, float]]]:
 def storm(directory: Path, num_kills: int, seed: int) -> Outcome:
     """Kill until `num_kills` are reached and the last run is through."""
     torch.set_num_threads(1)
-    for package in IMPORTED:  # once, by the parent of all
-        importlib.import_module(package)
+    import_what_takes_long()  # once, by the parent of all
     reference = directory / "reference"
     reference.mkdir(parents=True)
     write_data(directory / "data.jsonl")

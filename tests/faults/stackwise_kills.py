@@ -9,7 +9,6 @@ being written; `phases`: in how many phases it was killed.
 """
 
 import argparse
-import importlib
 import os
 import random
 import shutil
@@ -27,7 +26,8 @@ from infrastructure.monitoring.records.run_reader import METRICS_FILE
 from tests.deployment.runs import losses, runs_of, write_rows
 from tests.faults.judge import tell
 from tests.faults.kill_storm import in_child
-from tests.faults.run_storm import IMPORTED, SMALL_MODEL
+from tests.faults.run_storm import SMALL_MODEL
+from tests.forks import import_what_takes_long
 
 SETTINGS: dict[str, Any] = {
     **SMALL_MODEL,
@@ -101,8 +101,7 @@ def main() -> None:
     options = parser.parse_args()
     directory = options.directory.resolve()
     torch.set_num_threads(1)
-    for package in IMPORTED:
-        importlib.import_module(package)
+    import_what_takes_long()
     directory.mkdir(parents=True, exist_ok=True)
     write_rows(directory / "rows.jsonl", 100, 100 + ROWS)
     reference = directory / "reference"

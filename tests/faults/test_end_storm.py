@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.judge import Figures, complaints, run_module
+from tests.faults.judge import Figures, complaints, run_in_fork
 from tests.slow import slow
 
 
 def storm(directory: Path, *arguments: str) -> Figures:
-    return run_module("tests.faults.end_storm", str(directory), *arguments)
+    return run_in_fork("tests.faults.end_storm", str(directory), *arguments)
 
 
 def test_the_place_gives_the_finished_model_back(tmp_path: Path) -> None:

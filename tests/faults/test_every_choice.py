@@ -107,8 +107,8 @@ def optimizer_field() -> object:
 
 def test_what_is_refused_is_refused_in_a_sentence_before_there_is_a_run(tmp_path: Path) -> None:
     base = base_settings(tmp_path)
-    refused = {one: sentence for one in every_choice() if (sentence := refusal(one))}
-    for choice, sentence in refused.items():
+    refused = [(one, sentence) for one in every_choice() if (sentence := refusal(one))]
+    for choice, sentence in refused:
         settings = together(base, {**choice.needs, choice.key: choice.value})
         with pytest.raises(ValueError) as caught:
             TrainingDeployment(DeploymentConfig(**settings), say=lambda line: None).run()

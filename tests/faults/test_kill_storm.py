@@ -1,29 +1,15 @@
 """G1 in its short form: `make prove-durability` has the long one."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.faults.judge import Figures, run_in_fork
 from tests.slow import slow_but
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def storm(directory: Path, *arguments: str) -> dict[str, int]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.kill_storm", str(directory), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
-    outcome: dict[str, int] = json.loads(done.stdout)["G1"]
-    return outcome
+def storm(directory: Path, *arguments: str) -> Figures:
+    return run_in_fork("tests.faults.kill_storm", str(directory), *arguments)
 
 
 @pytest.mark.parametrize("where", [[], ["--in-background"]], ids=["here", "in background"])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.faults.judge import run_module
+from tests.faults.judge import run_in_fork
 from tests.faults.kill_storm_transformers import LAST_FILE, newest_folder, whole_checkpoints
 from tests.slow import slow
 
@@ -10,7 +10,7 @@ from tests.slow import slow
 @slow
 def test_the_same_kills_on_transformers_are_counted(tmp_path: Path) -> None:
     module = "tests.faults.kill_storm_transformers"
-    found = run_module(module, str(tmp_path / "storm"), "--kills", "8")
+    found = run_in_fork(module, str(tmp_path / "storm"), "--kills", "8")
     assert found["kills"] >= 8
     assert found["finished"] >= 1
 

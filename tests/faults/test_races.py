@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.judge import run_module
+from tests.faults.judge import run_in_fork
 from tests.slow import slow_but
 
 
@@ -12,7 +12,7 @@ from tests.slow import slow_but
 )
 def test_of_two_processes_one_trains_and_a_killed_one_is_replaced(mutant: list[str]) -> None:
     """In a process of its own: it forks, and sets what it forks with."""
-    found = run_module("tests.faults.races", "--races", "4", *mutant)
+    found = run_in_fork("tests.faults.races", "--races", "4", "--careless-races", "3", *mutant)
     assert found["races"] == 4
     assert found["kills"] + found["refused"] > 0 or mutant
     assert (found["both_wrote"] > 0) == bool(mutant)

@@ -5,7 +5,7 @@
 
 import pytest
 
-from tests.faults.judge import complaints, run_module
+from tests.faults.judge import complaints, run_in_fork
 
 TWELVE = ("--trials", "12", "--seed", "3", "--no-defects")
 
@@ -13,7 +13,7 @@ TWELVE = ("--trials", "12", "--seed", "3", "--no-defects")
 @pytest.mark.timeout(600)
 def test_whatever_is_damaged_is_healed_or_named() -> None:
     cases = "--cases=finished, no place;stopped, no place"
-    figures = run_module("tests.faults.run_damage", *TWELVE, cases)
+    figures = run_in_fork("tests.faults.run_damage", *TWELVE, cases)
     assert figures["trials"] == 12
     assert figures["named"] > 0
     assert complaints("G4 runs", figures) == []
@@ -25,4 +25,4 @@ def test_whatever_is_damaged_is_healed_or_named() -> None:
 def test_a_planted_defect_is_found(defect: str) -> None:
     cases = "--cases=finished, no place;stopped, no place"
     arguments = ("--trials", "40", "--seed", "1", cases, "--defect", defect)
-    assert complaints("G4 runs", run_module("tests.faults.run_damage", *arguments)) != []
+    assert complaints("G4 runs", run_in_fork("tests.faults.run_damage", *arguments)) != []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.judge import complaints, run_module
+from tests.faults.judge import complaints, run_in_fork
 from tests.faults.real_cuts import why_not
 from tests.faults.run_power_cuts import DEFECTS
 from tests.slow import slow_but
@@ -12,8 +12,8 @@ MODULE = "tests.faults.run_power_cuts"
 
 @pytest.mark.timeout(600)
 def test_the_same_command_goes_on_after_a_power_cut() -> None:
-    figures = run_module(MODULE, "--states", "120", "--to-the-end", "2", "--no-defects")
-    assert figures["states"] > 100
+    figures = run_in_fork(MODULE, "--states", "60", "--to-the-end", "2", "--no-defects")
+    assert figures["states"] > 50
     assert figures["to_the_end"] == 2
     assert complaints("G2 runs", figures) == []
 
@@ -22,7 +22,7 @@ def test_the_same_command_goes_on_after_a_power_cut() -> None:
 @pytest.mark.parametrize("defect", slow_but(DEFECTS[:1], DEFECTS))
 def test_a_planted_defect_is_found(defect: str) -> None:
     arguments = ("--states", "60", "--to-the-end", "0", "--defect", defect)
-    assert complaints("G2 runs", run_module(MODULE, *arguments)) != []
+    assert complaints("G2 runs", run_in_fork(MODULE, *arguments)) != []
 
 
 @pytest.mark.slow
@@ -30,6 +30,6 @@ def test_a_planted_defect_is_found(defect: str) -> None:
 def test_a_real_file_system() -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
-    figures = run_module("tests.faults.real_cuts", "--cuts", "2")
+    figures = run_in_fork("tests.faults.real_cuts", "--cuts", "2")
     assert figures["cuts"] == 2
     assert complaints("G2 real", figures) == []

@@ -10,6 +10,7 @@ from tests.conftest import save_tiny_llama
 from tests.faults.hostile_input import MUTANTS, Watch, fuzz, replaced
 from tests.faults.pickle_scan import files_with_pickles, pickles_in
 from tests.faults.written_files import run_with_secrets, scanner_finds_pickles
+from tests.forks import outcome_of_forked
 from tests.slow import slow_but
 
 WATCH = Watch()
@@ -32,7 +33,8 @@ def test_a_careless_reader_would_show(name: str) -> None:
 
 def test_a_run_leaves_no_secret_and_no_pickle_and_reads_none(tmp_path: Path) -> None:
     """Its hooks say secrets aloud; pickles that run code lie beside the model and the run."""
-    ran = run_with_secrets(tmp_path, save_tiny_llama(tmp_path / "model"))
+    model = save_tiny_llama(tmp_path / "model")
+    ran = run_with_secrets(tmp_path, model, run=outcome_of_forked)
     assert ran.codes == [1, 1, 2, 2, 2], ran.said.decode()
     assert ran.said.count(b"401 for") >= 2
     assert b"failed too" not in ran.said  # what lies in the store does not keep it from saving

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.judge import Figures, complaints, run_module
+from tests.faults.judge import Figures, complaints, run_in_fork
 from tests.slow import slow_but
 
 
 def storm(directory: Path, *arguments: str) -> Figures:
-    return run_module("tests.faults.stop_storm", str(directory), *arguments)
+    return run_in_fork("tests.faults.stop_storm", str(directory), *arguments)
 
 
 def test_a_stopped_training_has_lost_nothing_and_goes_on_to_the_same_end(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import gc
 import hashlib
-import importlib
 import logging
 import os
 import shutil
@@ -28,7 +27,7 @@ from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from tests.deployment.runs import small_settings
 from tests.faults import copier_here
 from tests.faults.kill_storm import in_child
-from tests.faults.run_storm import IMPORTED
+from tests.forks import import_what_takes_long
 
 PR_SET_CHILD_SUBREAPER = 36
 NUM_STEPS, STOP_AT = 8, 5
@@ -72,8 +71,7 @@ def import_all() -> None:
     """What every run imports, once, by the parent of all."""
     adopt_orphans()
     torch.set_num_threads(1)
-    for package in IMPORTED:
-        importlib.import_module(package)
+    import_what_takes_long()
     gc.freeze()  # a child that collects would copy all of it, page by page
 
 

@@ -12,7 +12,7 @@ import random
 import string
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from tests.faults.pickle_scan import files_with_pickles
 PLANTED_PICKLES = ("training_args.bin", "pytorch_model.bin", "optimizer.pt", "rng_state.pth")
 PLANTED_PICKLES += ("adapter_model.bin", "model.pt", "data.pkl", "scheduler.pt")
 STORE_FOLDERS = ("objects", "versions", "tmp")
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
 def secret(prefix: str) -> str:
@@ -86,13 +88,14 @@ def plant_pickles(directory: Path, mark: Path) -> None:
         (directory / name).write_bytes(pickle.dumps(Exploit(mark)))
 
 
-def run_with_secrets(folder: Path, model: Path, *flags: str) -> Ran:
+def run_with_secrets(folder: Path, model: Path, *flags: str, run: Run = subprocess.run) -> Ran:
     """Train until a hook fails, plant pickles everywhere, and go on until it fails again.
 
     Args:
         folder: where everything lies; the runs are in `folder/runs`.
         model: a small model.
-        flags: `--careless` for the mutant.
+        flags: `--careless` for the mutant, which needs processes that import everything anew.
+        run: what runs a command.
     """
     write_rows(folder / "rows.jsonl")
     settings = {
@@ -106,27 +109,29 @@ def run_with_secrets(folder: Path, model: Path, *flags: str) -> Ran:
     plant_pickles(model, folder / "mark")
     ran = Ran(folder / "runs")
     train = ["train", str(folder / "rows.jsonl"), f"--config={folder / 'settings.yaml'}"]
-    _run(ran, *flags, *train, f"--model={model}", "--log-level=DEBUG")
-    for run in [path for path in (folder / "runs").iterdir() if path.is_dir()]:
+    _run(ran, run, *flags, *train, f"--model={model}", "--log-level=DEBUG")
+    for directory in [path for path in (folder / "runs").iterdir() if path.is_dir()]:
         # not in the run's own folder: what lies there is carried in its checkpoints, as it is
-        for place in (run / "checkpoints", *(run / "checkpoints" / n for n in STORE_FOLDERS)):
+        store = directory / "checkpoints"
+        for place in (store, *(store / name for name in STORE_FOLDERS)):
             plant_pickles(place, folder / "mark")
-    _run(ran, *flags, "train-resume", f"--output-dir={folder / 'runs'}", "--log-level=DEBUG")
+    _run(ran, run, *flags, "train-resume", f"--output-dir={folder / 'runs'}", "--log-level=DEBUG")
     for name in PLANTED_PICKLES:
         for path in (folder / "runs").rglob(name):
             path.unlink()
-    _run(ran, *flags, "train", f"--prompt-column=API_KEY={SECRETS['argument']}", *train[1:])
+    _run(ran, run, *flags, "train", f"--prompt-column=API_KEY={SECRETS['argument']}", *train[1:])
     url = f"https://me:{SECRETS['URL in YAML']}@files.example/rows.jsonl"
     for line in (f"data: {{path: '{url}'}}", f"training: {{optimizer: TOKEN={SECRETS['YAML']}}}"):
         (folder / "wrong.yaml").write_text(line)
-        _run(ran, *flags, "train", f"--config={folder / 'wrong.yaml'}", "--log-level=DEBUG")
+        _run(ran, run, *flags, "train", f"--config={folder / 'wrong.yaml'}", "--log-level=DEBUG")
     return ran
 
 
-def _run(ran: Ran, *arguments: str) -> None:
-    done = subprocess.run(
+def _run(ran: Ran, run: Run, *arguments: str) -> None:
+    done = run(
         [sys.executable, "-m", "tests.faults.leaky_training", *arguments],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         cwd=ROOT,
         env={
             **os.environ,
@@ -136,7 +141,6 @@ def _run(ran: Ran, *arguments: str) -> None:
             "GITHUB_TOKEN": SECRETS["environment, GitHub"],
             "SPOKEN_SECRET": SECRETS["spoken"],
         },
-        check=False,
     )
     ran.codes.append(done.returncode)
     ran.said += done.stdout + done.stderr

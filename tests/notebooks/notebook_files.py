@@ -38,6 +38,11 @@ def text_of(cell: dict[str, Any]) -> str:
     return "".join(cell["source"])
 
 
+def assertions_of(cell: dict[str, Any]) -> list[str]:
+    """The lines that nbmake executes after the cell."""
+    return list(cell["metadata"].get("nbmake", {}).get("post_cell_execute", []))
+
+
 def copy_into(folder: Path, notebook: Path) -> Path:
     """A copy, so that nothing is written beside the project's own."""
     folder.mkdir(parents=True, exist_ok=True)

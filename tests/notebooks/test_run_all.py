@@ -3,6 +3,7 @@
 Long, since each is a real kernel and a real training; that is what the notebooks promise.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.notebooks.kernels import CellError, kernels_are_forks, notebook_in_kernel
 from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables, variables_of
-from tests.slow import slow_but
+from tests.slow import slow, slow_but
 
 CELL_SECONDS = 120
+EACH = pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
 
 
 def run_all(notebook: Path, environment: dict[str, str]) -> None:
@@ -33,7 +36,37 @@ def run_all(notebook: Path, environment: dict[str, str]) -> None:
     assert "1 passed" in done.stdout
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is prepared of the sample data, which several notebooks train on."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@EACH
+def test_each_cell_does_what_it_says(path: Path, cache: Path, tmp_path: Path) -> None:
+    """The same in a kernel that has PyTorch already; nbmake's own are slow."""
+    notebook = copy_into(tmp_path / "notebook", path)
+    environment = variables_of(path, tmp_path) | {"TEMPER_CACHE__DIRECTORY": str(cache)}
+    with kernels_are_forks(), notebook_in_kernel(notebook, environment) as kernel:
+        kernel.run_with_assertions()
+
+
+def test_a_cell_that_fails_and_an_assertion_that_fails_are_told(tmp_path: Path) -> None:
+    """Or all of this would show nothing."""
+    folder = copy_into(tmp_path / "notebook", NOTEBOOKS[0]).parent
+    cell = {"cell_type": "code", "metadata": {}, "source": "a = 1"}
+    failing = {**cell, "source": "a = 1 / 0"}
+    wrong = {**cell, "metadata": {"nbmake": {"post_cell_execute": ["b = 2", "assert a == b"]}}}
+    for cells, told in (([cell, failing], "ZeroDivisionError"), ([wrong, cell], "AssertionError")):
+        path = folder / "failing.ipynb"
+        path.write_text(json.dumps({"cells": cells}))
+        fails = pytest.raises(CellError, match=told)
+        with kernels_are_forks(), notebook_in_kernel(path, {}) as kernel, fails:
+            kernel.run_with_assertions()
+
+
+@slow
+@EACH
 def test_run_all(path: Path, tmp_path: Path) -> None:
     run_all(copy_into(tmp_path / "notebook", path), variables_of(path, tmp_path))
 
@@ -45,7 +78,8 @@ def test_run_all_and_run_all_again(path: Path, tmp_path: Path) -> None:
     run_all(notebook, environment)
     trained = weights_in(tmp_path)
     assert trained
-    run_all(notebook, environment)
+    with kernels_are_forks(), notebook_in_kernel(notebook, environment) as kernel:
+        kernel.run_with_assertions()
     again = weights_in(tmp_path)  # what was measured may differ, and then it is another training
     assert trained.items() <= again.items(), "a finished training was trained again"
 

@@ -1,6 +1,7 @@
 """Stack-wise training through the deployment: a unit after the other, or all at once."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,29 @@ def train(folder: Path, name: str, **training: Any) -> Path:
     config = config_of(folder, **training)
     config.output_dir = str(folder / name)
     return deploy(config)[0]
+
+
+Trained = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rows and what is prepared of them, for all trainings here."""
+    return tmp_path_factory.mktemp("stackwise")
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Trained:
+    """The run of these settings, trained once; for tests that look at it."""
+    runs: dict[str, Path] = {}
+
+    def run_of(**training: Any) -> Path:
+        settings = json.dumps(training, sort_keys=True)
+        if settings not in runs:
+            runs[settings] = train(folder, f"runs-{len(runs)}", **training)
+        return runs[settings]
+
+    return run_of
 
 
 def weights_after(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -108,10 +132,10 @@ FURTHER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SEQUENTIAL)
 def test_a_unit_trains_in_its_phase_and_stays_as_it_is_afterwards(
-    name: str, tmp_path: Path
+    name: str, trained: Trained
 ) -> None:
     """Also the one that is unfrozen last really moves."""
-    run = train(tmp_path, "runs", **SEQUENTIAL[name])
+    run = trained(**SEQUENTIAL[name])
     size = 1 if name == "layerwise" else 2
     num_phases = LAYERS // size
     assert len(losses(run)) == num_phases * STEPS
@@ -130,36 +154,36 @@ def test_a_unit_trains_in_its_phase_and_stays_as_it_is_afterwards(
 
 
 @pytest.mark.parametrize("name", AT_ONCE)
-def test_all_units_train_in_every_step(name: str, tmp_path: Path) -> None:
-    run = train(tmp_path, "runs", **AT_ONCE[name])
+def test_all_units_train_in_every_step(name: str, trained: Trained) -> None:
+    run = trained(**AT_ONCE[name])
     before, after = weights_after(run, 1), weights_after(run, 2)
     still = [key for key in after if torch.equal(before[key], after[key])]
     assert still == []
 
 
-def test_layerwise_is_blockwise_of_one(tmp_path: Path) -> None:
-    one = train(tmp_path, "layerwise", mode="layerwise")
-    other = train(tmp_path, "blockwise", mode="blockwise", block_size=1)
+def test_layerwise_is_blockwise_of_one(trained: Trained) -> None:
+    one = trained(mode="layerwise")
+    other = trained(mode="blockwise", block_size=1)
     assert losses(one) == losses(other)
 
 
-def test_a_fused_frozen_prefix_is_blockwise(tmp_path: Path) -> None:
-    one = train(tmp_path, "fused", mode="fused", block_size=2)
-    other = train(tmp_path, "blockwise", mode="blockwise", block_size=2)
+def test_a_fused_frozen_prefix_is_blockwise(trained: Trained) -> None:
+    one = trained(mode="fused", block_size=2)
+    other = trained(mode="blockwise", block_size=2)
     assert [loss for _, loss in losses(one)] == pytest.approx(
         [loss for _, loss in losses(other)], rel=1e-5
     )
 
 
-def test_rackwise_is_ordinary_training(tmp_path: Path) -> None:
-    one = train(tmp_path, "rackwise", strategy="end_to_end", end_to_end_scope="rackwise")
-    other = train(tmp_path, "standard", strategy="standard")
+def test_rackwise_is_ordinary_training(trained: Trained) -> None:
+    one = trained(strategy="end_to_end", end_to_end_scope="rackwise")
+    other = trained(strategy="standard")
     assert losses(one) == losses(other)
 
 
-def test_one_stack_is_ordinary_training(tmp_path: Path) -> None:
-    one = train(tmp_path, "one", strategy="progressive", progressive={"target_stacks": 1})
-    other = train(tmp_path, "standard", strategy="standard")
+def test_one_stack_is_ordinary_training(trained: Trained) -> None:
+    one = trained(strategy="progressive", progressive={"target_stacks": 1})
+    other = trained(strategy="standard")
     assert losses(one) == losses(other)
 
 
@@ -183,11 +207,11 @@ OTHERS = [name for name in (*SEQUENTIAL, *AT_ONCE, *FURTHER) if name not in QUIC
 
 @pytest.mark.parametrize("name", slow_but(QUICK, OTHERS))
 def test_a_run_that_is_broken_off_comes_to_the_same_end(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of the second phase, and from the checkpoint at its beginning."""
     settings = {**SEQUENTIAL, **AT_ONCE, **FURTHER}[name]
-    whole = train(tmp_path, "whole", **settings)
+    whole = trained(**settings)
     last = len(losses(whole))
     for step in sorted({STEPS, last - 2} - {last}):
         checkpoint = [
@@ -206,8 +230,8 @@ def test_a_run_that_is_broken_off_comes_to_the_same_end(
         assert [key for key in end if not same_bits(end[key], model[key])] == []
 
 
-def test_optimizer_memory_is_that_of_the_unit_that_trains(tmp_path: Path) -> None:
-    run = train(tmp_path, "runs", mode="layerwise")
+def test_optimizer_memory_is_that_of_the_unit_that_trains(trained: Trained) -> None:
+    run = trained(mode="layerwise")
     [path] = CheckpointManager(run / "checkpoints").checkpoints()[-1:]
     values = load_checkpoint(path)
     held = sum(t.numel() for name, t in values.tensors["optimizer"].items() if "exp_avg" in name)
@@ -250,8 +274,8 @@ def test_masks_of_the_depth_go_from_the_first_bin_to_the_last() -> None:
     assert [phase.time_step for phase in plan_stacks(config, rack, 1).phases] == [1, 3, 5, 9]
 
 
-def test_each_phase_warms_up_and_falls_anew(tmp_path: Path) -> None:
-    run = train(tmp_path, "runs", mode="blockwise", block_size=2, warmup_steps=2)
+def test_each_phase_warms_up_and_falls_anew(trained: Trained) -> None:
+    run = trained(mode="blockwise", block_size=2, warmup_steps=2)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rates = [r["learning_rate"] for r in records if "loss" in r and "learning_rate" in r]
     assert rates[: STEPS - 1] == pytest.approx(rates[STEPS:-1])  # each is of the step after it
@@ -259,18 +283,18 @@ def test_each_phase_warms_up_and_falls_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("max_steps", [2 * STEPS, 3 * STEPS, 5 * STEPS])
-def test_a_number_of_steps_alone_is_shared_by_the_phases(max_steps: int, tmp_path: Path) -> None:
+def test_a_number_of_steps_alone_is_shared_by_the_phases(max_steps: int, trained: Trained) -> None:
     settings = {"mode": "blockwise", "block_size": 2, "num_epochs": "auto"}
-    run = train(tmp_path, "runs", **settings, max_steps=max_steps)
+    run = trained(**settings, max_steps=max_steps)
     began = json.loads((run / "stackwise.json").read_text())["began"]
     of_each = max_steps // (2 * STEPS) * STEPS
     assert [one["step"] for one in began] == [0, of_each]
     assert len(losses(run)) == 2 * of_each
 
 
-def test_a_model_that_grows_in_one_step_has_one_schedule(tmp_path: Path) -> None:
+def test_a_model_that_grows_in_one_step_has_one_schedule(trained: Trained) -> None:
     growing = {"strategy": "progressive", "progressive": {"growth": "once"}}
-    run = train(tmp_path, "runs", **growing, warmup_steps=2)
+    run = trained(**growing, warmup_steps=2)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rates = [r["learning_rate"] for r in records if "loss" in r and "learning_rate" in r]
     highest = rates.index(max(rates))
@@ -292,11 +316,11 @@ CACHED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CACHED)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-2)])
-def test_cached_is_recomputed(name: str, dtype: str, tolerance: float, tmp_path: Path) -> None:
+def test_cached_is_recomputed(name: str, dtype: str, tolerance: float, trained: Trained) -> None:
     shape = {"mode": "blockwise", "block_size": 2, "num_epochs": 2, "cache_activations": True}
     settings = {**shape, **CACHED[name], "mixed_precision": "fp32"}
-    kept = train(tmp_path, "kept", **settings, cache_dtype=dtype)
-    computed = train(tmp_path, "computed", **settings, cache_size=0)
+    kept = trained(**settings, cache_dtype=dtype)
+    computed = trained(**settings, cache_size=0)
     [one, other] = [[loss for _, loss in losses(run)] for run in (kept, computed)]
     assert one == pytest.approx(other, rel=tolerance)
     assert list((kept / "activations").iterdir()) == []  # it is over
@@ -321,21 +345,21 @@ def test_what_another_training_left_is_not_believed(
     assert (losses(there) == losses(alone)) == (mutant is None)
 
 
-def test_a_quantised_trunk_is_smaller_and_comes_back(tmp_path: Path) -> None:
+def test_a_quantised_trunk_is_smaller_and_comes_back(trained: Trained) -> None:
     settings = {"mode": "blockwise", "block_size": 2, "quantization_enabled": True}
-    run = train(tmp_path, "runs", **settings)
+    run = trained(**settings)
     stored = weights_after(run, 2 * STEPS)
     fp8 = [t for t in stored.values() if t.dtype == torch.float8_e4m3fn]
     assert sum(t.numel() for t in fp8) > 0
-    plain = train(tmp_path, "plain", mode="blockwise", block_size=2)
+    plain = trained(mode="blockwise", block_size=2)
     [one, other] = [[loss for _, loss in losses(run)] for run in (run, plain)]
     assert one[:STEPS] == other[:STEPS]
     assert one != other
     assert one == pytest.approx(other, rel=0.05)
 
 
-def test_low_rank_matrices_of_the_trunk_train_with_each_unit(tmp_path: Path) -> None:
-    run = train(tmp_path, "runs", **FURTHER["qlora"])
+def test_low_rank_matrices_of_the_trunk_train_with_each_unit(trained: Trained) -> None:
+    run = trained(**FURTHER["qlora"])
     before, after = weights_after(run, STEPS), weights_after(run, 2 * STEPS)
     moved = {key for key in after if key in before and not torch.equal(before[key], after[key])}
     beside = {key for key in moved if "stack_adapters" in key}
@@ -344,11 +368,13 @@ def test_low_rank_matrices_of_the_trunk_train_with_each_unit(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["qlora", "progressive qlora", "qlora at once"])
-def test_what_low_rank_matrices_learnt_is_in_the_finished_model(name: str, tmp_path: Path) -> None:
+def test_what_low_rank_matrices_learnt_is_in_the_finished_model(
+    name: str, trained: Trained, tmp_path: Path
+) -> None:
     """A plain model of transformers, with the held-out loss of the training's end."""
     from transformers import AutoModelForCausalLM
 
-    run = train(tmp_path, "runs", **FURTHER[name], mixed_precision="fp32")
+    run = trained(**FURTHER[name], mixed_precision="fp32")
     model = AutoModelForCausalLM.from_pretrained(run / "final")
     names = {key for key, _ in model.named_parameters()}
     assert not any("stack_adapters" in key or "quantized" in key for key in names)
@@ -360,13 +386,13 @@ def test_what_low_rank_matrices_learnt_is_in_the_finished_model(name: str, tmp_p
 
 @pytest.mark.parametrize("name", ["qlora", "quantised", "lopt", "masked"])
 def test_a_checkpoint_from_the_middle_is_exported_as_a_plain_model(
-    name: str, tmp_path: Path
+    name: str, trained: Trained, tmp_path: Path
 ) -> None:
     """With the held-out loss that it has in the training."""
     from transformers import AutoModelForCausalLM
 
     settings = {**AT_ONCE, **FURTHER}[name] | {"mixed_precision": "fp32"}
-    run = train(tmp_path, "runs", **settings)
+    run = trained(**settings)
     step = len(losses(run)) - 2
     [checkpoint] = [
         path
@@ -455,10 +481,10 @@ def test_what_makes_no_sense_is_refused_before_a_run_begins(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", slow_but(["blockwise"], ["qlora", "masks of the step", "lopt"]))
-def test_two_processes_train_what_one_does(name: str, tmp_path: Path) -> None:
+def test_two_processes_train_what_one_does(name: str, trained: Trained, tmp_path: Path) -> None:
     """Each unit moves in its phase there, too."""
     settings = {**SEQUENTIAL, **AT_ONCE, **FURTHER}[name] | {"mixed_precision": "fp32"}
-    alone = train(tmp_path, "alone", **settings)
+    alone = trained(**settings)
     config = config_of(tmp_path, **settings)
     config.num_processes, config.output_dir = 2, str(tmp_path / "two")
     two = deploy(config)[0]

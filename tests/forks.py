@@ -1,0 +1,340 @@
+"""Processes that begin where a Python is that has imported what they need.
+
+A new Python takes seconds to import PyTorch and Transformers; a fork of one that has them takes
+none. There is one such Python for each process that runs tests. It runs no test itself, so what it
+forks is as new as any: arguments, environment, folder, input and output, signals, exit code and
+death are a process's own. What a command imports, and when, shows in a new Python alone.
+"""
+
+import functools
+import gc
+import importlib
+import os
+import pickle
+import runpy
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Work = Callable[[], object]
+HEAVY = (
+    "torch",
+    "transformers.models.llama.modeling_llama",
+    "transformers.tokenization_utils_fast",
+    "transformers.generation",
+    "peft",
+    "bitsandbytes",
+    "torch.utils.tensorboard",
+    "matplotlib",
+)
+ROOT = Path(__file__).resolve().parents[1]
+DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
+UNFLUSHED = 120  # the exit code of a Python whose last output nobody takes
+MESSAGE = struct.Struct("<ci")  # how a fork stands: BEGUN and its number, ENDED and its status
+BEGUN, ENDED = b"b", b"e"
+SIZE = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Order:
+    """A process to fork; goes to the server with its input, output, errors and where it tells of
+    itself."""
+
+    work: Work
+    arguments: Sequence[str]
+    folder: str | None
+    environment: dict[str, str]
+    path: list[str]
+    own_session: bool
+    before: Callable[[], None] | None
+
+
+class Forked(subprocess.Popen[Any]):
+    """A fork that does `work`, and is used as any `subprocess.Popen`.
+
+    Args:
+        work: can be pickled; an int is the exit code, None is 0.
+        arguments: its `sys.argv`.
+        options: of `Popen`; a `preexec_fn` can be pickled.
+    """
+
+    def __init__(self, work: Work, arguments: Sequence[str] = ("forked",), **options: Any) -> None:
+        self._work = work
+        self._own_session = options.pop("start_new_session", False)
+        self._status = -1
+        super().__init__(list(arguments), **options)
+
+    def _execute_child(
+        self, args: list[str], executable: Any, preexec_fn: Callable[[], None] | None, *rest: Any
+    ) -> None:
+        """Where `Popen` forks and executes, have the server fork."""
+        _, _, folder, environment, _, _, _, *pipes = rest[:13]
+        p2cread, _, _, c2pwrite, _, errwrite = pipes
+        sys.stdout.flush()
+        sys.stderr.flush()
+        order = Order(
+            self._work,
+            args,
+            None if folder is None else os.fspath(folder),
+            dict(os.environ if environment is None else environment),
+            list(sys.path),
+            self._own_session,
+            preexec_fn,
+        )
+        ends = [end if end != -1 else own for own, end in enumerate((p2cread, c2pwrite, errwrite))]
+        self._status, status = os.pipe()
+        try:
+            _server().fork(order, [*ends, status])
+        finally:
+            os.close(status)
+        kind, self.pid = self._message()  # it is itself now: who signals its group means no other
+        assert kind == BEGUN, f"no fork: {self.pid}"
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+    def _message(self) -> tuple[bytes, int]:
+        data = os.read(self._status, MESSAGE.size)
+        if len(data) < MESSAGE.size:
+            raise ChildProcessError("the server of forks has ended")
+        return MESSAGE.unpack(data)  # type: ignore[return-value]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        """As `os.waitpid`, which knows children of this process alone."""
+        if self._status == -1:
+            return self.pid, 0
+        os.set_blocking(self._status, not wait_flags & os.WNOHANG)
+        try:
+            _, status = self._message()
+        except BlockingIOError:
+            return 0, 0
+        os.close(self._status)
+        self._status = -1
+        return self.pid, status
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        if self.returncode is None and self._waitpid_lock.acquire(False):
+            try:
+                if self.returncode is None:
+                    pid, status = self._try_wait(os.WNOHANG)
+                    if pid == self.pid:
+                        self._handle_exitstatus(status)
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
+
+
+class _Server:
+    """This process's end of the Python that forks."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        with theirs:
+            number = theirs.fileno()
+            subprocess.run(
+                [sys.executable, "-c", f"from tests.forks import serve; serve({number})"],
+                pass_fds=[number],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                check=True,
+            )
+
+    def fork(self, order: Order, descriptors: list[int]) -> None:
+        data = pickle.dumps(order)
+        with self._lock:
+            socket.send_fds(self._socket, [SIZE.pack(len(data))], descriptors)
+            self._socket.sendall(data)
+
+
+@functools.cache
+def _server() -> _Server:
+    return _Server()
+
+
+def serve(number: int) -> None:
+    """Fork what is ordered at a socket, until its other end is closed."""
+    if os.fork() != 0:  # no child of who runs tests, which may look at its children
+        os._exit(0)
+    connection = socket.socket(fileno=number)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it means the tests
+    import_what_takes_long()
+    statuses: dict[int, int] = {}
+
+    def reap(*_: object) -> None:
+        with suppress(ChildProcessError):
+            while (child := os.waitpid(-1, os.WNOHANG))[0] != 0:
+                _tell(statuses.pop(child[0]), ENDED, child[1])
+
+    signal.signal(signal.SIGCHLD, reap)
+    while True:
+        size, descriptors, _, _ = socket.recv_fds(connection, SIZE.size, 4)
+        if not size:
+            break
+        order = connection.recv(*SIZE.unpack(size), socket.MSG_WAITALL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # until its number is known
+        pid = os.fork()
+        if pid == 0:
+            for status in [number, *statuses.values()]:
+                os.close(status)
+            _be(order, descriptors)
+        statuses[pid] = descriptors.pop()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for pid in statuses:  # nobody is left who could ask for it
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _tell(status: int, kind: bytes, value: int) -> None:
+    with suppress(BrokenPipeError):  # nobody waits for it
+        os.write(status, MESSAGE.pack(kind, value))
+    if kind == ENDED:
+        os.close(status)
+
+
+def _be(order: bytes, descriptors: list[int]) -> None:
+    """Be the process of an order, and end."""
+    code = 1
+    try:
+        *ends, status = descriptors
+        for number, descriptor in enumerate(ends):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        for number in DEFAULT_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        _open_standard_files()
+        code = _exit_code_of(lambda: _do(pickle.loads(order), status))
+    finally:
+        os._exit(code)
+
+
+def _do(order: Order, status: int) -> object:
+    if order.own_session:
+        os.setsid()
+    if order.before is not None:
+        order.before()
+    if order.folder is not None:
+        os.chdir(order.folder)
+    _set_environment(order.environment)
+    entries = order.environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [*(entry for entry in entries if entry), *order.path]
+    sys.argv = list(order.arguments)
+    _tell(status, BEGUN, os.getpid())
+    os.close(status)
+    return order.work()
+
+
+def _set_environment(environment: Mapping[str, str]) -> None:
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def _open_standard_files() -> None:
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    errors = {"encoding": "utf-8", "errors": "backslashreplace"}
+    sys.stderr = open(2, "w", 1, **errors, closefd=False)  # type: ignore[call-overload]  # noqa: SIM115
+
+
+def _exit_code_of(work: Work) -> int:
+    """Do it, and end as a Python does."""
+    code: Any = 1
+    try:
+        code = work()
+    except SystemExit as error:
+        code = error.code
+    except BaseException:
+        traceback.print_exc()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return UNFLUSHED
+    return int(code or 0)
+
+
+def import_what_takes_long() -> None:
+    """What trainings import, into the parent of those to come."""
+    is_new = any(name not in sys.modules for name in HEAVY)
+    for name in HEAVY:
+        importlib.import_module(name)
+    if is_new:  # a child that collects garbage would copy all of it, page by page
+        gc.collect()
+        gc.freeze()
+
+
+def forked_python(command: Sequence[str], **options: Any) -> Forked:
+    """`Popen` for a command of this Python, `-c PROGRAM …` or `-m MODULE …`, in a fork."""
+    python, how, what, *arguments = command
+    assert python == sys.executable, command
+    assert how in ("-c", "-m"), command
+    work = functools.partial(_run_module if how == "-m" else _run_program, what)
+    return Forked(work, (how if how == "-c" else what, *arguments), **options)
+
+
+def _run_module(name: str) -> None:
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_program(text: str) -> None:
+    exec(text, {"__name__": "__main__"})
+
+
+def _run_main(module: str) -> object:
+    return importlib.import_module(module).main()
+
+
+def run_forked(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[Any]":
+    """`subprocess.run` for a command of this Python, in a fork; its output is captured, and none is
+    an error.
+
+    Raises:
+        CalledProcessError: it ends with another exit code than 0; its errors are told.
+    """
+    done = outcome_of_forked(command, **options)
+    if done.returncode != 0:
+        print(done.stderr, file=sys.stderr)
+    done.check_returncode()
+    return done
+
+
+def outcome_of_forked(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[Any]":
+    """As `run_forked`, with any exit code."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with forked_python(command, **{**pipes, **options}) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def main_in_fork(module: str, *arguments: str, **options: Any) -> Any:
+    """What `main` of a module writes to standard output, in a fork.
+
+    Raises:
+        CalledProcessError: it ends with another exit code than 0.
+    """
+    main = functools.partial(_run_main, module)
+    with Forked(main, (module, *arguments), stdout=subprocess.PIPE, text=True, **options) as fork:
+        out, _ = fork.communicate()
+    if fork.returncode != 0:
+        raise subprocess.CalledProcessError(fork.returncode, fork.args, out)
+    return out

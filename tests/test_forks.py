@@ -1,0 +1,109 @@
+"""A fork is a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests import forks
+from tests.forks import Forked, forked_python, main_in_fork, outcome_of_forked, run_forked
+
+TELLS = """
+import os, sys
+print(sys.argv, os.getcwd(), os.environ.get("TOLD"), sys.stdin.readline().strip())
+print("sighs", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+def echo() -> None:
+    print(sys.stdin.read())
+
+
+def test_it_has_its_own_arguments_folder_environment_and_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEFT", "behind")
+    process = forked_python(
+        [sys.executable, "-c", TELLS, "one"],
+        **{"cwd": tmp_path, "env": {"TOLD": "so"}, "text": True},
+        **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
+    )
+    out, err = process.communicate("heard\n")
+    assert out == f"['-c', 'one'] {tmp_path} so heard\n"
+    assert (err, process.returncode) == ("sighs\n", 7)
+    assert (os.environ["LEFT"], Path.cwd() == tmp_path) == ("behind", False)
+
+
+def test_what_a_test_has_changed_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what another fork has."""
+    monkeypatch.setattr(forks, "UNFLUSHED", 5)
+    tells = "import tests.forks as f; print(f.UNFLUSHED); f.UNFLUSHED = 7"
+    for _ in range(2):
+        assert run_forked([sys.executable, "-c", tells], text=True).stdout == "120\n"
+
+
+def test_an_exception_is_told_and_is_exit_code_1() -> None:
+    done = outcome_of_forked([sys.executable, "-c", "1 / 0"], text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+    with pytest.raises(subprocess.CalledProcessError):
+        run_forked([sys.executable, "-c", "import sys; sys.exit('no')"])
+
+
+def test_it_dies_of_a_signal() -> None:
+    with Forked(signal.pause) as process:
+        process.terminate()
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_nothing_stays_open_between_it_and_its_parent() -> None:
+    """Its input ends when the parent closes it, and its output with it."""
+    with Forked(echo, stdin=-1, stdout=-1, text=True) as process:
+        assert process.communicate("all of it")[0] == "all of it\n"
+
+
+def test_output_that_nobody_takes_is_an_exit_code() -> None:
+    with Path("/dev/full").open("wb") as full, Forked(partial(print, "lost"), stdout=full) as it:
+        pass
+    assert it.returncode == 120
+
+
+def test_its_session_is_its_own_before_anybody_can_signal_it() -> None:
+    with Forked(signal.pause, start_new_session=True) as process:
+        assert os.getpgid(process.pid) == process.pid
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_main_of_a_module_tells(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        main_in_fork("tests.faults.races", "--no-such-flag")
+    assert failed.value.returncode == 2
+    assert "--no-such-flag" in capfd.readouterr().err
+
+
+def test_what_others_have_open_it_has_not() -> None:
+    """Else a terminal or a pipe would not close when its owner closes it."""
+    reading, writing = os.pipe()
+    with Forked(signal.pause) as process:
+        os.close(writing)
+        assert os.read(reading, 1) == b""
+        process.kill()
+    os.close(reading)
+
+
+def test_how_it_ended_is_known_whether_one_waits_or_looks() -> None:
+    with Forked(partial(sys.exit, 3)) as process:
+        while process.poll() is None:
+            time.sleep(0.01)
+        assert (process.poll(), process.wait(), process.returncode) == (3, 3, 3)
+    with Forked(signal.pause) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
