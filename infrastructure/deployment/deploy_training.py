@@ -20,7 +20,7 @@ from infrastructure.core.errors import CheckpointError, DamagedFileError, Storag
 from infrastructure.core.files import make_directory
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
-from infrastructure.deployment.ending import Ending, finished_before
+from infrastructure.deployment.ending import Ending
 from infrastructure.deployment.forecast import RunForecast, bytes_of_version
 from infrastructure.deployment.going_on import (
     commit_of_base,
@@ -39,15 +39,15 @@ from infrastructure.deployment.run_record import (
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
-from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.run.checkpoint_paths import step_of, verify
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.directory import RunDirectory, plan_run
+from infrastructure.run.finalize import complete_finished, record_running
 from infrastructure.run.find import Beginning, newest_of_this_purpose
 from infrastructure.run.lock import only_trainer_of, waited_for
 from infrastructure.run.output_dir import check_spelling
 from infrastructure.run.repair import repair_records, repair_run
-from infrastructure.run.replication import RunCopies
+from infrastructure.run.replication import RunReplication
 from infrastructure.run.restore import restore_run, run_at_place, runs_at_place
 from infrastructure.run.summary_text import closing_lines
 from infrastructure.run.timings import Stages
@@ -60,7 +60,7 @@ from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import MakeProgress, make_progress
-from infrastructure.training.metrics.sinks import make_sinks
+from infrastructure.training.metrics.sinks import check_sinks, make_sinks
 from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
 from infrastructure.training.observers.run_observers import (
     CopiesObserver,
@@ -161,6 +161,7 @@ class TrainingDeployment:
             CheckpointError: it is damaged, or what decides the result has changed and was not
                 accepted.
         """
+        make_ready(self.config)
         with lossy_output(), only_trainer_of(run.path):
             self._check_place(run)
             self.begun(run.path)
@@ -248,15 +249,10 @@ class TrainingDeployment:
         """
         if self.is_place_missing is not None:
             return
-        copies = RunCopies(run, self.config, self.say)
-        missing = copies.backup.check_place()
-        self.is_place_missing = missing is not None
+        copies = RunReplication(run, self.config, self.say)
+        copies.check_place()
+        self.is_place_missing = copies.backup.is_missing
         self._place_id = copies.backup.place_id
-        if missing is not None:
-            self.say(
-                f"note: {missing}. --allow-missing-place is given: training begins without copies,"
-                " and they are made when it is there"
-            )
 
     def complete(self, run: RunDirectory) -> dict[str, Any]:
         """Have all of a finished run confirmed at `backup.place`, and tell of it; nothing is
@@ -265,37 +261,36 @@ class TrainingDeployment:
         Returns:
             What summary.json holds; `backup` says how the copies stand now.
         """
-        copies = RunCopies(run, self.config, self.say)
+        self.config.adopt_plugins()
+        copies = RunReplication(run, self.config, self.say)
         with waited_for(run.path, self.config.backup.finish_seconds):
-            summary = finished_before(run, copies, self.config.backup.finish_seconds)
+            copies.compare_anew()
+            summary = complete_finished(run, copies, self.config.backup.finish_seconds)
         for line in closing_lines(run.path, summary):
             self.say(line)
         self.say(f"Run {run.run_id} was finished before: {run.final}; --new-run trains again")
-        copies.tell_incomplete()
+        copies.report_incomplete()
         return summary
 
     def _begin(self, run: RunDirectory) -> dict[str, Any]:
-        """Train `run` from its first step; its directory is there if it was begun before."""
+        """Train `run` from its first step; its directory is there if it was begun before. A new one
+        is made when model and data are in order."""
         self._check_place(run)
-        if run.path.is_dir():
-            with only_trainer_of(run.path):
-                return self._begin_in(run, self._prepare())
-        trainer = self._prepare()
+        trainer = None if run.path.is_dir() else self._prepare()
         make_directory(run.path)
         with only_trainer_of(run.path):
-            return self._begin_in(run, trainer)
+            trainer = trainer or self._prepare()
+            with with_followers(trainer), lost_output_kept_in(run.path / OUTPUT_FILE):
+                with self.stages.stage("fit"):
+                    for line in trainer.batch_plan().lines():
+                        self.say(line)
+                record_run(run, self.config, trainer)
+                self._others_may_begin()
+                self.begun(run.path)
+                return self._train(run, trainer, self._measure(run, trainer))
 
-    def _begin_in(self, run: RunDirectory, trainer: EnhancedTrainer) -> dict[str, Any]:
-        with with_followers(trainer), lost_output_kept_in(run.path / OUTPUT_FILE):
-            return self._begin_with(run, trainer)
-
-    def _begin_with(self, run: RunDirectory, trainer: EnhancedTrainer) -> dict[str, Any]:
-        with self.stages.stage("fit"):
-            for line in trainer.batch_plan().lines():
-                self.say(line)
-        record_run(run, self.config, trainer)
-        self._others_may_begin()
-        self.begun(run.path)
+    def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
+        """What the model can do before the first step, kept in the run."""
         self.say(f"Run {run.run_id}: measuring the model before the training")
         try:
             with self.stages.stage("measure"):
@@ -304,7 +299,7 @@ class TrainingDeployment:
             shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
             raise
         write_record(run.before_file, before.to_dict())
-        return self._train(run, trainer, before)
+        return before
 
     def _others_may_begin(self) -> None:
         if self._beginning is not None:
@@ -313,6 +308,7 @@ class TrainingDeployment:
     def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now."""
         check_watching(self.config)
+        check_sinks(self.config.training.metrics_sinks)
         for note in self.config.notes():
             self.say(f"note: {note}")
         config = self.config
@@ -341,7 +337,7 @@ class TrainingDeployment:
         before: HeldOut,
         checkpoint: Path | None = None,
     ) -> dict[str, Any]:
-        copies = RunCopies(run, self.config, self.say)
+        copies = RunReplication(run, self.config, self.say)
         copies.backup.remember_place(self._place_id)
         measure_seconds = self.stages.seconds("measure")
         forecast = RunForecast(run, self.config, self.say, measure_seconds)
@@ -351,7 +347,7 @@ class TrainingDeployment:
         with self.stages.stage("fit"):
             loop, state = self._make_ready(ending, checkpoint)
         self.say(f"Training for {state.total_steps} steps; Ctrl-C saves and stops")
-        write_record(run.summary_file, {"status": "running", "total_steps": state.total_steps})
+        record_running(run, state.total_steps)
         try:
             with self.stages.stage("train"), stop_on_signals(state, lambda: loop.may_break_off):
                 trainer.train()
@@ -372,10 +368,7 @@ class TrainingDeployment:
         trainer.save_checkpoints_to(
             run.checkpoints, lambda: read_run_files(run.path), copies.seconds_to_confirm
         )
-        probes: dict[str, Probe] = dict(quantum_probes(trainer.hooks.hooks))
-        if copies.has_place:
-            probes["backup_age_seconds"] = copies.age_seconds
-            probes["copier_failures"] = lambda: copies.backup.num_copier_failures
+        probes = {**quantum_probes(trainer.hooks.hooks), **copies.probes()}
         watched = trainer.adapter, trainer.precision
         watching = monitoring_hooks(self.config, run.path, *watched, self.say, probes)
         recorded = quantum_observers(run.path, trainer.hooks.hooks, self.say)
@@ -390,7 +383,7 @@ class TrainingDeployment:
         assert trainer.state is not None
         keep_round(run.path, trainer.state.step, self.checks)
         size_bytes = bytes_of_version(trainer.state.model, trainer.create_optimizer)
-        copies.tell_room(size_bytes, loop.total_steps)
+        copies.check_free_space(size_bytes, loop.total_steps)
         forecast.tell(trainer)
         ending.started = time.monotonic()
         return loop, trainer.state
@@ -402,7 +395,7 @@ class TrainingDeployment:
         assert trainer.state is not None
         record_accepted(run, agreed, trainer.state.step)
 
-    def _observers(self, run: RunDirectory, copies: RunCopies) -> list[Hook]:
+    def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:
         training = self.config.training
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(make_sinks(training.metrics_sinks, run.path))),

@@ -24,6 +24,7 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, purpose_of
+from infrastructure.config.merging.plugin_names import require_shareable
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.exit_codes import ExitCode
@@ -84,6 +85,7 @@ def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTra
         ValueError: the configuration cannot be carried out, or the output folder not be written to.
     """
     make_ready(config)
+    require_shareable(config)
     _forget_the_dead(Path(config.output_dir))
     training = DetachedTraining(_new_folder(Path(config.output_dir)))
     write_json(training.folder / PURPOSE_NAME, purpose_of(config))
@@ -117,6 +119,7 @@ def _as_it_stands(config: DeploymentConfig) -> dict[str, Any]:
         "values": config.model_dump(mode="json"),
         "sources": {key: asdict(source) for key, source in sources.items()},
         "masked": [],
+        **config.plugins_to_dict(),
     }
 
 

@@ -1,7 +1,6 @@
 """How a run ends: finished, stopped or failed; with a summary, a report and no helper left."""
 
 import gc
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,22 +8,17 @@ from typing import Any
 
 import torch
 
-from infrastructure.backup.repair.run_files_repair import SEAL, seal_of
 from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.core.checksums import read_record, write_record
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_record import summarise
 from infrastructure.evaluation.held_out import HeldOut, measure
-from infrastructure.monitoring.report.report import write_report
 from infrastructure.run.directory import RunDirectory
-from infrastructure.run.replication import RunCopies
-from infrastructure.run.summary_text import closing_lines, paths_of
+from infrastructure.run.finalize import seal, write_report_of, write_summary
+from infrastructure.run.replication import RunReplication
+from infrastructure.run.summary_text import closing_lines
 from infrastructure.run.timings import Stages
-from infrastructure.training.core.state import StopReason
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.setup.stack_outputs import save_stacks_and_rack
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -40,7 +34,7 @@ class Ending:
     run: RunDirectory
     trainer: EnhancedTrainer
     before: HeldOut
-    copies: RunCopies
+    copies: RunReplication
     forecast: RunForecast
     stages: Stages
     patience: BackupConfig
@@ -65,15 +59,17 @@ class Ending:
             summary = self._close(after)
         for line in closing_lines(self.run.path, summary):
             self.say(line)
-        self.copies.tell_incomplete()
+        self.copies.report_incomplete()
         return summary
 
     def stopped(self, error: BaseException | None = None) -> dict[str, Any]:
         """There is more to train: say why it stopped, how to go on, and what is safe."""
         summary = self._close(error=error)
         if self.copies.has_place:
+            assert self.trainer.state is not None
+            reason, patience = self.trainer.state.stop_reason, self.patience.emergency_seconds
             with self.stages.stage("back up"):
-                self.copies.wait(self._seconds_to_copy())
+                self.copies.wait(self.trainer.schedule.seconds_to_copy(reason, patience))
             summary = self._close(error=error)
         self.say(
             f"Stopped at step {summary['steps']}: {summary['reason']}. Go on with:"
@@ -95,23 +91,12 @@ class Ending:
         if self._summary is None:
             return
         self._summary["stages"] = self.stages.records()
-        try:
-            seal(self.run, self._summary)
-        except OSError as error:  # it is there already, without the time of this stage
-            log.warning("%s was not written again: %r", self.run.summary_file, error)
+        seal(self.run, self._summary)
 
     def _stop_the_clock(self) -> float:
         """The time until the model was measured, or the training stopped: what is asked first."""
         self._seconds = self._seconds or time.monotonic() - self.started
         return self._seconds
-
-    def _seconds_to_copy(self) -> float:
-        """Whoever sends a signal may not wait long; before a deadline there is the time left."""
-        assert self.trainer.state is not None
-        seconds = self.patience.emergency_seconds
-        if self.trainer.state.stop_reason is StopReason.DEADLINE:
-            return max(seconds, self.trainer.schedule.seconds_left)
-        return seconds
 
     def _close(
         self, after: HeldOut | None = None, error: BaseException | None = None
@@ -124,47 +109,6 @@ class Ending:
             "backup": self.copies.facts(),
             "stages": self.stages.records(),
         }
-        write_record(self.run.summary_file, self._summary)
+        write_summary(self.run, self._summary)
         write_report_of(self.run)
         return self._summary
-
-
-def finished_before(run: RunDirectory, copies: RunCopies, seconds: float) -> dict[str, Any]:
-    """Have all of a run confirmed that was finished before, whatever ended its process then.
-
-    Returns:
-        What summary.json holds, with the copies as they stand now.
-    """
-    summary = read_record(run.summary_file)
-    summary["paths"] = paths_of(run.path)  # it may have been moved since
-
-    def record() -> None:
-        summary["backup"] = copies.facts()
-        write_record(run.summary_file, summary)
-        write_report_of(run)
-        seal(run, summary)
-
-    if not copies.has_place:
-        summary["backup"] = {**summary.get("backup", {}), **copies.facts()}
-        return summary
-    copies.backup.forget_status()  # all is compared anew
-    try:
-        copies.complete(seconds, record)
-        record()
-    finally:
-        copies.close()
-    return summary
-
-
-def seal(run: RunDirectory, summary: dict[str, Any]) -> None:
-    """Write down what the files of the run hold, now that nothing writes to them any more."""
-    summary[SEAL] = seal_of(run.path)
-    write_record(run.summary_file, summary)
-
-
-def write_report_of(run: RunDirectory) -> None:
-    """Write the report; what the page needs is never worth finished work."""
-    try:
-        write_report(run.path)
-    except Exception as failure:
-        log.warning("report.html was not written: %r", failure)

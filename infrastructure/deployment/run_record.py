@@ -1,9 +1,5 @@
 """What a run writes down about itself: run.json at its start, summary.json at its end."""
 
-import shlex
-import sys
-import time
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,14 +7,12 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import write_record
 from infrastructure.core.files import whole_directory
-from infrastructure.core.hardware import detect
-from infrastructure.core.redact import redact
-from infrastructure.core.stop_signals import StopSignal
 from infrastructure.deployment.going_on import data_files_hash
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.run.directory import RunDirectory
-from infrastructure.run.summary_text import paths_of
+from infrastructure.run.finalize import summary_of
+from infrastructure.run.record import base_record
 from infrastructure.training.data.encoding.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.resume.fingerprint import installed_versions
@@ -29,25 +23,14 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
     """Write run.json, the tokenizer and the quarantined rows, before the first step."""
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
-    decided = trainer.batch_plan().decided()
+    settings = {key: (config.value(key), src.place) for key, src in config.sources().items()}
+    device, num_processes = str(trainer.device), trainer.num_processes
     write_record(
         run.run_file,
         {
-            "run_id": run.run_id,
-            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": redact(shlex.join(sys.argv)),
+            **base_record(run, settings, installed_versions(), device, num_processes),
             "configuration": config.to_dict(),
-            "config": {
-                key: {"value": _json_value(config.value(key)), "source": source.place}
-                for key, source in config.sources().items()
-            },
-            "decided": decided,
-            "versions": installed_versions(),
-            "hardware": {
-                **asdict(detect(run.path)),
-                "device": str(trainer.device),
-                "processes": trainer.num_processes,
-            },
+            "decided": trainer.batch_plan().decided(),
             "precision": trainer.precision.name,
             "model": trainer.adapter.describe(),
             "data": {
@@ -76,12 +59,6 @@ def _describe_data(data: Any, report: Any) -> dict[str, Any]:
     return {**report.to_dict(), "lines": report.lines(), "preview_html": preview}
 
 
-def _json_value(value: Any) -> Any:
-    if isinstance(value, str):
-        return redact(value)
-    return value if isinstance(value, int | float | bool | list | dict | None) else str(value)
-
-
 def summarise(
     run: RunDirectory,
     trainer: EnhancedTrainer,
@@ -93,33 +70,19 @@ def summarise(
     """What summary.json holds: outcome, numbers before and after, an example, and paths."""
     state = trainer.state
     assert state is not None
-    interrupted = isinstance(error, KeyboardInterrupt)
-    failed = error is not None and not interrupted
-    status = "failed" if failed else "finished" if after is not None else "stopped"
     example = {"prompt": before.example.get("prompt"), "expected": before.example.get("expected")}
     written = {"before": before.example.get("written")}
     if after is not None:
         written["after"] = after.example.get("written")
     summary = {
-        "status": status,
-        "reason": state.stop_message or (str(error) or "interrupted" if interrupted else None),
-        "signal": state.stop_signal or (error.name if isinstance(error, StopSignal) else None),
-        "error": redact(f"{type(error).__name__}: {error}") if failed else None,
-        "steps": state.step,
-        "total_steps": state.total_steps,
+        **summary_of(run, state, seconds, is_finished=after is not None, error=error),
         "epochs": state.position.epoch,
-        "tokens": state.num_tokens,
-        "seconds": seconds,
-        "loss": state.loss,
-        "recoveries": state.recoveries,
         "num_processes": trainer.num_processes,
-        "peak_memory_bytes": state.metrics.get("memory_bytes"),
         "memory": memory_facts(trainer),
         "before": before.table_row(),
         "after": None if after is None else after.table_row(),
         "example": {**example, **written} if before.example else None,
         "num_questions": 0 if after is None else after.num_questions,
-        "paths": paths_of(run.path),
     }
     return dict(spell_numbers(summary))
 

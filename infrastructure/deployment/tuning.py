@@ -108,7 +108,7 @@ def _with_pipeline(
         budget_bytes=MemoryBudget.of(trials.config).size_bytes(trainer.device),
         num_tokens=loop.total_steps * tokens_per_step,
         is_out_of_memory=is_out_of_memory,
-        tell=tell,
+        report=tell,
     )
     settings = optimizer.run(alternatives(trials.config, trainer))
     found["settings"] |= settings

@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,15 @@ from infrastructure.run.checkpoint_paths import by_step, is_checkpoint
 from infrastructure.run.output_dir import writable
 
 _NUMBERED = re.compile(r"checkpoint-(\d+)")
+
+
+class RunStatus(StrEnum):
+    """How a run stands, as summary.json says it."""
+
+    RUNNING = "running"  # or it was killed
+    STOPPED = "stopped"  # there is more to train
+    FINISHED = "finished"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -101,8 +111,8 @@ class RunDirectory:
     def has_record(self) -> bool:
         """Whether run.json is there and whole."""
         try:
-            self.read_run()
-        except ValueError:
+            read_record(self.run_file)
+        except (OSError, DamagedFileError):
             return False
         return True
 
@@ -135,7 +145,7 @@ class RunDirectory:
             summary = read_record(self.summary_file)
         except (OSError, DamagedFileError):
             return False
-        return summary.get("status") == "finished" and self.final.is_dir()
+        return summary.get("status") == RunStatus.FINISHED and self.final.is_dir()
 
 
 def plan_run(output_dir: Path, name: str) -> RunDirectory:

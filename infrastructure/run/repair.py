@@ -31,7 +31,7 @@ def repair_records(output_dir: Path, options: BackupConfig, report: Callable[[st
     """Bring back each run.json in `output_dir` that is damaged or missing, so that its run is found
     again. A run that a living process trains is left alone."""
     for path in run_folders(output_dir):
-        if _has_record(path) or not is_free(path):
+        if RunDirectory(path).has_record() or not is_free(path):
             continue
         try:
             repair = RunFileRepair(path, _stores(path, options)).restore(RUN_FILE)
@@ -40,14 +40,6 @@ def repair_records(output_dir: Path, options: BackupConfig, report: Callable[[st
             continue
         if repair is not None:
             report(f"note: run {path.name}: {repair.text}")
-
-
-def _has_record(path: Path) -> bool:
-    try:
-        read_record(path / RUN_FILE)
-    except (OSError, DamagedFileError):
-        return False
-    return True
 
 
 def is_free(path: Path) -> bool:

@@ -15,13 +15,14 @@ from infrastructure.backup.backends import open_place
 from infrastructure.backup.finished_run import Completion, complete, not_safe
 from infrastructure.backup.format.retention import retention_of
 from infrastructure.backup.format.store import Store
-from infrastructure.backup.free_space import require_room
+from infrastructure.backup.free_space import require_free_space
 from infrastructure.backup.inventory import HERE
 from infrastructure.backup.replication.status import DOWN, BackupStatus, age_words, short_words
 from infrastructure.backup.run_backup import CONTACT_SECONDS, RunBackup, place_options
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.waiting import within
+from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.progress_bar import byte_bar
 
@@ -30,24 +31,24 @@ from infrastructure.run.progress_bar import byte_bar
 NO_MORE = ("fenced", "doubtful", DOWN)
 HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 LOOK_SECONDS = 1.0  # between two looks at how the copy stands
-TELL_SECONDS = 30.0
+REPORT_SECONDS = 30.0
 CONFIRM_FACTOR = 1.5  # links are not always as fast as they were
 
 
-class RunCopies:
+class RunReplication:
     """The backup of one run.
 
     Args:
-        say: shows a line to a person.
+        report: shows a line to a person.
 
     Raises:
         ValueError: `backup.place` names no place.
     """
 
     def __init__(
-        self, run: RunDirectory, config: DeploymentConfig, say: Callable[[str], None]
+        self, run: RunDirectory, config: DeploymentConfig, report: Callable[[str], None]
     ) -> None:
-        self.run, self.config, self.say = run, config, say
+        self.run, self.config, self.report = run, config, report
         self.backup = RunBackup(
             run.checkpoints,
             place_options(config),
@@ -62,30 +63,43 @@ class RunCopies:
         """Whether anything is copied."""
         return self.backup.options.place is not None
 
-    def tell_room(self, bytes_per_version: int, total_steps: int) -> None:
+    def check_place(self) -> None:
+        """Whatever is wrong with the place is told before anything takes time.
+
+        Raises:
+            StorageError: it cannot be used; says what to do.
+        """
+        missing = self.backup.check_place()
+        if missing is not None:
+            self.report(
+                f"note: {missing}. backup.allow_missing_place is set: training begins without"
+                " copies, and they are made when it is there"
+            )
+
+    def check_free_space(self, bytes_per_version: int, total_steps: int) -> None:
         """Say, before the first step, what a version takes and how many fit here and there.
 
         Raises:
             StorageError: what is to be kept does not fit.
         """
         keep = versions_kept(self.config.training, total_steps)
-        self.say(f"room {require_room(HERE, self.backup.store, keep, bytes_per_version)}")
+        self.report(f"room {require_free_space(HERE, self.backup.store, keep, bytes_per_version)}")
         if self.backup.options.place is None:
             return
         place, keep = open_place(self.backup.options.place), self.backup.options.keep
 
-        def ask() -> tuple[str, str | None]:
+        def look() -> tuple[str, str | None]:
             store = Store(Path(self.run.run_id), place)
-            told = require_room(f"at {place.url}", store, keep, bytes_per_version)
-            return told, place.caution(self.run.path)
+            room = require_free_space(f"at {place.url}", store, keep, bytes_per_version)
+            return room, place.caution(self.run.path)
 
         try:
-            told, caution = within(CONTACT_SECONDS, ask)
-            self.say(f"room {told}")
+            room, caution = within(CONTACT_SECONDS, look)
+            self.report(f"room {room}")
         except OSError as error:
             caution = f"{place.url}: {error}; {place.advice(error)}"
         if caution is not None:
-            self.say(f"note: {caution}")
+            self.report(f"note: {caution}")
 
     def short(self) -> str | None:
         """The age of the last confirmed version, for a line that is drawn at every step."""
@@ -114,6 +128,15 @@ class RunCopies:
         """The age of the last confirmed version; None before there is one."""
         return self.backup.status().possible_loss(time.time()).seconds
 
+    def probes(self) -> dict[str, Probe]:
+        """What the monitor reads of the copies."""
+        if not self.has_place:
+            return {}
+        return {
+            "backup_age_seconds": self.age_seconds,
+            "copier_failures": lambda: self.backup.num_copier_failures,
+        }
+
     def line(self) -> str:
         """How the copies stand, as a sentence."""
         if not self.has_place:
@@ -133,23 +156,23 @@ class RunCopies:
         status = self.backup.status()
         if newest is None or status.confirmed_name == newest or seconds <= 0:
             return status
-        self.say(
+        self.report(
             f"Waiting for the backup, at most {age_words(seconds)}; Ctrl-C does not wait for it"
         )
-        told = ""
-        with byte_bar("backup") as tell:
-            deadline = told_at = time.monotonic()
+        reported = ""
+        with byte_bar("backup") as move_bar:
+            deadline = reported_at = time.monotonic()
             deadline += seconds
             while not status.is_settled(newest) and status.state not in NO_MORE:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 status = self.backup.finish(min(LOOK_SECONDS, left))
-                tell(status.done_bytes, status.total_bytes)
-                is_news = status.error is not None and status.error != told
-                if is_news or time.monotonic() - told_at >= TELL_SECONDS:
-                    told, told_at = status.error or told, time.monotonic()
-                    self.say(self.line())
+                move_bar(status.done_bytes, status.total_bytes)
+                is_news = status.error is not None and status.error != reported
+                if is_news or time.monotonic() - reported_at >= REPORT_SECONDS:
+                    reported, reported_at = status.error or reported, time.monotonic()
+                    self.report(self.line())
         return status
 
     def complete(self, seconds: float, record: Callable[[], object]) -> None:
@@ -173,11 +196,22 @@ class RunCopies:
             return
         self.completion = Completion(self.completion.published, "the wait for it was ended")
 
-    def tell_incomplete(self) -> None:
-        """Say loudly what is not safe."""
-        if self.has_place and not self.completion.is_complete:
-            place = str(self.backup.options.place)
-            self.say(not_safe(self.run.path, place, self.completion))
+    def compare_anew(self) -> None:
+        """What was confirmed before does not count: the place may have changed since."""
+        if self.has_place:
+            self.backup.forget_status()
+
+    def problem(self) -> str | None:
+        """The sentence for a finished run that is not safe at its place; None: it is, or there is
+        none."""
+        if not self.has_place or self.completion.is_complete:
+            return None
+        return not_safe(self.run.path, str(self.backup.options.place), self.completion)
+
+    def report_incomplete(self) -> None:
+        """Report loudly what is not safe."""
+        if (problem := self.problem()) is not None:
+            self.report(problem)
 
     def close(self) -> None:
         """The training has ended; what is on its way is copied still."""
@@ -202,7 +236,7 @@ class RunCopies:
         try:
             yield
         except KeyboardInterrupt:
-            self.say(f"Not waiting any longer; copying goes on by itself. {self.line()}")
+            self.report(f"Not waiting any longer; copying goes on by itself. {self.line()}")
 
 
 def versions_kept(training: TrainingConfig, total_steps: int) -> int:

@@ -139,9 +139,9 @@ def test_before_a_deadline_there_is_time_for_the_copy(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    wait = run_copies.RunCopies.wait
+    wait = run_copies.RunReplication.wait
     monkeypatch.setattr(
-        run_copies.RunCopies, "wait", lambda self, s: (waited.append(s), wait(self, s))[1]
+        run_copies.RunReplication, "wait", lambda self, s: (waited.append(s), wait(self, s))[1]
     )
     config = with_place(tmp_path, place, max_steps=100_000, num_epochs=100_000, deadline="25s")
     config.backup.emergency_seconds = 8.0
@@ -156,7 +156,7 @@ def test_before_a_deadline_there_is_time_for_the_copy(
 def test_a_copy_that_takes_long_is_begun_earlier(tmp_path: Path, place: Path) -> None:
     run, _ = deploy(with_place(tmp_path, place, max_steps=1))
     config = with_place(tmp_path, place)
-    copies = run_copies.RunCopies(RunDirectory(run), config, print)
+    copies = run_copies.RunReplication(RunDirectory(run), config, print)
     now = time.time()
     status = BackupStatus("here", "idle", saved_at=now - 300, confirmed_at=now - 100)
     copies._seen = (time.monotonic(), status)
@@ -252,13 +252,13 @@ def test_what_a_version_takes_is_known_before_there_is_one(
     tmp_path: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    tell = run_copies.RunCopies.tell_room
+    check = run_copies.RunReplication.check_free_space
 
     def remember(self: Any, num_bytes: int, total_steps: int) -> None:
         told.append(num_bytes - forecast.SMALL_BYTES)
-        tell(self, num_bytes, total_steps)
+        check(self, num_bytes, total_steps)
 
-    monkeypatch.setattr(run_copies.RunCopies, "tell_room", remember)
+    monkeypatch.setattr(run_copies.RunReplication, "check_free_space", remember)
     run, _ = deploy(small_config(tmp_path, max_steps=1, optimizer=optimizer))
     store = Store(run / "checkpoints")
     tensors = [n for n in store.read(store.versions()[0]).tensors if n.startswith(("model", "opt"))]

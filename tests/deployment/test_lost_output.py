@@ -8,36 +8,38 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from tests.deployment.runs import ROOT, newest_step, runs_of, when_saved, write_settings
+from tests.forks import forked_python
 from tests.slow import slow
 
 COMMAND = [sys.executable, "-m", "infrastructure", "train"]
+
+
+def take_terminal(ignores_hangup: bool) -> None:
+    """What a login does: the terminal at its input is that of its session."""
+    os.setsid()
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    if ignores_hangup:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 @contextmanager
 def at_a_terminal(folder: Path, ignores_hangup: bool = False) -> Iterator[subprocess.Popen[str]]:
     """A training in a session of its own, whose terminal is closed at the end."""
     master, slave = pty.openpty()
-
-    def take_terminal() -> None:  # what a login does
-        os.setsid()
-        os.close(os.open(os.ttyname(slave), os.O_RDWR))
-        if ignores_hangup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    process = subprocess.Popen(
+    process = forked_python(
         COMMAND,
         cwd=folder,
-        env=variables(),
         stdin=slave,
         stdout=slave,
         stderr=slave,
-        preexec_fn=take_terminal,
+        preexec_fn=partial(take_terminal, ignores_hangup),
         text=True,
     )
     os.close(slave)
@@ -78,9 +80,7 @@ def test_output_that_nobody_takes_ends_no_training(tmp_path: Path) -> None:
     """Standard output is `| head -1`, standard error a full disk."""
     write_settings(tmp_path, max_steps=3)
     with Path("/dev/full").open("wb") as full:
-        process = subprocess.Popen(
-            COMMAND, cwd=tmp_path, env=variables(), stdout=subprocess.PIPE, stderr=full
-        )
+        process = forked_python(COMMAND, cwd=tmp_path, stdout=subprocess.PIPE, stderr=full)
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()

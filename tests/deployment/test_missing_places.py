@@ -64,7 +64,7 @@ def killed_at_the_end(config: Any, tmp_path: Path) -> Path:
     """A run whose processes are killed when it is finished and nothing of the end is copied."""
 
     def train() -> None:
-        run_copies.RunCopies.complete = (  # type: ignore[method-assign]
+        run_copies.RunReplication.complete = (  # type: ignore[method-assign]
             lambda self, seconds, record: os.kill(os.getpid(), signal.SIGKILL)
         )
         TrainingDeployment(config, say=lambda line: None).run()

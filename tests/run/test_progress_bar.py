@@ -29,6 +29,7 @@ def test_a_bar_is_drawn_where_a_person_looks_on(
     monkeypatch.setattr(bars, "in_notebook_kernel", lambda: is_notebook)
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(tqdm, "monitor", None)  # other bars of this process may have begun one
     with byte_bar("verifying") as tell:
         tell(500, 1000)
         tell(1000, 1000)

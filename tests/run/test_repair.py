@@ -17,7 +17,7 @@ from infrastructure.core.checksums import damaged_files, read_record, write_reco
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.model_repair import repair_model
-from infrastructure.evaluation.asking import ask
+from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
 from tests.deployment.runs import deploy, losses, small_settings
@@ -228,7 +228,7 @@ def test_what_cannot_be_brought_back_is_named(made: Path, finished: Path) -> Non
     said = same_command(made)
     assert "final/model.safetensors was damaged, and cannot be made anew" in said
     with pytest.raises(DamagedFileError, match=r"model\.safetensors is not what SHA256SUMS"):
-        ask(finished, ["Reverse 101"])
+        answer_questions(finished, ["Reverse 101"])
 
 
 def test_a_damaged_model_is_repaired_before_it_is_read(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from infrastructure.backup.format.manifest import SaveKind
+from infrastructure.training.core.state import StopReason
 
 # Runtimes that go away live for hours; the interval depends on the root of this only.
 MEAN_SECONDS_BETWEEN_FAILURES = 3 * 3600.0
@@ -100,3 +101,9 @@ class SaveSchedule:
         if self.deadline_seconds is None:
             return math.inf
         return self._began + self.deadline_seconds - self.clock()
+
+    def seconds_to_copy(self, reason: StopReason | None, patience_seconds: float) -> float:
+        """How long a training that was stopped waits for its copies: who sends a signal may not
+        wait long; before a deadline there is the time that is left."""
+        is_deadline = reason is StopReason.DEADLINE
+        return max(patience_seconds, self.seconds_left) if is_deadline else patience_seconds

@@ -1,110 +1,89 @@
 """One call of `Trainer.train` as a training of Temper, from its beginning to its end."""
 
 import logging
-import math
 import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.finished_run import Completion
+from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import CopyNotConfirmedError, TemperError
-from infrastructure.core.redact import redact
-from infrastructure.monitoring.report.report import write_report
 from infrastructure.run.compatibility import agree
-from infrastructure.training.core.state import StopReason
-from infrastructure.training.extensions.extension_hooks import Event
+from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
+from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
+from infrastructure.training.hf_bridge.finished_training import TRAINER_METRICS, FinishedTraining
 from infrastructure.training.hf_bridge.observers import hooks_of
+from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
 from infrastructure.training.hf_bridge.trainer_facts import TrainerJudge, facts_of
+from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import (
+    ModelFiles,
+    TrainerParts,
+    TrainerSnapshots,
     read_version,
+    restore_counts,
     restore_model,
     restore_optimizer,
 )
-
-TRAINER_METRICS = "trainer_metrics"  # in summary.json: what `Trainer.train` gives back
+from infrastructure.training.recovery.save_retry import SaveFailures
 
 log = logging.getLogger(__name__)
 
 
-class BridgedTraining(TrainerEvents):
-    """How a Trainer's training begins, goes on, ends and breaks off."""
+@dataclass(frozen=True)
+class GoingOn:
+    """What a call of `Trainer.train` goes on from.
 
-    def begin(self, processing_class: Any) -> None:
-        """The training begins, or goes on.
+    Attributes:
+        checkpoint: the version that the Trainer was given; None: the training begins.
+        accepted: names of what may differ although it changes the result.
+        is_another_try: of the same call, with what the first has left in the optimizer.
+    """
 
-        Args:
-            processing_class: the Trainer's tokenizer, kept with the run; or None.
+    checkpoint: Path | None
+    accepted: frozenset[str]
+    is_another_try: bool = False
 
-        Raises:
-            ValueError: it cannot be trained like this; says what to do. Nothing was trained.
-            CheckpointError: what decides the result has changed, or the version is damaged.
-        """
-        _refuse_several_processes(self.parts.args)
-        self.run.enter(self.stack)
-        try:
-            self.run.check_place()
-            self._make_ready(processing_class)
-        except BaseException:
-            self.stack.close()
-            raise
-        if not self.is_finished_before:
-            self._fire(Event.TRAIN_START)
-            self._fire(Event.PHASE_START)
 
-    def _make_ready(self, processing_class: Any) -> None:
-        self._facts = facts_of(self.parts, getattr(self.loader, "dataset", None))
-        saved = {} if self.resumed is None else self._go_on_from(self.resumed)
-        if self.resumed is None:
-            self._refuse_to_begin_again()
-            self.saving.ask("scheduled")  # there is something to go back to from the start on
-        self.is_finished_before = saved.get("finished") == self.state.total_steps
-        if self.is_finished_before:
-            self.run.say(f"Run {self.run.name} was finished before: nothing is trained")
-            return
-        if processing_class is not None and not self.run.tokenizer.is_dir():
-            self.run.save_tokenizer(processing_class)
-        self.run.record(self.parts, self._facts["data"]["num_examples"])
-        self.hooks = hooks_of(self.run, self.parts, self.others)
-        self.hooks.load_state_dict(saved.get("hooks", {}))
-        self.run.summarise({"status": "running", "total_steps": self.state.total_steps})
-        self.saving.schedule.start(self.state.step)
-        for line in self.run.notes():
-            self.run.say(line)
-        self.run.say(f"Run {self.run.name} in {self.run.directory}: {self.run.copies_line()}")
+class BridgedTraining:
+    """A Trainer's training between its beginning and its end.
 
-    def _refuse_to_begin_again(self) -> None:
-        if self.run.versions.checkpoints():
-            raise ValueError(
-                f"run {self.run.name} in {self.run.directory} has been trained before: go on with"
-                " trainer.train(resume_from_checkpoint=callback.resume_from()), or give this"
-                " training another name"
-            )
+    Args:
+        parts: what the Trainer hands over.
+        state: the training as its hooks see it.
+        saves: its versions.
+        events: the Trainer's, as those of this training.
+        stack: holds the run's lock; closed at the end.
+    """
 
-    def _go_on_from(self, checkpoint: Path) -> dict[str, Any]:
-        """Take over what a version holds besides what the Trainer has loaded from its folder; the
-        weights too, since a Trainer loads only those of them that it knows."""
-        snapshot = read_version(checkpoint)
-        values, state = snapshot.values, self.state
-        if values["step"] != state.step:
-            raise ValueError(
-                f"run {self.run.name} goes on from step {values['step']}, and this Trainer begins"
-                f" at step {state.step}: pass it trainer.train(resume_from_checkpoint="
-                "callback.resume_from())"
-            )
-        for difference in agree(values["facts"], self._facts, TrainerJudge(), self.accepted):
-            self.run.say(f"note: {difference}: {difference.verdict.value}")
-        restore_model(self.parts.model, snapshot)
-        if self.is_another_try:
-            restore_optimizer(self.parts, snapshot)
-        state.num_examples, state.num_tokens = values["num_examples"], values["num_tokens"]
-        state.recoveries = list(values["recoveries"])
-        best = values["best_evaluation_loss"]
-        state.best_evaluation_loss = math.inf if best is None else best
-        state.checkpoint = checkpoint
-        self._tokens_before = state.num_tokens
-        self.run.say(f"Run {self.run.name}: going on from step {state.step}")
-        return values
+    def __init__(
+        self,
+        run: TrainerRun,
+        parts: TrainerParts,
+        state: TrainingState,
+        hooks: HookRunner,
+        saves: SaveTiming,
+        events: TrainerEvents,
+        stack: ExitStack,
+    ) -> None:
+        self.run, self.parts, self.state, self.hooks = run, parts, state, hooks
+        self.saves, self.events, self.stack = saves, events, stack
+        self._started = time.monotonic()
+
+    @property
+    def first(self) -> Path | None:
+        """The version that this call of `Trainer.train` began with."""
+        return self.saves.first
+
+    def begin(self) -> None:
+        """The first step is about to come."""
+        self.hooks.fire(Event.TRAIN_START, self.state)
+        self.hooks.fire(Event.PHASE_START, self.state)
 
     def end(self) -> None:
         """The training has come to its end: wait for versions and copies, write model and report.
@@ -114,127 +93,171 @@ class BridgedTraining(TrainerEvents):
             CopyNotConfirmedError: finished here, but its copy is not confirmed.
         """
         try:
-            self._end_again() if self.is_finished_before else self._end()
+            self._end()
         except CopyNotConfirmedError:  # the training itself is in order, and told so
             raise
         except BaseException as error:
             self.break_off(error)
             raise
+        finally:
+            self._release()
 
     def _end(self) -> None:
-        self._close_step()
-        self._is_ending = True
-        if not self.needs_own_checkpoints:  # else other weights may have been loaded by now
-            self._save()
-        self.saving.finish(self.state)
-        self.run.versions.close()
-        if self.state.is_interrupted:
-            if self.run.has_place:
-                self.run.wait_for_copies(self._patience_seconds())
+        run, state = self.run, self.state
+        self.events.end()
+        run.versions.close()
+        if state.is_interrupted:
+            patience = run.config.backup.emergency_seconds
+            run.copies.wait(self.saves.schedule.seconds_to_copy(state.stop_reason, patience))
         else:
-            self._fire(Event.PHASE_END)
-            self.run.save_model(self.parts.model)
-        status = "stopped" if self.state.is_interrupted else "finished"
-        self._close(status, self.state.stop_message, lets_go=False)
-        more = "; run this again to go on" if self.state.is_interrupted else ""
-        self.run.say(f"Run {self.run.name}: {status} at step {self.state.step}{more}")
-        self._complete() if status == "finished" else self._let_go()
-        self.run.say(self.run.copies_line())
-
-    def _end_again(self) -> None:
-        """Whoever trained it may have been killed after its last version, and before its report or
-        the last byte of its copy."""
-        self.run.save_model(self.parts.model)
-        if not self.run.is_told_finished():
-            told = {"steps": self.state.step, "total_steps": self.state.total_steps}
-            self.run.summarise({"status": "finished", **told})
-        if not self.run.has_report():
-            write_report(self.run.directory)
-            self.run.seal()
-        self.run.backup.forget_status()  # all is compared anew
-        self._complete()
-        self.run.say(self.run.copies_line())
-
-    def _complete(self) -> None:
-        """Have the place confirm all of it.
-
-        Raises:
-            CopyNotConfirmedError: it does not; everything of this machine is in order.
-        """
-        run = self.run
-        try:
-            end = run.complete(run.config.backup.finish_seconds, self._record_copies)
-            self._record_copies(end.published, end)
-        finally:
-            self._let_go()
-        if not end.is_complete:
-            run.say(run.not_safe(end))
-            raise CopyNotConfirmedError(run.not_safe(end))
-
-    def _record_copies(self, published: str | None, end: Completion | None = None) -> None:
-        if self.run.has_place:
-            told = self.run.copies_facts(end or Completion(published))
-            self.run.summarise({**self.run.read_summary(), "backup": told})
-            write_report(self.run.directory)
-            self.run.seal()
-
-    def _let_go(self) -> None:
-        self.run.backup.close()
-        self.stack.close()
-
-    def _patience_seconds(self) -> float:
-        options, state = self.run.config.backup, self.state
-        if not state.is_interrupted:
-            return options.finish_seconds
-        if state.stop_reason is StopReason.DEADLINE:
-            return max(options.emergency_seconds, self.saving.schedule.seconds_left)
-        return options.emergency_seconds
+            self.hooks.fire(Event.PHASE_END, state)
+            run.save_model(self.parts.model)
+        status = self._close(is_finished=not state.is_interrupted)
+        more = "; run this again to go on" if state.is_interrupted else ""
+        run.say(f"Run {run.name}: {status} at step {state.step}{more}")
+        if state.is_interrupted:
+            run.copies.close()
+        else:
+            run.complete()
+        run.say(run.copies.line())
 
     def break_off(self, error: BaseException) -> None:
         """An exception has ended the training; what was committed before is safe."""
         self.state.error = error
         self.hooks.fire_to_all(Event.ERROR, self.state)
-        is_stopped = isinstance(error, KeyboardInterrupt)
-        told = redact(f"{type(error).__name__}: {error}")
         try:
             self.run.versions.close()
-            self._close("stopped" if is_stopped else "failed", told, is_error=not is_stopped)
+            self._close(error=error)
         except (TemperError, OSError) as failure:  # it is the first error that people look for
             log.warning("what became of run %s is not written: %r", self.run.name, failure)
         finally:
-            self._let_go()
+            self._release()
 
-    def _close(
-        self, status: str, reason: str | None, is_error: bool = False, lets_go: bool = True
-    ) -> None:
-        """Tell how it ended, and let everything go."""
-        state = self.state
-        after = {HELD_OUT: state.evaluation[HELD_OUT]} if HELD_OUT in state.evaluation else None
-        self.run.summarise(
-            {
-                "status": status,
-                "reason": None if is_error else reason,
-                "error": reason if is_error else None,
-                "steps": state.step,
-                "total_steps": state.total_steps,
-                "tokens": state.num_tokens,
-                "seconds": time.monotonic() - self._started,
-                "loss": state.loss,
-                "recoveries": state.recoveries,
-                "after": after,
-                "backup": self.run.copies_facts(),
-                TRAINER_METRICS: self.last_metrics,
-            }
-        )
+    def _close(self, *, is_finished: bool = False, error: BaseException | None = None) -> str:
+        """Write down how it ended, and end the hooks; the status."""
+        state, files = self.state, self.run.files
+        seconds = time.monotonic() - self._started
+        summary = {
+            **summary_of(files, state, seconds, is_finished=is_finished, error=error),
+            "after": {k: v for k, v in state.evaluation.items() if k == HELD_OUT} or None,
+            "backup": self.run.copies.facts(),
+            TRAINER_METRICS: self.events.last_metrics,
+        }
+        write_summary(files, summary)
         self.hooks.fire_to_all(Event.TRAIN_END, state)
-        self.run.seal()
-        if lets_go:
-            self._let_go()
+        seal(files, summary)
+        return str(summary["status"])
 
-    def metrics_before(self) -> dict[str, float]:
-        """What a finished training came to, as its Trainer has told then; empty: nobody knows."""
-        told = self.run.read_summary().get(TRAINER_METRICS)
-        return told if isinstance(told, dict) else {}
+    def _release(self) -> None:
+        self.run.copies.close()
+        self.stack.close()
+
+
+def begin_training(
+    run: TrainerRun,
+    parts: TrainerParts,
+    loader: Any,
+    processing_class: Any,
+    others: Iterable[Hook],
+    going_on: GoingOn,
+) -> BridgedTraining | FinishedTraining:
+    """A training begins, or goes on, or has come to its end before.
+
+    Args:
+        loader: the Trainer's data loader.
+        processing_class: the Trainer's tokenizer, kept with the run; or None.
+        others: hooks of the user.
+
+    Raises:
+        ValueError: it cannot be trained like this; says what to do. Nothing was trained.
+        CheckpointError: what decides the result has changed, or the version is damaged.
+    """
+    _refuse_several_processes(parts.args)
+    with ExitStack() as stack:
+        run.enter(stack)
+        run.check_place()
+        files = ModelFiles.of(parts.model)
+        facts = facts_of(parts, getattr(loader, "dataset", None))
+        state = TrainingState(parts.model, parts.optimizer, step=parts.state.global_step)
+        state.total_steps = parts.state.max_steps
+        saved = _restored(run, parts, state, facts, going_on)
+        if saved.get("finished") == state.total_steps:
+            run.say(f"Run {run.name} was finished before: nothing is trained")
+            return FinishedTraining(run, parts, going_on.checkpoint, stack.pop_all())
+        if processing_class is not None and not run.files.tokenizer.is_dir():
+            run.save_tokenizer(processing_class)
+        run.record(parts, facts["data"]["num_examples"])
+        hooks = hooks_of(run, parts, others)
+        hooks.load_state_dict(saved.get("hooks", {}))
+        record_running(run.files, state.total_steps)
+        snapshots = TrainerSnapshots(parts, files, facts, state, hooks)
+        saves = _save_timing(run, snapshots, going_on.checkpoint)
+        events = TrainerEvents(parts, loader, state, hooks, saves)
+        for line in [*run.notes(), f"Run {run.name} in {run.directory}: {run.copies.line()}"]:
+            run.say(line)
+        return BridgedTraining(run, parts, state, hooks, saves, events, stack.pop_all())
+
+
+def _restored(
+    run: TrainerRun,
+    parts: TrainerParts,
+    state: TrainingState,
+    facts: Mapping[str, Any],
+    going_on: GoingOn,
+) -> Mapping[str, Any]:
+    """Take over what a version holds besides what the Trainer has loaded from its folder; the
+    weights too, since a Trainer loads only those of them that it knows.
+
+    Returns:
+        The values of the version; empty: the training begins.
+    """
+    if going_on.checkpoint is None:
+        _refuse_to_begin_again(run)
+        return {}
+    snapshot = read_version(going_on.checkpoint)
+    values = snapshot.values
+    if values["step"] != state.step:
+        raise ValueError(
+            f"run {run.name} goes on from step {values['step']}, and this Trainer begins"
+            f" at step {state.step}: pass it trainer.train(resume_from_checkpoint="
+            "callback.resume_from())"
+        )
+    for difference in agree(values["facts"], facts, TrainerJudge(), going_on.accepted):
+        run.say(f"note: {difference}: {difference.verdict.value}")
+    restore_model(parts.model, snapshot)
+    if going_on.is_another_try:
+        restore_optimizer(parts, snapshot)
+    restore_counts(state, values)
+    state.checkpoint = going_on.checkpoint
+    run.say(f"Run {run.name}: going on from step {state.step}")
+    return values
+
+
+def _save_timing(run: TrainerRun, snapshots: TrainerSnapshots, first: Path | None) -> SaveTiming:
+    training, state = run.config.training, snapshots.state
+    request = run.versions.store.root / REQUEST_FILE
+    schedule = SaveSchedule(training.checkpoint_seconds, training.deadline, request)
+    schedule.reserve = run.copies.seconds_to_confirm
+    schedule.start(state.step)
+    failures = SaveFailures(training.recovery.max_failed_saves)
+
+    def announce(checkpoint: Path) -> None:
+        state.checkpoint = checkpoint
+        snapshots.hooks.fire(Event.CHECKPOINT_SAVED, state)
+
+    saves = SaveTiming(run.versions, schedule, failures, snapshots.take, announce, first)
+    if first is None:
+        saves.request(SaveKind.SCHEDULED)  # there is something to go back to from the start on
+    return saves
+
+
+def _refuse_to_begin_again(run: TrainerRun) -> None:
+    if run.versions.checkpoints():
+        raise ValueError(
+            f"run {run.name} in {run.directory} has been trained before: go on with"
+            " trainer.train(resume_from_checkpoint=callback.resume_from()), or give this"
+            " training another name"
+        )
 
 
 def _refuse_several_processes(args: Any) -> None:

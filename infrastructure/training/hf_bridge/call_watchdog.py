@@ -4,11 +4,10 @@ A callback is not told when an exception ends the training, so somebody looks: t
 callback was called from is on the stack of its thread as long as the training goes on.
 """
 
-import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -55,44 +54,6 @@ class TrainCall:
         return None if self._frame is None else self._frame.f_locals.get("self")
 
 
-class NothingToTrain:
-    """Lets a call of `Trainer.train` come to its end without a step, an evaluation or a log: what a
-    Trainer that goes on from its last step would do besides is one step too many, and numbers of
-    that.
-
-    Args:
-        metrics: what the training came to when it ended; the call gives them back again.
-    """
-
-    def __init__(self, trainer: Any, metrics: Mapping[str, float]) -> None:
-        if not hasattr(trainer, "_run_epoch"):
-            raise ValueError(
-                "this training is finished, and its Trainer has a loop of its own that cannot be"
-                " left out: leave trainer.train() out"
-            )
-        self.trainer, self.metrics = trainer, dict(metrics)
-        self._instead = {"_run_epoch": _nothing, "_evaluate": _nothing, "log": self._log}
-        for name, method in self._instead.items():
-            setattr(trainer, name, method)
-        steps = max(trainer.state.global_step, 1)
-        trainer._total_loss_scalar = self.metrics.get("train_loss", math.nan) * steps
-
-    def end(self) -> None:
-        """Give the Trainer its methods back."""
-        for name, method in self._instead.items():
-            if self.trainer.__dict__.get(name) == method:
-                delattr(self.trainer, name)
-
-    def _log(self, metrics: dict[str, float], *_: Any, **__: Any) -> None:
-        """What the Trainer counts of this call is of no training."""
-        metrics.clear()
-        metrics.update(self.metrics)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return
-
-
 class CallWatchdog(threading.Thread):
     """Calls `on_gone`, in a thread of its own, when a call has ended and nobody has said so."""
 
@@ -118,12 +79,12 @@ class StopSignals:
     second Ctrl-C is what it always was. In the main thread only, where signals are handled.
 
     Args:
-        ask: is told the reason, and the signal.
+        on_stop: is called with the reason, and the signal.
     """
 
-    def __init__(self, call: TrainCall, ask: Callable[[str, int], None]) -> None:
-        self.call, self.ask = call, ask
-        self._has_asked = False
+    def __init__(self, call: TrainCall, on_stop: Callable[[str, int], None]) -> None:
+        self.call, self.on_stop = call, on_stop
+        self._is_stopping = False
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -149,8 +110,8 @@ class StopSignals:
         if not self.call.is_around(frame):  # an exception has ended the training
             self.remove()
             signal.raise_signal(number)
-        elif not self._has_asked:
-            self._has_asked = True
-            self.ask(reason_of(number), number)
+        elif not self._is_stopping:
+            self._is_stopping = True
+            self.on_stop(reason_of(number), number)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -23,14 +23,19 @@ from infrastructure.core.standard_output import lossy_output, lost_output_kept_i
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.extensions.extension_hooks import Hook
-from infrastructure.training.hf_bridge.bridged_training import BridgedTraining
+from infrastructure.training.hf_bridge.bridged_training import (
+    BridgedTraining,
+    GoingOn,
+    begin_training,
+)
 from infrastructure.training.hf_bridge.call_watchdog import (
     CallWatchdog,
-    NothingToTrain,
     StopSignals,
     TrainCall,
 )
 from infrastructure.training.hf_bridge.checkpoint_folder import write_checkpoint_folder
+from infrastructure.training.hf_bridge.finished_training import FinishedTraining, NothingToTrain
+from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 from infrastructure.training.hf_bridge.trainer_facts import known_names
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts, read_version
@@ -76,15 +81,13 @@ class TemperCallback:
         self.hooks = list(hooks)
         self.accepted = known_names(accept)
         self._resumed: Path | None = None
-        self._training: BridgedTraining | None = None
-        self._watchdog: CallWatchdog | None = None
-        self._signals: StopSignals | None = None
+        self._training: BridgedTraining | FinishedTraining | None = None
         self._call: TrainCall | None = None  # kept after an error, for the next try
         self._first: Path | None = None  # the version that the last try began with
         self._error_before: BaseException | None = None
         self._ending = threading.Lock()
+        self._guards = ExitStack()  # what looks after a call, and the signals
         self._output = ExitStack()  # lossy while a training runs
-        self._nothing: NothingToTrain | None = None
 
     def resume_from(self) -> str | None:
         """What `trainer.train(resume_from_checkpoint=...)` takes: a folder with the newest version
@@ -103,7 +106,7 @@ class TemperCallback:
                 shutil.rmtree(folder, ignore_errors=True)
                 return None
             version = read_version(self._resumed)
-            write_checkpoint_folder(version, folder, self.run.tokenizer)
+            write_checkpoint_folder(version, folder, self.run.files.tokenizer)
             return str(folder)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -115,25 +118,32 @@ class TemperCallback:
         trainer = TrainerParts(
             args, state, parts["model"], parts["optimizer"], parts["lr_scheduler"]
         )
-        loader = parts.get("train_dataloader")
-        training = BridgedTraining(
-            self.run, trainer, loader, self.hooks, self._resumed, self.accepted
-        )
-        training.is_another_try = is_another_try
+        going_on = GoingOn(self._resumed, self.accepted, is_another_try)
+        loader, processing_class = parts.get("train_dataloader"), parts.get("processing_class")
         with ExitStack() as output:
             output.enter_context(lossy_output())
             output.enter_context(lost_output_kept_in(self.run.directory / OUTPUT_FILE))
-            training.begin(parts.get("processing_class"))
+            training = begin_training(
+                self.run, trainer, loader, processing_class, self.hooks, going_on
+            )
             self._output = output.pop_all()
         self._training, self._resumed = training, None
         self._error_before = _last_error()
         self._call = call = TrainCall()
-        if training.is_finished_before:
-            self._nothing = NothingToTrain(call.trainer, training.metrics_before())
-        self._watchdog = CallWatchdog(call, self._is_gone)
-        self._watchdog.start()
-        self._signals = StopSignals(call, self._asked_to_stop)
-        self._signals.install()
+        self._guard(call, training)
+        if isinstance(training, BridgedTraining):
+            training.begin()
+
+    def _guard(self, call: TrainCall, training: BridgedTraining | FinishedTraining) -> None:
+        """Until `_guards` closes: see how the call ends, and take the signals."""
+        watchdog = CallWatchdog(call, self._is_gone)
+        watchdog.start()
+        self._guards.callback(watchdog.end)
+        if isinstance(training, FinishedTraining):
+            self._guards.callback(NothingToTrain(call.trainer, training.metrics()).end)
+        signals = StopSignals(call, self._stop)
+        signals.install()
+        self._guards.callback(signals.remove)
 
     def _begun_with(self) -> Path | None:
         """The version that the try before began with: this one begins with weights that are trained
@@ -146,8 +156,8 @@ class TemperCallback:
             )
         return self._first
 
-    def _asked_to_stop(self, reason: str, signal_number: int) -> None:
-        if self._training is not None:
+    def _stop(self, reason: str, signal_number: int) -> None:
+        if isinstance(self._training, BridgedTraining):
             self._training.state.interrupt(reason, StopReason.SIGNAL, signal_number)
             self.run.say("Saving and stopping after this step; Ctrl-C again stops at once")
 
@@ -161,81 +171,73 @@ class TemperCallback:
     def _break_off(self, error: BaseException) -> None:
         with self._ending:
             training, self._training = self._training, None
-            self._let_go()
+            self._guards.close()
             if training is not None:
                 self._first = training.first
                 training.break_off(error)
             self._output.close()
 
-    def _let_go(self) -> None:
-        if self._nothing is not None:
-            self._nothing.end()
-        if self._watchdog is not None:
-            self._watchdog.end()
-        if self._signals is not None:
-            self._signals.remove()
-
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """See `BridgedTraining.epoch_begins`."""
-        if (training := self._active()) is not None:
-            training.epoch_begins()
+        """See `TrainerEvents.epoch_begins`."""
+        if (events := self._events()) is not None:
+            events.epoch_begins()
         elif self._training is not None:
             control.should_training_stop = True
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """See `BridgedTraining.step_begins`."""
-        if (training := self._active()) is not None:
-            training.step_begins()
+        """See `TrainerEvents.step_begins`."""
+        if (events := self._events()) is not None:
+            events.step_begins()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """See `BridgedTraining.micro_batch_done`."""
-        if (training := self._active()) is not None:
-            training.micro_batch_done()
+        """See `TrainerEvents.micro_batch_done`."""
+        if (events := self._events()) is not None:
+            events.micro_batch_done()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """See `BridgedTraining.gradients_are_final`."""
-        if (training := self._active()) is not None:
-            training.gradients_are_final()
+        """See `TrainerEvents.gradients_are_final`."""
+        if (events := self._events()) is not None:
+            events.gradients_are_final()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """See `BridgedTraining.step_ends`."""
-        if (training := self._active()) is not None:
-            training.step_ends(control)
+        """See `TrainerEvents.step_ends`."""
+        if (events := self._events()) is not None:
+            events.step_ends(control)
 
     def on_log(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """See `BridgedTraining.logged`."""
-        if (training := self._active()) is not None:
-            training.logged(parts.get("logs") or {}, control)
+        """See `TrainerEvents.logged`."""
+        if (events := self._events()) is not None:
+            events.logged(parts.get("logs") or {}, control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """See `BridgedTraining.evaluated`."""
-        if (training := self._active()) is not None:
-            training.evaluated(parts.get("metrics") or {}, control)
+        """See `TrainerEvents.evaluated`."""
+        if (events := self._events()) is not None:
+            events.evaluated(parts.get("metrics") or {}, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """See `BridgedTraining.own_checkpoint_saved`."""
-        if (training := self._active()) is not None:
-            training.own_checkpoint_saved()
+        """See `TrainerEvents.own_checkpoint_saved`."""
+        if (events := self._events()) is not None:
+            events.own_checkpoint_saved()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """See `BridgedTraining.epoch_ends`."""
-        if (training := self._active()) is not None:
-            training.epoch_ends(control)
+        """See `TrainerEvents.epoch_ends`."""
+        if (events := self._events()) is not None:
+            events.epoch_ends(control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """See `BridgedTraining.end`."""
         with self._ending:
             training, self._training = self._training, None
-            self._let_go()
+            self._guards.close()
             self._call = None
         if training is not None:
             training.end()
         self._output.close()
 
-    def _active(self) -> BridgedTraining | None:
-        """The training, unless there is nothing left to train in it."""
+    def _events(self) -> TrainerEvents | None:
+        """Where the Trainer's events go, unless there is nothing left to train."""
         training = self._training
-        return None if training is None or training.is_finished_before else training
+        return training.events if isinstance(training, BridgedTraining) else None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Nothing is begun yet."""

@@ -53,12 +53,12 @@ def _write_model(tensors: Tensors, files: dict[str, Any], folder: Path) -> None:
         tied = {name: tensors[own].clone() for name, own in files["tied"].items()}
         _save({**tensors, **tied}, folder / "model.safetensors")
         return
-    for adapter, told in files["adapters"].items():
+    for adapter, described in files["adapters"].items():
         inside = folder if adapter == DEFAULT_ADAPTER else folder / adapter
         inside.mkdir(exist_ok=True)
-        text = json.dumps(told["config"], indent=2, sort_keys=True)
+        text = json.dumps(described["config"], indent=2, sort_keys=True)
         (inside / "adapter_config.json").write_text(text)
-        named = {name: tensors[own] for name, own in told["names"].items()}
+        named = {name: tensors[own] for name, own in described["names"].items()}
         _save(named, inside / "adapter_model.safetensors")
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from infrastructure.config.sections.training_config import QUANTUM
-from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import create_extensions
@@ -41,26 +40,20 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     Raises:
         ValueError: an extension, a sink or an alert's webhook that there is not.
     """
-    config, directory = run.config, run.directory
+    config, directory, copies = run.config, run.directory, run.copies
     check_watching(config)
     precision = Precision(precision_name(parts.args), parts.device.type)
-    probes: dict[str, Probe] = {}
-    if run.has_place:
-        probes["backup_age_seconds"] = run.copies_age_seconds
-        probes["copier_failures"] = lambda: run.backup.num_copier_failures
     sinks = [name for name in config.training.metrics_sinks if name != CONSOLE]
     hooks: list[Hook] = [
         *create_extensions(config.training.enabled_extensions, parts, {QUANTUM: _refuse_quantum}),
         *others,
-        *monitoring_hooks(config, directory, None, precision, run.say, probes),
+        *monitoring_hooks(config, directory, None, precision, run.say, copies.probes()),
         MetricsObserver(MetricsLogger(make_sinks(sinks, directory))),
         ErrorsObserver(directory),
         ReportObserver(directory),
     ]
-    if run.has_place:
-        hooks.append(CopiesObserver(run.backup))
+    if copies.has_place:
+        hooks.append(CopiesObserver(copies.backup))
     if parts.args.disable_tqdm:  # else the Trainer draws a bar itself
-        hooks.append(
-            ProgressObserver(lambda total, step: Progress(total, step, note=run.copies_short))
-        )
+        hooks.append(ProgressObserver(lambda total, step: Progress(total, step, note=copies.short)))
     return HookRunner(hooks)

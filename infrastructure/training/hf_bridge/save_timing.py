@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import TrainingDivergedError
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
@@ -18,11 +19,16 @@ class SaveTiming:
     """The versions of one training, in the order in which they come.
 
     A version that is due is written at the next moment at which all of a step is done, its
-    evaluation too; see `BridgedTraining`.
+    evaluation too; see `TrainerEvents`.
 
     Args:
-        take: gives the state of the training, sharing memory with it.
-        tell: is called with each version that is committed.
+        take: gives the state of the training, sharing memory with it, from whether it is finished.
+        announce: is called with each version that is committed.
+        first: the version that the training goes on from.
+
+    Attributes:
+        first: the version that the training began with, or its first one.
+        is_ending: what is due now is the last version.
     """
 
     def __init__(
@@ -30,22 +36,24 @@ class SaveTiming:
         versions: CheckpointManager,
         schedule: SaveSchedule,
         failures: SaveFailures,
-        take: Callable[[], Snapshot],
-        tell: Callable[[Path], None],
+        take: Callable[[bool], Snapshot],
+        announce: Callable[[Path], None],
+        first: Path | None = None,
     ) -> None:
         self.versions, self.schedule, self.failures = versions, schedule, failures
-        self.take, self.tell = take, tell
-        self.due: str | None = None
+        self.take, self.announce, self.first = take, announce, first
+        self.due: SaveKind | None = None
+        self.is_ending = False
 
-    def ask(self, kind: str) -> None:
-        """A version is due; a kind that was asked for before stays."""
+    def request(self, kind: SaveKind) -> None:
+        """A version is due; a kind that was requested before stays."""
         self.due = self.due or kind
 
-    def ask_by_clock(self, step: int) -> None:
+    def request_by_clock(self, step: int) -> None:
         """A version is due because of the time, a request, or one that was refused."""
         kind = self.schedule.kind_due(step)
         if kind is not None or self.failures.is_retry_due:
-            self.ask(kind or "scheduled")
+            self.request(kind or SaveKind.SCHEDULED)
 
     def save(self, state: TrainingState) -> None:
         """Write the version that is due, if one is; a large one in the background.
@@ -59,7 +67,7 @@ class SaveTiming:
         if kind is None:
             return
         started = time.perf_counter()
-        snapshot = self.take()
+        snapshot = self.take(self.is_ending and not state.is_interrupted)
         if not has_finite_weights(snapshot):
             raise self._diverged(state, snapshot)
         with self.failures.tolerated(state):
@@ -68,7 +76,7 @@ class SaveTiming:
 
     def _diverged(self, state: TrainingState, snapshot: Snapshot) -> TrainingDivergedError:
         with self.failures.tolerated(state):
-            self.versions.save(snapshot, kind="emergency", healthy=False)
+            self.versions.save(snapshot, kind=SaveKind.EMERGENCY, healthy=False)
         newest = step_of(self.versions.newest())
         return TrainingDivergedError(
             f"the weights are no longer finite at step {state.step}: the training has diverged."
@@ -83,12 +91,13 @@ class SaveTiming:
             committed = self.versions.collect(wait)
         for checkpoint in committed:
             self.failures.reset()
-            self.tell(checkpoint)
+            self.first = self.first or checkpoint
+            self.announce(checkpoint)
 
     def finish(self, state: TrainingState) -> None:
         """Wait for what is being written; a version that was refused is tried once more."""
         self.collect(state, wait=True)
         if self.failures.count:
-            self.ask("scheduled")
+            self.request(SaveKind.SCHEDULED)
             self.save(state)
             self.collect(state, wait=True)

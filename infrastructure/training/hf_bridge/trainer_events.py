@@ -8,99 +8,49 @@ what would have happened.
 """
 
 import math
-import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
+from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.integers import ceil_div
-from infrastructure.training.checkpoints.save_schedule import (
-    DEADLINE_IS_NEAR,
-    REQUEST_FILE,
-    SaveSchedule,
-)
-from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.core.state import StopReason, TrainingState
-from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
+from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.hf_bridge.save_timing import SaveTiming
-from infrastructure.training.hf_bridge.trainer_metrics import (
-    StepClock,
-    evaluation_of,
-    numbers_of,
-)
-from infrastructure.training.hf_bridge.trainer_run import TrainerRun
-from infrastructure.training.hf_bridge.trainer_state import (
-    ModelFiles,
-    TrainerParts,
-    take_snapshot,
-)
+from infrastructure.training.hf_bridge.trainer_metrics import StepClock, evaluation_of, numbers_of
+from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.loop.loss_judge import memory_in_use_bytes
-from infrastructure.training.recovery.save_retry import SaveFailures
 
 HELD_OUT = "eval_loss"
 
 
 class TrainerEvents:
-    """A Trainer's training between its beginning and its end.
+    """What each event of a Trainer does to the training, from the first epoch to the last version.
 
     Args:
         parts: what the Trainer hands over.
         loader: its data loader.
-        others: hooks of the user.
-        resumed: the version that the Trainer was given to go on from; None: none.
-        accepted: names of what may differ although it changes the result.
+        state: the training as its hooks see it; kept up to date here.
+        saves: its versions.
+
+    Attributes:
+        last_metrics: what the Trainer has logged of the whole training.
     """
 
     def __init__(
         self,
-        run: TrainerRun,
         parts: TrainerParts,
         loader: Any,
-        others: Iterable[Hook],
-        resumed: Path | None,
-        accepted: frozenset[str],
+        state: TrainingState,
+        hooks: HookRunner,
+        saves: SaveTiming,
     ) -> None:
-        self.run, self.parts, self.loader = run, parts, loader
-        self.others, self.accepted = list(others), accepted
-        self.resumed = self.first = resumed
-        self.state = TrainingState(parts.model, parts.optimizer, step=parts.state.global_step)
-        self.state.total_steps = parts.state.max_steps
-        self.stack = ExitStack()
+        self.parts, self.loader, self.state = parts, loader, state
+        self.hooks, self.saves = hooks, saves
         self.clock = StepClock()
-        self.hooks = HookRunner([])
-        self.is_finished_before = False  # and there is nothing left to train
-        self.is_another_try = (
-            False  # of the same call, with what the first has left in the optimizer
-        )
         self.last_metrics: dict[str, Any] = {}
-        self._files = ModelFiles.of(parts.model)
-        self._facts: dict[str, Any] = {}
-        self._tokens_before = 0
+        self._tokens_before = state.num_tokens
         self._is_open = False  # a step has ended, and its numbers are still to come
-        self._is_ending = False
-        self._started = time.monotonic()
-        training = run.config.training
-        request = run.versions.store.root / REQUEST_FILE
-        schedule = SaveSchedule(training.checkpoint_seconds, training.deadline, request)
-        if run.has_place:
-            schedule.reserve = lambda: run.config.backup.emergency_seconds
-        failures = SaveFailures(training.recovery.max_failed_saves)
-        self.saving = SaveTiming(run.versions, schedule, failures, self._snapshot, self._is_saved)
-
-    @property
-    def needs_own_checkpoints(self) -> bool:
-        """Whether the Trainer itself makes use of the folders that it saves."""
-        args = self.parts.args
-        best = args.load_best_model_at_end or str(args.save_strategy) == "SaveStrategy.BEST"
-        return bool(best or args.push_to_hub or args.restore_callback_states_from_checkpoint)
-
-    @property
-    def global_batch_size(self) -> int:
-        """Examples of one optimizer step."""
-        size = self.parts.state.train_batch_size or self.parts.args.train_batch_size
-        return int(size * self.parts.args.gradient_accumulation_steps)
 
     def epoch_begins(self) -> None:
         """The order of an epoch is not drawn yet."""
@@ -108,15 +58,15 @@ class TrainerEvents:
         state, steps = self.state, self._steps_per_epoch()
         state.position.epoch = int(self.parts.state.epoch or 0)
         done = 0 if steps is None else state.step % steps
-        state.position.example = done * self.global_batch_size
-        self._is_ending = False
+        state.position.example = done * self.parts.global_batch_size
+        self.saves.is_ending = False
         self._fire(Event.EPOCH_START)
 
     def step_begins(self) -> None:
         """The data of a step is there, and all of the step before is done."""
         self._close_step()
         self._save()
-        self.state.batch = range(self.global_batch_size)  # what a Trainer shows of its rows
+        self.state.batch = range(self.parts.global_batch_size)  # what a Trainer shows of its rows
         self.clock.begin()
         self._fire(Event.STEP_START)
 
@@ -131,29 +81,29 @@ class TrainerEvents:
 
     def step_ends(self, control: Any) -> None:
         """The weights of a step are there; its log, evaluation and save are still to come."""
-        state, told = self.state, self.parts.state
+        state, progress = self.state, self.parts.state
         self.clock.end(goes_on_at_once=not (control.should_evaluate or control.should_save))
-        state.step = told.global_step
-        state.num_examples += self.global_batch_size
-        state.num_tokens = max(state.num_tokens, told.num_input_tokens_seen)
+        state.step = progress.global_step
+        state.num_examples += self.parts.global_batch_size
+        state.num_tokens = max(state.num_tokens, progress.num_input_tokens_seen)
         state.data_wait_seconds = self.clock.waited_seconds
-        state.position.example += self.global_batch_size
-        if self.saving.schedule.deadline_is_near:
+        state.position.example += self.parts.global_batch_size
+        if self.saves.schedule.deadline_is_near:
             state.interrupt(DEADLINE_IS_NEAR, StopReason.DEADLINE)
         state.metrics = {}
         self._is_open = True
         if not control.should_log:
             self._close_step()
-        self.saving.ask_by_clock(state.step)
+        self.saves.request_by_clock(state.step)
         self._take_over_saving(control)
-        if self.saving.due is not None and self.needs_own_checkpoints:
+        if self.saves.due is not None and self.parts.needs_own_checkpoints:
             control.should_save = True
 
     def _take_over_saving(self, control: Any) -> None:
         """A version takes the place of a folder that the Trainer would write."""
         if control.should_save:
-            self.saving.ask("scheduled")
-            control.should_save = self.needs_own_checkpoints
+            self.saves.request(SaveKind.SCHEDULED)
+            control.should_save = self.parts.needs_own_checkpoints
         self._pass_on_stop(control)
 
     def _pass_on_stop(self, control: Any) -> None:
@@ -196,13 +146,13 @@ class TrainerEvents:
         if math.isfinite(loss):
             state.best_evaluation_loss = min(state.best_evaluation_loss, loss)
         self._fire(Event.EVAL_END)
-        if self._is_ending:
+        if self.saves.is_ending:
             self._save()
         self._pass_on_stop(control)
 
     def own_checkpoint_saved(self) -> None:
         """The Trainer has written a folder of its own; a version goes with it."""
-        self.saving.ask("scheduled")
+        self.saves.request(SaveKind.SCHEDULED)
 
     def epoch_ends(self, control: Any) -> None:
         """An epoch has ended, or the training in the middle of one."""
@@ -215,12 +165,20 @@ class TrainerEvents:
             self._pass_on_stop(control)
         if not control.should_training_stop:
             return
-        self._is_ending = True
-        self.saving.ask("stopped" if self.state.is_interrupted else "scheduled")
+        self.saves.is_ending = True
+        self.saves.request(SaveKind.STOPPED if self.state.is_interrupted else SaveKind.SCHEDULED)
         if self.state.is_interrupted:
             control.should_evaluate = False
         if not control.should_evaluate:
             self._save()
+
+    def end(self) -> None:
+        """The training has come to its end; its last version is on the disk then."""
+        self._close_step()
+        self.saves.is_ending = True
+        if not self.parts.needs_own_checkpoints:  # else other weights may have been loaded by now
+            self._save()
+        self.saves.finish(self.state)
 
     def _is_at_end_of_epoch(self) -> bool:
         steps = self._steps_per_epoch()
@@ -235,29 +193,8 @@ class TrainerEvents:
         return max(1, ceil_div(num_batches, self.parts.args.gradient_accumulation_steps))
 
     def _save(self) -> None:
-        self.saving.save(self.state)
-        self.saving.collect(self.state)
-
-    def _is_saved(self, checkpoint: Path) -> None:
-        self.first = self.first or checkpoint
-        self.state.checkpoint = checkpoint
-        self._fire(Event.CHECKPOINT_SAVED)
-
-    def _snapshot(self) -> Snapshot:
-        state = self.state
-        best = state.best_evaluation_loss
-        is_finished = self._is_ending and not state.is_interrupted
-        values = {
-            "facts": self._facts,
-            "finished": state.total_steps if is_finished else None,
-            "position": asdict(state.position),
-            "num_examples": state.num_examples,
-            "num_tokens": state.num_tokens,
-            "best_evaluation_loss": best if math.isfinite(best) else None,
-            "recoveries": list(state.recoveries),
-            "hooks": self.hooks.state_dict(),
-        }
-        return take_snapshot(self.parts, self._files, values)
+        self.saves.save(self.state)
+        self.saves.collect(self.state)
 
     def _fire(self, event: Event) -> None:
         self.hooks.fire(event, self.state)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from infrastructure.core.json_text import parse_json
 from infrastructure.core.optional import is_installed, require
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import HookRunner
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 
 WRITER = "TemperCallback"
@@ -49,6 +52,19 @@ class TrainerParts:
     def scaler(self) -> Any:
         """The gradient scaler, where fp16 needs one."""
         return getattr(self.optimizer, "scaler", None)
+
+    @property
+    def needs_own_checkpoints(self) -> bool:
+        """Whether the Trainer itself makes use of the folders that it saves."""
+        args = self.args
+        best = args.load_best_model_at_end or str(args.save_strategy) == "SaveStrategy.BEST"
+        return bool(best or args.push_to_hub or args.restore_callback_states_from_checkpoint)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Examples of one optimizer step."""
+        size = self.state.train_batch_size or self.args.train_batch_size
+        return int(size * self.args.gradient_accumulation_steps)
 
 
 @dataclass(frozen=True)
@@ -151,6 +167,45 @@ def take_snapshot(parts: TrainerParts, files: ModelFiles, values: Mapping[str, A
             **values,
         },
     )
+
+
+@dataclass(frozen=True)
+class TrainerSnapshots:
+    """What the versions of a training hold, besides what its Trainer would save.
+
+    Attributes:
+        facts: what decides its result; see `trainer_facts`.
+        hooks: their states go along.
+    """
+
+    parts: TrainerParts
+    files: ModelFiles
+    facts: Mapping[str, Any]
+    state: TrainingState
+    hooks: HookRunner
+
+    def take(self, is_finished: bool) -> Snapshot:
+        """The whole state now, sharing memory with the training."""
+        state, best = self.state, self.state.best_evaluation_loss
+        values = {
+            "facts": self.facts,
+            "finished": state.total_steps if is_finished else None,
+            "position": dataclasses.asdict(state.position),
+            "num_examples": state.num_examples,
+            "num_tokens": state.num_tokens,
+            "best_evaluation_loss": best if math.isfinite(best) else None,
+            "recoveries": list(state.recoveries),
+            "hooks": self.hooks.state_dict(),
+        }
+        return take_snapshot(self.parts, self.files, values)
+
+
+def restore_counts(state: TrainingState, values: Mapping[str, Any]) -> None:
+    """Put back what a version has counted."""
+    state.num_examples, state.num_tokens = values["num_examples"], values["num_tokens"]
+    state.recoveries = list(values["recoveries"])
+    best = values["best_evaluation_loss"]
+    state.best_evaluation_loss = math.inf if best is None else best
 
 
 def _as_tensor(text: str) -> torch.Tensor:

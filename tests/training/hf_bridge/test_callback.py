@@ -194,6 +194,25 @@ def test_running_it_again_when_it_is_finished_does_nothing(
     assert "an evaluation" in seen, "afterwards it is a Trainer as any other"
 
 
+def test_an_error_in_a_call_that_trains_nothing_leaves_the_run_finished(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    class Broken(TrainerCallback):  # type: ignore[misc]
+        def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("broken")
+
+    train(tmp_path, max_steps=1)
+    before = summary_of(tmp_path)
+    trainer = trainer_of(tmp_path, max_steps=1)
+    callback = TemperCallback("tiny", settings(tmp_path))
+    trainer.add_callback(callback)
+    trainer.add_callback(Broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train(resume_from_checkpoint=callback.resume_from())
+    assert callback.resume_from() is not None  # which waits until its end is noticed
+    assert (before["status"], summary_of(tmp_path)) == ("finished", before)
+
+
 def test_what_is_not_confirmed_at_the_end_is_told_and_completed_by_the_same_lines(
     tmp_path: Path,
 ) -> None:

@@ -43,7 +43,7 @@ def told() -> list[Path]:
 
 @pytest.fixture
 def saver(told: list[Path]) -> Any:
-    def take() -> Snapshot:
+    def take(is_finished: bool) -> Snapshot:
         return Snapshot({"model": {}}, {})
 
     failures = SaveFailures(3, clock=lambda: 0.0)
@@ -57,11 +57,11 @@ def state() -> TrainingState:
 
 def test_a_save_that_was_refused_is_made_good_by_the_next(saver: Any, told: list[Path]) -> None:
     saver.versions.refuses = True
-    saver.ask("scheduled")
+    saver.request("scheduled")
     saver.save(state())
     assert (saver.failures.count, told) == (1, [])
     saver.versions.refuses = False
-    saver.ask("emergency")
+    saver.request("emergency")
     saver.save(state())
     assert saver.failures.count == 1  # it is not committed yet
     saver.collect(state())
@@ -70,7 +70,7 @@ def test_a_save_that_was_refused_is_made_good_by_the_next(saver: Any, told: list
 
 def test_at_the_end_a_refused_version_is_tried_once_more(saver: Any, told: list[Path]) -> None:
     saver.versions.refuses = True
-    saver.ask("scheduled")
+    saver.request("scheduled")
     saver.save(state())
     saver.versions.refuses = False
     saver.finish(state())
@@ -80,8 +80,8 @@ def test_at_the_end_a_refused_version_is_tried_once_more(saver: Any, told: list[
 def test_what_is_due_first_gives_the_kind_and_nothing_due_writes_nothing(saver: Any) -> None:
     saver.save(state())
     assert saver.versions.begun == []
-    saver.ask("stopped")
-    saver.ask("scheduled")
+    saver.request("stopped")
+    saver.request("scheduled")
     saver.save(state())
     saver.save(state())
     assert saver.versions.begun == ["stopped"]
@@ -90,7 +90,7 @@ def test_what_is_due_first_gives_the_kind_and_nothing_due_writes_nothing(saver: 
 def test_a_version_that_the_disk_refuses_while_it_is_written_stops_nobody(
     saver: Any, told: list[Path]
 ) -> None:
-    saver.ask("scheduled")
+    saver.request("scheduled")
     saver.save(state())
     saver.versions.refuses = True
     saver.collect(state())
@@ -102,7 +102,7 @@ def test_at_the_end_what_is_still_being_written_is_waited_for(
     was_refused: bool, saver: Any, told: list[Path]
 ) -> None:
     saver.versions.is_slow, saver.versions.refuses = True, was_refused
-    saver.ask("scheduled")
+    saver.request("scheduled")
     saver.save(state())
     saver.versions.refuses = False
     saver.finish(state())
@@ -110,8 +110,8 @@ def test_at_the_end_what_is_still_being_written_is_waited_for(
 
 
 def test_by_the_clock_a_version_is_asked_for_only_where_one_is_due(saver: Any) -> None:
-    saver.ask_by_clock(4)
+    saver.request_by_clock(4)
     assert saver.due is None
     saver.schedule.kind_due = lambda step: "manual"
-    saver.ask_by_clock(4)
+    saver.request_by_clock(4)
     assert saver.due == "manual"

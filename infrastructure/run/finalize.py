@@ -1,0 +1,145 @@
+"""How a run ends: summary.json, the report, and the seal over the files that nothing writes to any
+more; and the copies of a run that is finished.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from infrastructure.backup.repair.run_files_repair import REPORT_FILE, SEAL, read_seal, seal_of
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.redact import redact
+from infrastructure.core.stop_signals import StopSignal
+from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.monitoring.report.report import write_report
+from infrastructure.run.directory import RunDirectory, RunStatus
+from infrastructure.run.repair import hash_or_none
+from infrastructure.run.replication import RunReplication
+from infrastructure.run.summary_text import paths_of
+
+log = logging.getLogger(__name__)
+
+
+class Progress(Protocol):
+    """How far a training has come, as its `TrainingState` says it."""
+
+    step: int
+    total_steps: int
+    num_tokens: int
+    loss: float
+    metrics: dict[str, float]
+    recoveries: list[dict[str, Any]]
+    stop_message: str | None
+    stop_signal: str | None
+
+
+def summary_of(
+    run: RunDirectory,
+    progress: Progress,
+    seconds: float,
+    *,
+    is_finished: bool,
+    error: BaseException | None = None,
+) -> dict[str, Any]:
+    """What summary.json says of every run, whoever trained it.
+
+    Args:
+        seconds: that the training took.
+        is_finished: it came to its end, and the model is there.
+        error: what ended it, if one did; KeyboardInterrupt is a person, or a signal.
+    """
+    is_interrupted = isinstance(error, KeyboardInterrupt)
+    is_failed = error is not None and not is_interrupted
+    ended = RunStatus.FINISHED if is_finished else RunStatus.STOPPED
+    interruption = (str(error) or "interrupted") if is_interrupted else None
+    signal = error.name if isinstance(error, StopSignal) else None
+    return {
+        "status": RunStatus.FAILED if is_failed else ended,
+        "reason": progress.stop_message or interruption,
+        "signal": progress.stop_signal or signal,
+        "error": redact(f"{type(error).__name__}: {error}") if is_failed else None,
+        "steps": progress.step,
+        "total_steps": progress.total_steps,
+        "tokens": progress.num_tokens,
+        "seconds": seconds,
+        "loss": progress.loss,
+        "recoveries": progress.recoveries,
+        "peak_memory_bytes": progress.metrics.get("memory_bytes"),
+        "paths": paths_of(run.path),
+    }
+
+
+def record_running(run: RunDirectory, total_steps: int) -> None:
+    """Write what summary.json says until the run ends, or for ever where it is killed."""
+    write_record(run.summary_file, {"status": RunStatus.RUNNING, "total_steps": total_steps})
+
+
+def write_summary(run: RunDirectory, summary: Mapping[str, Any]) -> None:
+    """Write summary.json; numbers that JSON cannot say are spelled.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    write_record(run.summary_file, dict(spell_numbers(summary)))
+
+
+def read_summary(run: RunDirectory) -> dict[str, Any]:
+    """What summary.json says; nothing where it is missing or damaged."""
+    try:
+        return read_record(run.summary_file)
+    except (OSError, DamagedFileError):
+        return {}
+
+
+def seal(run: RunDirectory, summary: dict[str, Any]) -> None:
+    """Write summary.json with what the files of the run hold, now that nothing writes to them any
+    more. It is there already without that, so a disk that refuses costs no finished work."""
+    try:
+        summary |= {"paths": paths_of(run.path), SEAL: seal_of(run.path)}
+        write_summary(run, summary)
+    except OSError as error:
+        log.warning("%s was not written again: %r", run.summary_file, error)
+
+
+def write_report_of(run: RunDirectory) -> None:
+    """Write the report; what the page needs is never worth finished work."""
+    try:
+        write_report(run.path)
+    except Exception as failure:
+        log.warning("%s was not written: %r", REPORT_FILE, failure)
+
+
+def has_sealed_report(run: RunDirectory) -> bool:
+    """Whether the report is there that was written at the end."""
+    sealed = read_seal(run.path).get(REPORT_FILE)
+    return sealed is not None and hash_or_none(run.path / REPORT_FILE) == sealed
+
+
+def complete_finished(run: RunDirectory, copies: RunReplication, seconds: float) -> dict[str, Any]:
+    """Have all of a finished run confirmed at its place, within `seconds`, and let the copier go.
+
+    Returns:
+        What summary.json holds, with the copies as they stand now.
+
+    Raises:
+        OSError, DamagedFileError: summary.json cannot be read, or not be written.
+    """
+    summary = read_record(run.summary_file)
+    summary["paths"] = paths_of(run.path)  # it may have been moved since
+
+    def record() -> None:
+        summary["backup"] = copies.facts()
+        write_summary(run, summary)
+        write_report_of(run)
+        seal(run, summary)
+
+    if not copies.has_place:
+        summary["backup"] = {**summary.get("backup", {}), **copies.facts()}
+        return summary
+    try:
+        copies.complete(seconds, record)
+        record()
+    finally:
+        copies.close()
+    return summary

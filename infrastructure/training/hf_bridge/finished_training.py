@@ -1,0 +1,108 @@
+"""A Trainer's training that came to its end before: nothing is trained, and what lacks is made."""
+
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from infrastructure.run.directory import RunStatus
+from infrastructure.run.finalize import (
+    has_sealed_report,
+    read_summary,
+    seal,
+    write_report_of,
+    write_summary,
+)
+from infrastructure.training.hf_bridge.trainer_run import TrainerRun
+from infrastructure.training.hf_bridge.trainer_state import TrainerParts
+
+TRAINER_METRICS = "trainer_metrics"  # in summary.json: what `Trainer.train` gives back
+
+
+class FinishedTraining:
+    """Whoever trained it may have been killed after its last version, and before its report or the
+    last byte of its copy.
+
+    Args:
+        first: the version that this call of `Trainer.train` began with.
+        stack: holds the run's lock; closed at the end.
+    """
+
+    def __init__(
+        self, run: TrainerRun, parts: TrainerParts, first: Path | None, stack: ExitStack
+    ) -> None:
+        self.run, self.parts, self.first, self.stack = run, parts, first, stack
+
+    def metrics(self) -> dict[str, float]:
+        """What the training came to, as its Trainer logged then; empty: nobody knows."""
+        metrics = read_summary(self.run.files).get(TRAINER_METRICS)
+        return metrics if isinstance(metrics, dict) else {}
+
+    def end(self) -> None:
+        """Write what is not there, and have the place confirm all of it.
+
+        Raises:
+            OSError: this machine's disk refuses.
+            CopyNotConfirmedError: its copy is not confirmed.
+        """
+        run, steps = self.run, self.parts.state
+        try:
+            run.save_model(self.parts.model)
+            if not run.is_recorded_finished():
+                counts = {"steps": steps.global_step, "total_steps": steps.max_steps}
+                write_summary(run.files, {"status": RunStatus.FINISHED, **counts})
+            if not has_sealed_report(run.files):
+                write_report_of(run.files)
+                seal(run.files, read_summary(run.files))
+            run.copies.compare_anew()
+            run.complete()
+            run.say(run.copies.line())
+        finally:
+            self._release()
+
+    def break_off(self, error: BaseException) -> None:
+        """An exception has ended the call; the training was finished before and stays so."""
+        self._release()
+
+    def _release(self) -> None:
+        self.run.copies.close()
+        self.stack.close()
+
+
+class NothingToTrain:
+    """Lets a call of `Trainer.train` come to its end without a step, an evaluation or a log: what a
+    Trainer that goes on from its last step would do besides is one step too many, and numbers of
+    that.
+
+    Args:
+        metrics: what the training came to when it ended; the call gives them back again.
+    """
+
+    def __init__(self, trainer: Any, metrics: Mapping[str, float]) -> None:
+        if not hasattr(trainer, "_run_epoch"):
+            raise ValueError(
+                "this training is finished, and its Trainer has a loop of its own that cannot be"
+                " left out: leave trainer.train() out"
+            )
+        self.trainer, self.metrics = trainer, dict(metrics)
+        self._instead = {"_run_epoch": _nothing, "_evaluate": _nothing, "log": self._log}
+        for name, method in self._instead.items():
+            setattr(trainer, name, method)
+        steps = max(trainer.state.global_step, 1)
+        trainer._total_loss_scalar = self.metrics.get("train_loss", math.nan) * steps
+
+    def end(self) -> None:
+        """Give the Trainer its methods back."""
+        for name, method in self._instead.items():
+            if self.trainer.__dict__.get(name) == method:
+                delattr(self.trainer, name)
+
+    def _log(self, metrics: dict[str, float], *_: Any, **__: Any) -> None:
+        """What the Trainer counts of this call is of no training."""
+        metrics.clear()
+        metrics.update(self.metrics)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return

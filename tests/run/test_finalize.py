@@ -1,0 +1,95 @@
+"""What a run leaves when it ends, whoever trained it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.core.checksums import read_record
+from infrastructure.core.stop_signals import StopSignal
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.finalize import (
+    has_sealed_report,
+    read_summary,
+    seal,
+    summary_of,
+    write_summary,
+)
+
+
+@dataclass
+class Training:
+    """How far a training has come; no torch."""
+
+    step: int = 7
+    total_steps: int = 9
+    num_tokens: int = 70
+    loss: float = float("nan")
+    metrics: dict[str, float] = field(default_factory=lambda: {"memory_bytes": 5.0})
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    stop_message: str | None = None
+    stop_signal: str | None = None
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+TOKEN = "hf_" + "aB3" * 12
+
+
+@pytest.mark.parametrize(
+    ("is_finished", "error", "expected"),
+    [
+        (True, None, {"status": "finished", "reason": None, "error": None}),
+        (False, None, {"status": "stopped", "reason": None, "error": None}),
+        (False, KeyboardInterrupt(), {"status": "stopped", "reason": "interrupted", "error": None}),
+        (False, StopSignal(15), {"status": "stopped", "signal": "SIGTERM", "error": None}),
+        (False, RuntimeError("bad"), {"status": "failed", "error": "RuntimeError: bad"}),
+    ],
+)
+def test_how_a_run_ended_is_told_in_one_way(
+    run: RunDirectory, is_finished: bool, error: BaseException | None, expected: dict[str, Any]
+) -> None:
+    summary = summary_of(run, Training(), 2.0, is_finished=is_finished, error=error)
+    assert expected.items() <= summary.items()
+    assert summary["steps"] == 7
+    assert summary["peak_memory_bytes"] == 5.0
+
+
+def test_a_reason_that_was_given_counts_and_a_secret_does_not_get_in(run: RunDirectory) -> None:
+    stopped = Training(stop_message="two steps are enough")
+    assert summary_of(run, stopped, 1.0, is_finished=False)["reason"] == "two steps are enough"
+    failed = summary_of(run, Training(), 1.0, is_finished=False, error=ValueError(TOKEN))
+    assert TOKEN not in failed["error"]
+
+
+def test_a_number_that_is_none_is_written_and_what_cannot_be_read_is_nothing(
+    run: RunDirectory,
+) -> None:
+    assert read_summary(run) == {}
+    write_summary(run, {"loss": float("nan")})
+    assert read_record(run.summary_file)["loss"] == "NaN"
+    run.summary_file.write_text('{"loss": 1')
+    assert read_summary(run) == {}
+
+
+def test_a_sealed_report_is_known_until_it_changes(run: RunDirectory) -> None:
+    report = run.path / "report.html"
+    assert not has_sealed_report(run)
+    report.write_text("a page")
+    seal(run, {"status": "finished"})
+    assert has_sealed_report(run)
+    assert read_summary(run)["paths"]["report"] == str(report)
+    report.write_text("another")
+    assert not has_sealed_report(run)
+
+
+def test_a_disk_that_refuses_the_seal_costs_nothing(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.summary_file.mkdir()
+    seal(run, {"status": "finished"})
+    assert "was not written again" in caplog.text
