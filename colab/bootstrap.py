@@ -111,9 +111,9 @@ def _install_beside(
     installer: Installer, title: str, lines: Iterable[str], held: Iterable[str]
 ) -> None:
     """Install `lines`; of `held`, what is not among them stays as it is."""
-    asked = {name_of(line) for line in lines}
+    names = {name_of(line) for line in lines}
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(line for line in held if name_of(line) not in asked))
+        file.write("\n".join(line for line in held if name_of(line) not in names))
         file.flush()
         installer.install(title, "-c", file.name, *lines)
 
@@ -128,8 +128,8 @@ def _unfinished() -> Iterator[None]:
 
 def versions() -> dict[str, str]:
     """All installed packages."""
-    found = importlib.metadata.distributions()
-    return {one.metadata["Name"]: one.version for one in found if one.metadata["Name"]}
+    distributions = importlib.metadata.distributions()
+    return {one.metadata["Name"]: one.version for one in distributions if one.metadata["Name"]}
 
 
 def loaded_of(packages: set[str]) -> set[str]:

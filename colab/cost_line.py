@@ -37,16 +37,16 @@ class KnownCosts:
 
     def _run(self, config: DeploymentConfig) -> Iterator[str]:
         try:
-            found = None if config.new_run else self._of_this_purpose(config)
+            run = None if config.new_run else self._of_this_purpose(config)
         except (OSError, ValueError) as error:  # gone since, or not to be read: this only shows
             yield f"The runs in {config.output_dir} cannot be read: {error}."
             return
-        if found is None:
+        if run is None:
             yield f"A new run begins in {config.output_dir}."
             return
-        yield _standing(found)
-        told = _read(found.directory / FORECAST_FILE)
-        numbers = [told.get(name) for name in ("seconds", "num_steps", "peak_memory_bytes")]
+        yield _standing(run)
+        forecast = _read(run.directory / FORECAST_FILE)
+        numbers = [forecast.get(name) for name in ("seconds", "num_steps", "peak_memory_bytes")]
         known = [number for number in numbers if isinstance(number, int | float)]
         if len(known) == len(numbers):
             seconds, steps, peak = known
@@ -123,7 +123,7 @@ def _purpose_in(path: Path) -> Mapping[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = parse_json(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

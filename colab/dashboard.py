@@ -37,14 +37,14 @@ def show_dashboard(
 def _address(process: HelperProcess) -> dict[str, Any]:
     """What the dashboard says of itself first; nothing is read of what it says later."""
     assert process.stdout is not None
-    said: list[str] = []
+    messages: list[str] = []
     with process.stdout as lines:
         for line in map(bytes.decode, lines):
             if line.startswith("{"):
                 return dict(json.loads(line))
-            said.append(line.removeprefix("temper: ").strip())
+            messages.append(line.removeprefix("temper: ").strip())
     process.wait()
-    raise ValueError(" ".join(said) or "the dashboard did not start")
+    raise ValueError(" ".join(messages) or "the dashboard did not start")
 
 
 def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
@@ -61,13 +61,13 @@ def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
     )
 
 
-def _show(told: dict[str, Any], height_pixels: int) -> None:
+def _show(address: dict[str, Any], height_pixels: int) -> None:
     """Colab has its own way to a port of the machine; elsewhere the browser is on it."""
     if platform() is Platform.COLAB:
         output = importlib.import_module("google.colab.output")
         output.serve_kernel_port_as_iframe(
-            told["port"], path=told["path"], height=str(height_pixels)
+            address["port"], path=address["path"], height=str(height_pixels)
         )
         return
     display = require("IPython.display", "the dashboard in a notebook")
-    display.display(display.IFrame(told["url"], width="100%", height=height_pixels))
+    display.display(display.IFrame(address["url"], width="100%", height=height_pixels))

@@ -5,7 +5,7 @@ import zipfile
 from pathlib import Path
 
 from colab.runtime import has_browser
-from colab.transfer import require_room
+from colab.transfer import require_free_space
 from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import atomic_write
@@ -34,7 +34,7 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
 
     Raises:
         ValueError: there is no such run, or it has no trained model yet.
-        StorageError: there is no room for it.
+        StorageError: the disk has too little free space for it.
         DamagedFileError: the model is damaged.
     """
     directory = find_run_path(None if run is None else str(run), Path(output_dir))
@@ -45,7 +45,7 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
             " that has trained it again, which brings it back"
         )
     size_bytes = sum(file.stat().st_size for file in files)
-    require_room("the zip file", directory, size_bytes)
+    require_free_space("the zip file", directory, size_bytes)
     target = directory / f"{directory.name}.zip"
     with atomic_write(target) as part, zipfile.ZipFile(part, "w") as archive:
         for file in files:

@@ -148,8 +148,8 @@ def _mount(force_remount: bool = False) -> None:
 
 
 def _advice(error: Exception) -> str:
-    for said, advice in ADVICE.items():
-        if said in str(error):
+    for text, advice in ADVICE.items():
+        if text in str(error):
             return advice.format(mount=MOUNT_POINT)
     return f"Drive was not mounted ({_words(error)}): run this again, or restart the session"
 

@@ -48,7 +48,7 @@ def fetch_dataset(
     Raises:
         ValueError: `source` is nothing that can be fetched, or something else lies in its way.
         DataError: it did not come, is no data, or has another hash; nothing is left of it then.
-        StorageError: there is no room for it.
+        StorageError: the disk has too little free space for it.
     """
     wanted, text = _checked_hash(sha256), str(source)
     where = None if folder is None else Path(folder)
@@ -74,9 +74,9 @@ def fetch_file(
 ) -> Path:
     """Bring one file that lies elsewhere; as `fetch_dataset`."""
     with Shelf(folder, remote.identity) as shelf:
-        if found := shelf.fetched(sha256, remote.version_now()):
-            return _told("Here already", found)
-        with byte_bar(f"fetching {remote.shown}") as tell:
+        if fetched := shelf.fetched(sha256, remote.version_now()):
+            return _reported("Here already", fetched)
+        with byte_bar(f"fetching {remote.shown}") as on_progress:
             transfer = Transfer(
                 remote,
                 shelf.work,
@@ -84,7 +84,7 @@ def fetch_file(
                 is_checked=sha256 is not None,
                 timeout_seconds=timeout_seconds,
                 patience=patience,
-                tell=tell,
+                on_progress=on_progress,
             )
             part, version = _bring(transfer, sha256)
         return _keep(shelf, part, version, sha256, remote.advice)
@@ -104,8 +104,8 @@ def fetch_from_hub(
 ) -> Path:
     """Bring the file of an `hf://` address; as `fetch_dataset`, but the Hub's library does it."""
     with Shelf(folder, address) as shelf:
-        if found := shelf.fetched(sha256, None):
-            return _told("Here already", found)
+        if fetched := shelf.fetched(sha256, None):
+            return _reported("Here already", fetched)
         shelf.accept(safe_name(address))
         part = fetch_hub_file(address, shelf.work, endpoint)
         return _keep(shelf, part, None, sha256, "look at it on the Hub")
@@ -114,11 +114,11 @@ def fetch_from_hub(
 def _hub_dataset(name: str, sha256: str | None, folder: Path | None) -> Path:
     _refuse_hash(sha256, name)
     with Shelf(folder, name) as shelf:
-        if found := shelf.fetched(None, None):
-            return _told("Here already", found)
+        if fetched := shelf.fetched(None, None):
+            return _reported("Here already", fetched)
         path = shelf.put_folder(safe_name(name))
         save_hub_dataset(name, path)
-        return _told("Fetched", path)
+        return _reported("Fetched", path)
 
 
 def _local(path: Path, sha256: str | None) -> Path:
@@ -140,18 +140,18 @@ def _keep(shelf: Shelf, part: Path, version: str | None, sha256: str | None, adv
         raise
     path = shelf.put(part, safe_name(part.name), digest, version)
     shutil.rmtree(shelf.work, ignore_errors=True)
-    return _told("Fetched", path, f" ({format_bytes(size_bytes)}, sha256={digest!r})")
+    return _reported("Fetched", path, f" ({format_bytes(size_bytes)}, sha256={digest!r})")
 
 
-def _check(path: Path, wanted: str | None, found: str | None, advice: str) -> None:
+def _check(path: Path, wanted: str | None, actual: str | None, advice: str) -> None:
     """Refuse a file that is not the one that is wanted, or no data at all.
 
     Raises:
         DataError: says what it is and what to do.
     """
-    if wanted is not None and found != wanted:
+    if wanted is not None and actual != wanted:
         raise DataError(
-            f"{path.name} has the SHA-256 {found}, not the {wanted} that was asked for: it is"
+            f"{path.name} has the SHA-256 {actual}, not the {wanted} that was asked for: it is"
             " damaged or another file; ask its owner which hash is right"
         )
     if wanted is not None:
@@ -180,6 +180,6 @@ def _refuse_hash(sha256: str | None, what: str) -> None:
         raise ValueError(f"sha256 is that of one file, and {what} is none: leave it out")
 
 
-def _told(what: str, path: Path, more: str = "") -> Path:
+def _reported(what: str, path: Path, more: str = "") -> Path:
     print(f"{what}: {path}{more}")
     return path

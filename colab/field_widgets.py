@@ -43,9 +43,9 @@ class FieldRow:
     def __init__(self, spec: FieldSpec, entered: Callable[[str, str], None], make: "Maker") -> None:
         self.spec = spec
         self.input = _input_of(spec, make)
-        self._told = make("HTML", "told")
+        self._notes = make("HTML", "told")
         name = make("Label", "name", value=spec.key)
-        self.box = make("HBox", "row", children=[name, self.input, self._told])
+        self.box = make("HBox", "row", children=[name, self.input, self._notes])
         self._entered = entered
         self._is_drawing = False
         self.input.observe(self._on_change, names="value")
@@ -57,7 +57,7 @@ class FieldRow:
             is_box = isinstance(self.input.value, bool)
             self.input.value = text == "true" if is_box else text
             self.input.disabled = is_absent
-            self._told.value = _told(self.spec, source, message)
+            self._notes.value = _notes_of(self.spec, source, message)
         finally:
             self._is_drawing = False
 
@@ -105,7 +105,7 @@ def _input_of(spec: FieldSpec, make: Maker) -> Any:
     return make("Text", "input", continuous_update=False)
 
 
-def _told(spec: FieldSpec, source: Source, message: str | None) -> str:
+def _notes_of(spec: FieldSpec, source: Source, message: str | None) -> str:
     """Help, origin where it is not the default, and what is wrong."""
     parts = [f'<span style="{QUIET}">{html.escape(spec.description)}</span>']
     if source.layer is not Layer.DEFAULT:

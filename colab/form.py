@@ -9,7 +9,7 @@ import colab
 from colab.cost_line import KnownCosts
 from colab.form_state import FormState
 from colab.form_view import FormActions, FormView
-from colab.secrets import MISSING, Found, bring_secrets
+from colab.secrets import MISSING, SecretLookup, bring_secrets
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import show
@@ -66,7 +66,7 @@ class ConfigForm:
         Returns:
             The forecast, or why there is none, in sentences; shown in the form too.
         """
-        self._tell("Measuring: a few steps of this run on this machine, which train nothing …")
+        self._report("Measuring: a few steps of this run on this machine, which train nothing …")
         self._measured = (_what_costs(self._state.config), self._forecast())
         self._draw()
         return self._measured[1]
@@ -85,7 +85,7 @@ class ConfigForm:
         """Its widgets, made when they are asked for first."""
         if self.view is None:
             actions = FormActions(self._entered, self._chosen, self.undo, self.measure)
-            self.view = FormView(actions, [_found(secret) for secret in bring_secrets()])
+            self.view = FormView(actions, [_describe(secret) for secret in bring_secrets()])
             self._draw()
         return self.view
 
@@ -105,7 +105,7 @@ class ConfigForm:
         if self.view is not None:
             self.view.draw(self._state, self._cost())
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         if self.view is not None:
             self.view.draw_cost([line])
 
@@ -120,13 +120,13 @@ class ConfigForm:
         lines = self._known.lines(self._state.config)
         if self._measured is None:
             return [*lines, NOT_MEASURED]
-        settings, told = self._measured
+        settings, measured = self._measured
         now = _what_costs(self._state.config)
         others = [key for key in now | settings if now.get(key) != settings.get(key)]
         if not others:
-            return [*lines, *told]
+            return [*lines, *measured]
         was = ", ".join(f"{key} {show(settings.get(key))}" for key in others)
-        return [*lines, f"Measured with {was}: {' '.join(told)}"]
+        return [*lines, f"Measured with {was}: {' '.join(measured)}"]
 
 
 class Edits:
@@ -138,17 +138,19 @@ class Edits:
     def __init__(self) -> None:
         self._preset: str | None = None
         self._values: dict[str, Any] = {}
-        self._said: dict[str, Any] = {}
+        self._base_values: dict[str, Any] = {}
 
     def keep(self, state: FormState) -> None:
         """Remember what the form says now."""
         self._preset, self._values = state.preset, dict(state.edits)
         keys = [*state.edits, *_keys_of(state.preset)]
-        self._said = {key: state.base.value(key) for key in keys}
+        self._base_values = {key: state.base.value(key) for key in keys}
 
     def of(self, config: DeploymentConfig) -> dict[str, Any]:
         """The changes that hold on a configuration as well."""
-        held = {key for key, said in self._said.items() if config.value(key) == said}
+        held = {
+            key for key, base_value in self._base_values.items() if config.value(key) == base_value
+        }
         changes = {key: value for key, value in self._values.items() if key in held}
         if self._preset is not None and held.issuperset(_keys_of(self._preset)):
             changes[PRESET] = self._preset
@@ -177,7 +179,7 @@ def show_form(config: DeploymentConfig) -> ConfigForm:
     return form
 
 
-def _found(secret: Found) -> str:
+def _describe(secret: SecretLookup) -> str:
     """Whether there is a secret, and where; never the secret."""
     where = MISSING if secret.place == MISSING else f"found ({secret.place})"
     return f"{secret.name}: {where}"

@@ -30,13 +30,13 @@ _LOOKS = ("validation_", "log_frequency", "early_stopping", "metrics_sinks")
 
 def groups() -> dict[str, list[str]]:
     """Title → canonical keys, for every setting; those that wait for a later part come last."""
-    found: dict[str, list[str]] = {}
+    by_title: dict[str, list[str]] = {}
     waiting: list[str] = []
     for key, spec in FIELDS.items():
         later = later_of(spec)
-        keys = waiting if later and not later.values else found.setdefault(_title(key), [])
+        keys = waiting if later and not later.values else by_title.setdefault(_title(key), [])
         keys.append(key)
-    return {**found, LATER: waiting}
+    return {**by_title, LATER: waiting}
 
 
 def _title(key: str) -> str:

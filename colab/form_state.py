@@ -88,15 +88,15 @@ class FormState:
             ConfigurationError: one is wrong, or they do not go together; nothing has changed.
         """
         before = self.preset, dict(self.edits)
-        told = [(s.key, s.value) for s in flatten(settings, SCHEMA, lambda _: _source("form"))]
+        given = [(s.key, s.value) for s in flatten(settings, SCHEMA, lambda _: _source("form"))]
         try:
-            for key, value in told:
+            for key, value in given:
                 self._put(key, value)
             self.config, self.refusal = self._built(), None
         except ConfigurationError:
             self.preset, self.edits = before
             raise
-        for key, _ in told:
+        for key, _ in given:
             self.wrong.pop(key, None)
 
     def reset(self) -> None:
@@ -108,10 +108,10 @@ class FormState:
 
     def problems(self) -> list[str]:
         """All that keeps a run from starting, one sentence each."""
-        told = [sentence for _, sentence in self.wrong.values()]
+        sentences = [sentence for _, sentence in self.wrong.values()]
         if self.refusal is not None:
-            return [*told, self.refusal]
-        return [*told, *problems_of(self.config)]
+            return [*sentences, self.refusal]
+        return [*sentences, *problems_of(self.config)]
 
     def messages(self) -> dict[str, str]:
         """What stands beside each field: its own sentence, or one that names it."""

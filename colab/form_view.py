@@ -98,8 +98,8 @@ class FormView:
 
     def draw_cost(self, lines: list[str]) -> None:
         """Show what the run will take."""
-        told = "<br>".join(html.escape(redact(line)) for line in lines)
-        self._cost.value = f'<div style="{DENSE}">{told}</div>'
+        text = "<br>".join(html.escape(redact(line)) for line in lines)
+        self._cost.value = f'<div style="{DENSE}">{text}</div>'
 
     def _on_preset(self, change: Any) -> None:
         if not self._is_drawing:
@@ -122,8 +122,8 @@ def _status(state: FormState) -> str:
     problems = state.problems()
     if problems:
         listed = "".join(f"<li>{html.escape(redact(problem))}</li>" for problem in problems)
-        told = f'<b style="{WRONG}">A run cannot start like this:</b><ul>{listed}</ul>'
-        return f'<div style="{DENSE}">{told}</div>'
+        text = f'<b style="{WRONG}">A run cannot start like this:</b><ul>{listed}</ul>'
+        return f'<div style="{DENSE}">{text}</div>'
     notes = "".join(f"<br>{_quiet(html.escape(redact(n)))}" for n in state.config.notes())
     return f'<b style="{RIGHT}">A run can start with these settings.</b>{notes}'
 
@@ -133,6 +133,6 @@ def _line(state: FormState) -> str:
     changes = state.changes()
     if not changes:
         return ""
-    told = ", ".join(f'"{key}": {redact(repr(value))}' for key, value in changes.items())
-    code = html.escape(f"configure(..., **{{{told}}})")
+    settings = ", ".join(f'"{key}": {redact(repr(value))}' for key, value in changes.items())
+    code = html.escape(f"configure(..., **{{{settings}}})")
     return _quiet(f"Changed here; to keep it, write in the notebook's cell <code>{code}</code>")

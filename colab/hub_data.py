@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 
-from colab.transfer import require_room
+from colab.transfer import require_free_space
 from infrastructure.core.errors import DataError
 from infrastructure.core.files import whole_directory
 from infrastructure.core.optional import require
@@ -27,25 +27,25 @@ def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> P
     Raises:
         ValueError: the address names no file.
         DataError: the Hub does not give it.
-        StorageError: there is no room for it.
+        StorageError: the disk has too little free space for it.
     """
     why = "files on the Hugging Face Hub"
     hub, errors = require("huggingface_hub", why), require("huggingface_hub.errors", why)
-    found = require("huggingface_hub.utils", why).parse_hf_uri(address)
-    if not found.path_in_repo or ".." in found.path_in_repo.split("/"):
+    uri = require("huggingface_hub.utils", why).parse_hf_uri(address)
+    if not uri.path_in_repo or ".." in uri.path_in_repo.split("/"):
         raise ValueError(f"{address} names no file: write hf://datasets/OWNER/NAME/FILE")
-    ask = partial(
+    download = partial(
         hub.hf_hub_download,
-        found.id,
-        found.path_in_repo,
-        repo_type=found.type,
-        revision=found.revision,
+        uri.id,
+        uri.path_in_repo,
+        repo_type=uri.type,
+        revision=uri.revision,
         local_dir=folder,
         endpoint=endpoint,
     )
     try:
-        require_room(address, folder, ask(dry_run=True).file_size)
-        return Path(ask())
+        require_free_space(address, folder, download(dry_run=True).file_size)
+        return Path(download())
     except (OSError, httpx.HTTPError, errors.EntryNotFoundError) as error:
         reason = redact(str(error)).strip().splitlines()[0]
         raise DataError(f"{address} did not come: {reason} To do: {ADVICE}") from error
@@ -56,9 +56,9 @@ def save_hub_dataset(name: str, folder: Path) -> None:
 
     Raises:
         ValueError: there is no such data set, configuration or split.
-        StorageError: there is no room for it.
+        StorageError: the disk has too little free space for it.
     """
     dataset = load_huggingface(name)
-    require_room(name, folder.parent, dataset.data.nbytes)
+    require_free_space(name, folder.parent, dataset.data.nbytes)
     with whole_directory(folder) as part:
         dataset.save_to_disk(part)

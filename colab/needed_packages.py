@@ -48,25 +48,29 @@ def needed(column: Column, with_unsloth: bool) -> Needed:
     Raises:
         InstallError: one of `HELD` is here in a version that Temper does not work with.
     """
-    asked = requirement_lines()
-    base = {name_of(line): line for line in asked[""]}
-    pins = {name_of(line): line for line in asked[column]}
+    requirements = requirement_lines()
+    base = {name_of(line): line for line in requirements[""]}
+    pins = {name_of(line): line for line in requirements[column]}
     lines = {name: pins.get(name, line) for name, line in base.items() if is_unmet(line)}
     others = {name: pin for name, pin in pins.items() if name not in base}
     lines |= {name: pin for name, pin in others.items() if is_unmet(BOUNDS.get(name, name))}
     for name in HELD:
-        if name in lines and (found := installed_version(name)) is not None:
+        if name in lines and (version := installed_version(name)) is not None:
             raise InstallError(
-                f"{name} {found} is here and Temper needs {base[name]}: install that yourself, and"
-                " restart the kernel"
+                f"{name} {version} is here and Temper needs {base[name]}: install that yourself,"
+                " and restart the kernel"
             )
     stay = [name for name in dict.fromkeys([*base, *pins, *HELD]) if name not in lines]
-    held = [f"{name}=={found}" for name in stay if (found := installed_version(name)) is not None]
-    return Needed(tuple(lines.values()), tuple(held), _of_unsloth(asked) if with_unsloth else ())
+    held = [
+        f"{name}=={version}" for name in stay if (version := installed_version(name)) is not None
+    ]
+    return Needed(
+        tuple(lines.values()), tuple(held), _of_unsloth(requirements) if with_unsloth else ()
+    )
 
 
-def _of_unsloth(asked: dict[str, list[str]]) -> tuple[str, ...]:
-    lines = asked["unsloth"]
+def _of_unsloth(requirements: dict[str, list[str]]) -> tuple[str, ...]:
+    lines = requirements["unsloth"]
     return tuple(
         line for line in lines if is_unmet(line if name_of(line) in UNSLOTH_OWN else name_of(line))
     )
@@ -90,15 +94,15 @@ def requirement_lines(root: Path = ROOT) -> dict[str, list[str]]:
     if (root / "pyproject.toml").is_file():
         return _of_checkout(root)
     try:
-        asked = importlib.metadata.requires("temper") or []
+        declared = importlib.metadata.requires("temper") or []
     except importlib.metadata.PackageNotFoundError:
         raise InstallError("temper is not installed as a package: pip install it first") from None
-    found: dict[str, list[str]] = {"": []}
-    for line in asked:
+    by_extra: dict[str, list[str]] = {"": []}
+    for line in declared:
         requirement, _, marker = line.partition(";")
         extra = _EXTRA.search(marker)
-        found.setdefault(extra[1] if extra else "", []).append(requirement.strip())
-    return found
+        by_extra.setdefault(extra[1] if extra else "", []).append(requirement.strip())
+    return by_extra
 
 
 def _of_checkout(root: Path) -> dict[str, list[str]]:
@@ -108,11 +112,11 @@ def _of_checkout(root: Path) -> dict[str, list[str]]:
         extra: "\n".join((root / file).read_text() for file in source["file"])
         for extra, source in extras.items()
     }
-    found = {
+    by_extra = {
         extra: [line for line in text.splitlines() if line and not line.startswith("#")]
         for extra, text in texts.items()
     }
-    return {"": declared["project"]["dependencies"], **found}
+    return {"": declared["project"]["dependencies"], **by_extra}
 
 
 def name_of(line: str) -> str:
@@ -127,8 +131,8 @@ def is_unmet(line: str) -> bool:
     from packaging.requirements import Requirement
 
     requirement = Requirement(line)
-    found = installed_version(requirement.name)
-    return found is None or not requirement.specifier.contains(found, prereleases=True)
+    version = installed_version(requirement.name)
+    return version is None or not requirement.specifier.contains(version, prereleases=True)
 
 
 def installed_version(name: str) -> str | None:

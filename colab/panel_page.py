@@ -102,12 +102,12 @@ def head(run: LiveRun) -> Markup:
     """Which run it is, what becomes of it, and who trains it."""
     status = element("span", run.state, css_class=f"status {run.state}")
     name = element("span", run.facts.run_id, css_class="name-of-run")
-    told = STATES[run.state]
+    text = STATES[run.state]
     if run.trainer is not None and not run.has_ended:
-        told += f" by {run.trainer}"
+        text += f" by {run.trainer}"
     if run.is_silent:
-        told += "; it has said nothing for long"
-    return element("div", element("span", name, status), element("span", told), css_class="split")
+        text += "; it has said nothing for long"
+    return element("div", element("span", name, status), element("span", text), css_class="split")
 
 
 def saved_tiles(run: LiveRun, saved: Saved | None, now: float) -> list[Markup]:

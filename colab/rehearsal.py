@@ -83,15 +83,15 @@ def _pid_of(path: Path) -> int | None:
 
 def _wait(run: RunDirectory, at_step: int, timeout_seconds: float) -> BackupStatus:
     """How the backup stands as soon as step `at_step` is confirmed, or the training has ended."""
-    started = told_at = time.monotonic()
+    started = reported_at = time.monotonic()
     while True:
         now, status = time.monotonic(), read_status(run.checkpoints / STATUS_FILE)
         if (status.confirmed_step or 0) >= at_step or _pid_of(run.path) is None:
             return status
         if now - started > timeout_seconds:
             raise TimeoutError(f"step {at_step} was not safe within {timeout_seconds:.0f} s")
-        if now - told_at >= TELL_SECONDS and status.confirmed_step is not None:
-            told_at = now
+        if now - reported_at >= TELL_SECONDS and status.confirmed_step is not None:
+            reported_at = now
             print(status.possible_loss(time.time()).text)
         time.sleep(LOOK_SECONDS)
 

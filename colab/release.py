@@ -42,12 +42,12 @@ def release_runtime(
     Raises:
         ValueError: there is no such run.
     """
-    found, _ = find_run(None if run is None else str(run), Path(output_dir))
+    run_directory, _ = find_run(None if run is None else str(run), Path(output_dir))
     if platform() is not Platform.COLAB:
         return _stays("this is no Colab runtime, so there is none to give back")
     try:
-        print(make_sure(found, seconds))
-        return _unassign(found)
+        print(make_sure(run_directory, seconds))
+        return _unassign(run_directory)
     except (StorageError, ValueError, OSError) as error:
         return _stays(str(error))
 

@@ -52,14 +52,14 @@ class Opened:
         size_bytes: of the whole file; None: nobody says.
         version: the same as long as the bytes are the same; None: there is no telling.
         start: where `chunks` begin; 0 where the file cannot be read from another byte on.
-        end_is_told: whether a transfer that broke off differs from one that is done.
+        end_is_known: whether a transfer that broke off differs from one that is done.
     """
 
     name: str
     size_bytes: int | None
     version: str | None
     start: int
-    end_is_told: bool
+    end_is_known: bool
     chunks: Iterator[bytes]
 
 
@@ -107,7 +107,10 @@ class WebFile(RemoteFile):
 
     @contextmanager
     def open(self, start: int, version: str | None) -> Iterator[Opened]:
-        with self._client() as client, self._ask(client, self.address, start, version) as response:
+        with (
+            self._client() as client,
+            self._request(client, self.address, start, version) as response,
+        ):
             yield opened(response)
 
     @contextmanager
@@ -128,7 +131,7 @@ class WebFile(RemoteFile):
             raise ConnectionError(redact(str(error)) or type(error).__name__) from error
 
     @contextmanager
-    def _ask(
+    def _request(
         self, client: httpx.Client, address: str, start: int, version: str | None
     ) -> Iterator[httpx.Response]:
         """The answer from byte `start` on; from the first where the server gives no other."""
@@ -140,7 +143,7 @@ class WebFile(RemoteFile):
                 self._check(response.status_code)
                 yield response
                 return
-        with self._ask(client, address, 0, None) as response:
+        with self._request(client, address, 0, None) as response:
             yield response
 
     def _check(self, status: int) -> None:
@@ -195,13 +198,13 @@ class DriveFile(WebFile):
         self, client: httpx.Client, address: str, start: int, version: str | None, most_pages: int
     ) -> Iterator[httpx.Response]:
         """The file itself, behind the pages before it."""
-        with self._ask(client, address, start, version) as response:
+        with self._request(client, address, start, version) as response:
             if not _is_page(response):
                 yield response
                 return
         if not most_pages:
             raise DataError(f"{self.shown}: Drive shows page after page: {self.advice}")
-        with self._ask(client, address, 0, None) as page:  # all of it, not from `start` on
+        with self._request(client, address, 0, None) as page:  # all of it, not from `start` on
             page.read()
         behind = self._next_address(page.text)
         with self._file(client, behind, start, version, most_pages - 1) as response:
@@ -241,11 +244,11 @@ class MountedFile(RemoteFile):
 
     @contextmanager
     def open(self, start: int, version: str | None) -> Iterator[Opened]:
-        found = self._version()
-        size_bytes = int(found.partition(" ")[0])
-        start = start if version == found and start <= size_bytes else 0
+        current = self._version()
+        size_bytes = int(current.partition(" ")[0])
+        start = start if version == current and start <= size_bytes else 0
         chunks = self._chunks(start)
-        yield Opened(self.path.name, size_bytes, found, start, end_is_told=True, chunks=chunks)
+        yield Opened(self.path.name, size_bytes, current, start, end_is_known=True, chunks=chunks)
 
     def version_now(self) -> str | None:
         try:
@@ -256,21 +259,21 @@ class MountedFile(RemoteFile):
     def is_folder(self) -> bool:
         """Whether it is no file, as far as the mount says."""
         try:
-            return self._ask(self.path.is_dir)
+            return self._query(self.path.is_dir)
         except (ConnectionError, DataError):
             return False
 
     def _version(self) -> str:
-        status = self._ask(self.path.stat)
+        status = self._query(self.path.stat)
         return f"{status.st_size} {status.st_mtime_ns}"
 
     def _chunks(self, start: int) -> Iterator[bytes]:
-        with self._ask(lambda: self.path.open("rb", buffering=0)) as file:
+        with self._query(lambda: self.path.open("rb", buffering=0)) as file:
             file.seek(start)
-            while chunk := self._ask(lambda: file.read(CHUNK_BYTES)):
+            while chunk := self._query(lambda: file.read(CHUNK_BYTES)):
                 yield chunk
 
-    def _ask(self, question: Callable[[], Answer]) -> Answer:
+    def _query(self, question: Callable[[], Answer]) -> Answer:
         """What the mount says; a dead one says nothing, for ever."""
         try:
             return within(self.silence_seconds, question)
@@ -302,7 +305,7 @@ def opened(response: httpx.Response) -> Opened:
         size_bytes=size,
         version=version if is_plain else None,
         start=start,
-        end_is_told="Content-Length" in headers
+        end_is_known="Content-Length" in headers
         or "chunked" in headers.get("Transfer-Encoding", ""),
         chunks=response.iter_bytes(),
     )

@@ -13,8 +13,8 @@ from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
 from infrastructure.deployment.export import export_checkpoint
 from infrastructure.deployment.model_repair import repair_model
-from infrastructure.evaluation import asking
 from infrastructure.evaluation.evaluate import evaluate_model
+from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.monitoring.drawing.curves import points_by_key
 from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_reader import read_run_facts
@@ -102,8 +102,8 @@ def show_quantum_steps(run: str | Path) -> list[dict[str, Any]]:
         _display_html(frame, "temper-quantum-steps")
     else:
         for record in records:
-            told = record.get("chosen") or record.get("why") or ""
-            print(f"step {record.get('step')} · {record.get('outcome')}: {told}".removesuffix(": "))
+            text = record.get("chosen") or record.get("why") or ""
+            print(f"step {record.get('step')} · {record.get('outcome')}: {text}".removesuffix(": "))
         report = Path(run) / REPORT_FILE
         if report.is_file():
             print(f"The quantum steps: {report}")
@@ -154,7 +154,7 @@ def ask(model: str | Path, questions: Sequence[str], max_tokens: int = 64) -> li
         ValueError: there is no such model, or it writes no text.
     """
     repair_model(Path(model))
-    answers = asking.ask(model, questions, max_tokens)
+    answers = answer_questions(model, questions, max_tokens)
     for question, answer in zip(questions, answers, strict=True):
         print(f"{question}\n  → {answer or '(nothing)'}\n")
     return answers
@@ -186,15 +186,15 @@ def export(run: str | Path, step: int | None = None) -> Path:
         CheckpointError: the checkpoint is damaged.
     """
     named = str(run) if step is None else f"{Path(run).name}@{step}"
-    found, checkpoint = find_run(named, Path(run).parent)
-    checkpoint = checkpoint or CheckpointManager(found.checkpoints).newest()
-    repair_records_of(found)
-    folder = found.path / EXPORTED / f"step-{step_of(checkpoint)}"
+    run_directory, checkpoint = find_run(named, Path(run).parent)
+    checkpoint = checkpoint or CheckpointManager(run_directory.checkpoints).newest()
+    repair_records_of(run_directory)
+    folder = run_directory.path / EXPORTED / f"step-{step_of(checkpoint)}"
     if folder.is_dir():
         print(f"{folder} is there already")
         return folder
-    told = export_checkpoint(found, checkpoint, folder)
-    print(f"Step {told['step']} of run {told['run']} as a model of its own: {told['folder']}")
+    facts = export_checkpoint(run_directory, checkpoint, folder)
+    print(f"Step {facts['step']} of run {facts['run']} as a model of its own: {facts['folder']}")
     return folder
 
 

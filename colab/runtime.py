@@ -33,9 +33,9 @@ def platform() -> Platform:
     Raises:
         ValueError: TEMPER_PLATFORM names no platform.
     """
-    told = os.environ.get(VARIABLE, "").strip().lower()
-    if told:
-        return look_up(VARIABLE, told, {str(one): one for one in Platform})
+    name = os.environ.get(VARIABLE, "").strip().lower()
+    if name:
+        return look_up(VARIABLE, name, {str(one): one for one in Platform})
     if COLAB_FILE.exists():
         return Platform.COLAB
     if os.environ.get(KAGGLE_VARIABLE):

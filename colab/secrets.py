@@ -20,7 +20,7 @@ ENVIRONMENT, TOKEN_FILE, COLAB, MISSING = "environment", "token file", "Colab se
 
 
 @dataclass(frozen=True)
-class Found:
+class SecretLookup:
     """Where a secret was looked for: its value is in no text of this.
 
     Attributes:
@@ -54,29 +54,29 @@ def get_secret(name: str) -> str:
         MissingSecretError: it is nowhere; says where it can be put.
         ValueError: `name` can be no secret's name.
     """
-    found = find_secret(name)
-    if found.place == MISSING:
-        why = f" ({found.why})" if found.why else ""
+    secret = find_secret(name)
+    if secret.place == MISSING:
+        why = f" ({secret.why})" if secret.why else ""
         raise MissingSecretError(
             f"{name} is nowhere{why}: add it under the key at the left edge of Colab and give this"
             f" notebook access, or set the variable {name} before the notebook starts"
         )
-    return found.value
+    return secret.value
 
 
-def bring_secrets(names: Iterable[str] = SECRETS) -> list[Found]:
+def bring_secrets(names: Iterable[str] = SECRETS) -> list[SecretLookup]:
     """Put the secrets that only Colab has into `os.environ`, where libraries look for them.
 
     What is missing is told and no error: most trainings need none.
     """
-    found = [find_secret(name) for name in names]
-    for secret in found:
+    secrets = [find_secret(name) for name in names]
+    for secret in secrets:
         if secret.place == COLAB:
             os.environ[secret.name] = secret.value
-    return found
+    return secrets
 
 
-def find_secret(name: str) -> Found:
+def find_secret(name: str) -> SecretLookup:
     """Look for a secret.
 
     Raises:
@@ -85,9 +85,9 @@ def find_secret(name: str) -> Found:
     if not name or any(letter.isspace() or letter == "=" for letter in name):
         raise ValueError(f"a secret has a name such as HF_TOKEN, not {name!r}")
     if value := os.environ.get(name, "").strip():
-        return Found(name, ENVIRONMENT, value=value)
+        return SecretLookup(name, ENVIRONMENT, value=value)
     if name == HF_TOKEN and (value := _of_token_file()):
-        return Found(name, TOKEN_FILE, value=value)
+        return SecretLookup(name, TOKEN_FILE, value=value)
     return _of_colab(name)
 
 
@@ -102,19 +102,19 @@ def _of_token_file() -> str:
         return ""
 
 
-def _of_colab(name: str) -> Found:
+def _of_colab(name: str) -> SecretLookup:
     if not has_browser():
-        return Found(name, MISSING)
+        return SecretLookup(name, MISSING)
     if _colab.silent:
-        return Found(name, MISSING, _colab.silent)
+        return SecretLookup(name, MISSING, _colab.silent)
     try:
         userdata = importlib.import_module("google.colab.userdata")
         value = str(userdata.get(name) or "").strip()
     except Exception as error:  # NotebookAccessError is no errors.Error, and others come from below
-        return Found(name, MISSING, _why(error))
+        return SecretLookup(name, MISSING, _why(error))
     if not value:
-        return Found(name, MISSING, "it is empty in Colab's secrets")
-    return Found(name, COLAB, value=value)
+        return SecretLookup(name, MISSING, "it is empty in Colab's secrets")
+    return SecretLookup(name, COLAB, value=value)
 
 
 def _why(error: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from colab.drive import Place, mount_drive
 from colab.runtime import Platform, platform
-from colab.secrets import Found, bring_secrets
+from colab.secrets import SecretLookup, bring_secrets
 from colab.session_clock import SessionClock, clock_of_session
 from infrastructure.backup.backends.drive import is_on_drive
 from infrastructure.config.sources.environment import variable_of
@@ -47,7 +47,7 @@ class Session:
     platform: Platform
     clock: SessionClock
     place: Place | None
-    secrets: tuple[Found, ...]
+    secrets: tuple[SecretLookup, ...]
 
     def settings(self) -> dict[str, Any]:
         """For `configure`: where runs are written (a fast disk of this machine), where they are
@@ -104,10 +104,12 @@ def begin(project: str = "temper", use_drive: bool = True) -> Session:
 
 
 def _place(project: str, use_drive: bool) -> Place | None:
-    told = os.environ.get(PLACE_VARIABLE, "").strip()
-    if told.lower() in NO_PLACE:
-        return Place(output_folder(project), False, f"No copies are made ({PLACE_VARIABLE}={told})")
-    if told:
+    value = os.environ.get(PLACE_VARIABLE, "").strip()
+    if value.lower() in NO_PLACE:
+        return Place(
+            output_folder(project), False, f"No copies are made ({PLACE_VARIABLE}={value})"
+        )
+    if value:
         return None
     if not use_drive:
         return Place(output_folder(project), False, "Drive was not asked for (use_drive=False)")

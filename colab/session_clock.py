@@ -83,10 +83,10 @@ def clock_of_session() -> SessionClock:
         ValueError: that variable is no number of hours.
     """
     here = platform()
-    told = _told_hours()
+    given_hours = _given_hours()
     started = session_start(here)
     used_seconds = time.time() - started
-    hours = LIMITS_HOURS.get(here, ()) if told is None else (told,)
+    hours = LIMITS_HOURS.get(here, ()) if given_hours is None else (given_hours,)
     limits = [hour * HOUR_SECONDS for hour in hours if hour * HOUR_SECONDS > used_seconds]
     return SessionClock(started, limits[0] if limits else None)
 
@@ -104,7 +104,7 @@ def session_start(where: Platform) -> float:
         return psutil.Process().create_time()
 
 
-def _told_hours() -> float | None:
+def _given_hours() -> float | None:
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return None

@@ -129,7 +129,7 @@ class _Cell:
     def __init__(self) -> None:
         self.panel: LivePanel | None = None
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         print(line)
         if self.panel is not None:
             self.panel.look()
@@ -149,7 +149,7 @@ class _Cell:
 
 def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
     cell = _Cell()
-    deployment = TrainingDeployment(config, cell.say, accept, cell.begun, cell.make_progress)
+    deployment = TrainingDeployment(config, cell.report, accept, cell.begun, cell.make_progress)
     try:
         with interrupt_on_signals():
             summary = deployment.run()
@@ -175,7 +175,7 @@ def _look_on(what: Path | DetachedTraining) -> Summary:
             print(f"Run {run_path.name} is trained by {read_trainer(run_path)}; looking on")
         _show_until_end(run_path)
     except KeyboardInterrupt:
-        _tell_how_to_go_on(run_path)
+        _print_next_steps(run_path)
         return _summary_of(run_path)
     return _ended(run_path, was_trained)
 
@@ -199,7 +199,7 @@ def _show_until_end(run_path: Path) -> None:
         panel.finish()
 
 
-def _tell_how_to_go_on(run_path: Path | None) -> None:
+def _print_next_steps(run_path: Path | None) -> None:
     name = "The training" if run_path is None else f"Run {run_path.name}"
     print(f"{name} goes on by itself: colab.attach() looks on again, colab.stop() ends it")
 
@@ -225,12 +225,12 @@ def _ended(run_path: Path, was_trained: bool) -> Summary:
     run.close()
     summary = _summary_of(run_path)
     output = run_path / OUTPUT_FILE
-    told = f"; {output} has all that it said" if output.exists() else ""
+    hint = f"; {output} has all that it said" if output.exists() else ""
     if state == "failed":
-        raise RunFailedError(f"run {run_path.name} failed: {summary.get('error')}{told}")
+        raise RunFailedError(f"run {run_path.name} failed: {summary.get('error')}{hint}")
     if state == "interrupted":
         raise RunFailedError(
-            f"run {run_path.name} was broken off: its process is gone{told};"
+            f"run {run_path.name} was broken off: its process is gone{hint};"
             " run this cell again, and it goes on from its last checkpoint"
         )
     if state == "stopped":

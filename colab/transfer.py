@@ -22,13 +22,13 @@ from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 
-ROOM_LEFT_BYTES = 200 << 20  # that a full disk would be missed by everything else
+SPARE_BYTES = 200 << 20  # that a full disk would be missed by everything else
 LOOK_BYTES = 64 << 20  # between two looks at the disk
 LONGEST_NAME_BYTES = 120
 MOST_ENDING = 16
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-Told = Callable[[int, int | None], None]
+Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Transfer:
         accept: is told the name before the first byte is asked for; may refuse it.
         is_checked: the file's hash is known and will be compared.
         timeout_seconds: for everything.
-        tell: is told the bytes that are here and the bytes of all, or None.
+        on_progress: is given the bytes that are here and the bytes of all, or None.
     """
 
     def __init__(
@@ -68,9 +68,14 @@ class Transfer:
         is_checked: bool,
         timeout_seconds: float,
         patience: Patience,
-        tell: Told,
+        on_progress: Progress,
     ) -> None:
-        self.remote, self.folder, self.accept, self.tell = remote, folder, accept, tell
+        self.remote, self.folder, self.accept, self.on_progress = (
+            remote,
+            folder,
+            accept,
+            on_progress,
+        )
         self.is_checked, self.timeout_seconds, self.patience = is_checked, timeout_seconds, patience
         self.was_resumed = False
         self._until = time.monotonic() + timeout_seconds
@@ -81,7 +86,7 @@ class Transfer:
 
         Raises:
             DataError: it did not come, or nobody could tell whether it is whole.
-            StorageError: there is no room for it.
+            StorageError: the disk has too little free space for it.
         """
         num_failed, counted_bytes = 0, self.held_bytes()
         while True:
@@ -128,7 +133,7 @@ class Transfer:
 
     def _begin(self, opened: Opened) -> Path:
         """The part file that `opened` is added to; it is written down what it is a part of."""
-        if not opened.end_is_told and not self.is_checked:
+        if not opened.end_is_known and not self.is_checked:
             raise DataError(
                 f"{self.remote.shown}: the server does not say how long the file is, so nobody can"
                 " tell whether it comes whole: give its sha256, or download it in your browser and"
@@ -142,21 +147,23 @@ class Transfer:
             self._part(name).parent.mkdir(parents=True)
             facts = {"name": name, "size_bytes": opened.size_bytes, "version": opened.version}
             write_json(self._state, {**facts, "boot": _boot()})
-        require_room(self.remote.shown, self.folder, (opened.size_bytes or 0) - opened.start)
+        require_free_space(self.remote.shown, self.folder, (opened.size_bytes or 0) - opened.start)
         return self._part(name)
 
     def _write(self, part: Path, opened: Opened) -> None:
         pace, looked = _Pace(self.patience, opened.start), opened.start
         done = opened.start
-        with _refusals_told(part), part.open("ab") as file:
+        with _disk_errors(part), part.open("ab") as file:
             for chunk in opened.chunks:
                 file.write(chunk)
                 done += len(chunk)
-                self.tell(done, opened.size_bytes)
+                self.on_progress(done, opened.size_bytes)
                 self._require_time()
                 pace.require(done)
                 if done - looked >= LOOK_BYTES:
-                    require_room(self.remote.shown, self.folder, (opened.size_bytes or 0) - done)
+                    require_free_space(
+                        self.remote.shown, self.folder, (opened.size_bytes or 0) - done
+                    )
                     looked = done
             file.flush()
             os.fsync(file.fileno())
@@ -210,13 +217,13 @@ class _Pace:
         self._began, self._bytes = time.monotonic(), done_bytes
 
 
-def require_room(what: str, folder: Path, more_bytes: int) -> None:
+def require_free_space(what: str, folder: Path, more_bytes: int) -> None:
     """See that `more_bytes` fit into `folder`, and something is left.
 
     Raises:
         StorageError: they do not.
     """
-    free, needed = disk_free_bytes(folder), max(0, more_bytes) + ROOM_LEFT_BYTES
+    free, needed = disk_free_bytes(folder), max(0, more_bytes) + SPARE_BYTES
     if free is not None and free < needed:
         raise StorageError(
             f"{what} needs {format_bytes(needed)} in {folder}, where {format_bytes(free)} are free:"
@@ -247,7 +254,7 @@ def _boot() -> str | None:
 
 
 @contextmanager
-def _refusals_told(part: Path) -> Iterator[None]:
+def _disk_errors(part: Path) -> Iterator[None]:
     """The disk's own errors; a transfer that breaks off is not among them."""
     try:
         yield

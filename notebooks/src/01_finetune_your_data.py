@@ -22,8 +22,8 @@
 import importlib.metadata, subprocess, sys
 
 SOURCE = "git+https://github.com/temper-training/temper@main"
-found = importlib.metadata.distributions(name="temper")
-if not any(package.read_text("RECORD") for package in found):  # none, or broken off half-way
+installed = importlib.metadata.distributions(name="temper")
+if not any(package.read_text("RECORD") for package in installed):  # none, or broken off half-way
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
     subprocess.run([*pip, SOURCE], check=True)
 
@@ -61,8 +61,8 @@ lora = False  # @param {type:"boolean"}
 learn = "answers"  # @param ["answers", "all"]
 chat_template = ""  # @param {type:"string"}
 
-told = {"data.train_on": learn, "data.chat_template": chat_template, "model.lora_config": lora}
-config = colab.configure(model_name=model, data_path=str(data), **told, **session.settings())
+settings = {"data.train_on": learn, "data.chat_template": chat_template, "model.lora_config": lora}
+config = colab.configure(model_name=model, data_path=str(data), **settings, **session.settings())
 
 # %% [markdown]
 # ## 4 · Look before you pay

@@ -16,8 +16,8 @@
 import importlib.metadata, subprocess, sys
 
 SOURCE = "git+https://github.com/temper-training/temper@main"
-found = importlib.metadata.distributions(name="temper")
-if not any(package.read_text("RECORD") for package in found):  # none, or broken off half-way
+installed = importlib.metadata.distributions(name="temper")
+if not any(package.read_text("RECORD") for package in installed):  # none, or broken off half-way
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
     subprocess.run([*pip, SOURCE], check=True)
 
@@ -38,11 +38,11 @@ session = colab.begin()
 
 # %% tags=["parameters"] nbmake={"post_cell_execute": ["assert config.backup.place", "assert undisturbed.backup.place != config.backup.place"]}
 steps = 60  # @param {type:"integer"}
-told = {"training.max_steps": steps, "training.checkpoint_frequency": 5}
+settings = {"training.max_steps": steps, "training.checkpoint_frequency": 5}
 
 place = {"backup.place": "place", **session.settings()}
-config = colab.configure("quick", **told, **place)
-undisturbed = colab.configure("quick", **told, output_dir="undisturbed")
+config = colab.configure("quick", **settings, **place)
+undisturbed = colab.configure("quick", **settings, output_dir="undisturbed")
 
 # %% [markdown]
 # ## 3 · Train, and lose the machine

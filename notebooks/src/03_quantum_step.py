@@ -16,8 +16,8 @@
 import importlib.metadata, subprocess, sys
 
 SOURCE = "git+https://github.com/temper-training/temper@main"
-found = importlib.metadata.distributions(name="temper")
-if not any(package.read_text("RECORD") for package in found):  # none, or broken off half-way
+installed = importlib.metadata.distributions(name="temper")
+if not any(package.read_text("RECORD") for package in installed):  # none, or broken off half-way
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
     subprocess.run([*pip, SOURCE], check=True)
 
@@ -38,9 +38,9 @@ session = colab.begin()
 preset = "quick"  # @param ["quick", "none"]
 budget, candidates, solver = 0.5, 40, "auto"
 
-asked = {"quantum.data_budget": budget, "quantum.candidates": candidates}
-asked["resources.quantum.solver"] = solver
-config = colab.configure(preset, **asked, **session.settings())
+settings = {"quantum.data_budget": budget, "quantum.candidates": candidates}
+settings["resources.quantum.solver"] = solver
+config = colab.configure(preset, **settings, **session.settings())
 
 # %% [markdown]
 # ## 3 · Train

@@ -16,8 +16,8 @@
 import importlib.metadata, subprocess, sys
 
 SOURCE = "git+https://github.com/temper-training/temper@main"
-found = importlib.metadata.distributions(name="temper")
-if not any(package.read_text("RECORD") for package in found):  # none, or broken off half-way
+installed = importlib.metadata.distributions(name="temper")
+if not any(package.read_text("RECORD") for package in installed):  # none, or broken off half-way
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
     subprocess.run([*pip, SOURCE], check=True)
 
@@ -38,10 +38,10 @@ session = colab.begin()
 preset = "none"  # @param ["none", "thorough"]
 stacks, growth, init, epochs = 2, "once", "copy", 1
 
-asked = {"training.strategy": "progressive", "training.num_epochs": epochs}
-asked |= {"training.progressive.target_stacks": stacks, "training.progressive.growth": growth}
-asked |= {"training.progressive.init": init}
-config = colab.configure(preset, **asked, **session.settings())
+settings = {"training.strategy": "progressive", "training.num_epochs": epochs}
+settings |= {"training.progressive.target_stacks": stacks, "training.progressive.growth": growth}
+settings |= {"training.progressive.init": init}
+config = colab.configure(preset, **settings, **session.settings())
 
 # %% [markdown]
 # ## 3 · Train

@@ -14,8 +14,8 @@
 import importlib.metadata, subprocess, sys
 
 SOURCE = "git+https://github.com/temper-training/temper@main"
-found = importlib.metadata.distributions(name="temper")
-if not any(package.read_text("RECORD") for package in found):  # none, or broken off half-way
+installed = importlib.metadata.distributions(name="temper")
+if not any(package.read_text("RECORD") for package in installed):  # none, or broken off half-way
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
     subprocess.run([*pip, SOURCE], check=True)
 
@@ -53,16 +53,16 @@ summary = colab.train(config, detached=True)
 # Real steps of the real training, with one setting changed at a time; what was tried is thrown away.
 # What changes the numbers of a training is only proposed. It takes a few minutes, less on a GPU.
 
-# %% nbmake={"post_cell_execute": ["assert found['tried'] and found['settings']"]}
-found = colab.find_fastest(config, with_learning_rate=True)
-print("\nin a terminal: temper train", found["flags"])
+# %% nbmake={"post_cell_execute": ["assert fastest['tried'] and fastest['settings']"]}
+fastest = colab.find_fastest(config, with_learning_rate=True)
+print("\nin a terminal: temper train", fastest["flags"])
 
 # %% [markdown]
 # ## 4 · Train with what was found
 # It is another training, so it gets a run of its own. The report holds its forecast beside the truth.
 
 # %% nbmake={"post_cell_execute": ["assert faster['status'] == 'finished'"]}
-faster = colab.train(colab.configure(preset, **found["settings"], **session.settings()))
+faster = colab.train(colab.configure(preset, **fastest["settings"], **session.settings()))
 
 # %%
 colab.show_report(faster["paths"]["run"])

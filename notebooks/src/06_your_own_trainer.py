@@ -16,8 +16,8 @@
 import importlib.metadata, subprocess, sys
 
 SOURCE = "git+https://github.com/temper-training/temper@main"
-found = importlib.metadata.distributions(name="temper")
-if not any(package.read_text("RECORD") for package in found):  # none, or broken off half-way
+installed = importlib.metadata.distributions(name="temper")
+if not any(package.read_text("RECORD") for package in installed):  # none, or broken off half-way
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
     subprocess.run([*pip, SOURCE], check=True)
 
@@ -57,9 +57,9 @@ rows = Dataset.from_pandas(table)
 # %%
 from trl import SFTConfig, SFTTrainer
 
-told = {"max_steps": 24, "per_device_train_batch_size": 8, "learning_rate": 1e-4}
+options = {"max_steps": 24, "per_device_train_batch_size": 8, "learning_rate": 1e-4}
 more = {"logging_steps": 1, "save_steps": 8, "report_to": "none", "bf16": False}
-args = SFTConfig(output_dir="trainer", max_length=128, **told, **more)
+args = SFTConfig(output_dir="trainer", max_length=128, **options, **more)
 trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=tokenizer)
 
 # %% [markdown]

@@ -108,7 +108,7 @@ def test_no_run_at_all(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_before_anything_is_written(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: transfer.ROOM_LEFT_BYTES)
+    monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: transfer.SPARE_BYTES)
     with pytest.raises(StorageError, match="make room"):
         colab.download_results(run)
     assert not list(run.glob("*.zip"))

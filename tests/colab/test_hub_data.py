@@ -65,7 +65,7 @@ def test_the_disk_is_asked_first(
     file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(file_server, ROWS)
-    monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: transfer.ROOM_LEFT_BYTES)
+    monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: transfer.SPARE_BYTES)
     with pytest.raises(StorageError, match="make room"):
         fetch_from_hub(ADDRESS, None, tmp_path, file_server.url)
 
@@ -91,7 +91,7 @@ def test_a_whole_data_set_is_written_into_a_folder_that_can_be_trained_on(
     (own / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr("colab.fetching_data.may_be_on_the_hub", lambda place: True)
     with monkeypatch.context() as full:
-        full.setattr(transfer, "disk_free_bytes", lambda folder: transfer.ROOM_LEFT_BYTES)
+        full.setattr(transfer, "disk_free_bytes", lambda folder: transfer.SPARE_BYTES)
         with pytest.raises(StorageError, match="make room"):
             colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local")
     path = colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from colab.secrets import Found, bring_secrets, find_secret, get_secret
+from colab.secrets import SecretLookup, bring_secrets, find_secret, get_secret
 from infrastructure.core.errors import MissingSecretError
 from tests.fakes.google_colab import ColabSession
 
@@ -115,7 +115,7 @@ def test_where_there_is_no_page_nothing_is_asked(
     colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEMPER_PLATFORM", "notebook")
-    assert find_secret("HF_TOKEN") == Found("HF_TOKEN", "missing")
+    assert find_secret("HF_TOKEN") == SecretLookup("HF_TOKEN", "missing")
     assert colab_session.calls("get") == []
 
 

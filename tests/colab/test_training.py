@@ -26,8 +26,9 @@ SHORT = {"num_epochs": 8, "checkpoint_frequency": 20}
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[Kernel]:
-    with start_kernel(tmp_path) as started:
+def kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    """A fork; a Python of its own, where that is asked for."""
+    with start_kernel(tmp_path, is_fork=not hasattr(request, "param")) as started:
         yield started
     for run in runs_of(tmp_path):
         stop(run)  # what outlived it
@@ -51,6 +52,7 @@ def panel_of(shown: Cell) -> str:
     return panels[-1] if panels else ""
 
 
+@pytest.mark.parametrize("kernel", ["that imports PyTorch"], indirect=True)
 def test_a_training_in_the_cell_is_one_output_drawn_again_and_ends_with_its_result(
     kernel: Kernel, tmp_path: Path
 ) -> None:

@@ -216,7 +216,7 @@ def test_the_disk_is_asked_before_the_first_byte(
     file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file_server.files["/rows.jsonl"] = Served(ROWS)
-    free = transfer.ROOM_LEFT_BYTES + len(ROWS) - 1
+    free = transfer.SPARE_BYTES + len(ROWS) - 1
     monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: free)
     with pytest.raises(StorageError, match="make room, or give another folder"):
         fetch(web(file_server), tmp_path)
@@ -233,9 +233,7 @@ def test_a_file_of_unknown_length_stops_before_the_disk_is_full(
     monkeypatch.setattr(
         transfer,
         "disk_free_bytes",
-        lambda folder: (
-            transfer.ROOM_LEFT_BYTES + 8000 - sum(p.stat().st_size for p in parts(folder))
-        ),
+        lambda folder: transfer.SPARE_BYTES + 8000 - sum(p.stat().st_size for p in parts(folder)),
     )
     with pytest.raises(StorageError):
         fetch(web(file_server), tmp_path)
