@@ -259,13 +259,13 @@ class TrainingMonitor:
             self._wake.clear()
 
     def _look(self) -> Record:
-        found: Record = {}
+        sample: Record = {}
         machine = self._best_effort.attempt("reading the machine", self._read_machine)
-        found |= machine or {}
-        found["gpus"] = self._best_effort.attempt("reading the GPUs", self._read_gpus) or []
+        sample |= machine or {}
+        sample["gpus"] = self._best_effort.attempt("reading the GPUs", self._read_gpus) or []
         for name, probe in self.probes.items():
-            found[name] = self._best_effort.attempt(f"the probe {name}", probe)
-        return found
+            sample[name] = self._best_effort.attempt(f"the probe {name}", probe)
+        return sample
 
     def _read_machine(self) -> Record:
         if self._machine is None:

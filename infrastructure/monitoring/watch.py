@@ -148,10 +148,10 @@ def progress_words(run: LiveRun) -> str:
     """`step 120 of 500 · 24 %`, as far as it is known."""
     if run.step is None:
         return "no step yet"
-    told = f"step {run.step:,}"
+    text = f"step {run.step:,}"
     if run.total_steps is not None:
-        told += f" of {run.total_steps:,} · {format_share(run.share_done or 0.0)}"
-    return told
+        text += f" of {run.total_steps:,} · {format_share(run.share_done or 0.0)}"
+    return text
 
 
 def sparkline(points: Points, width: int, from_zero: bool = False) -> str:
@@ -265,21 +265,21 @@ def _machine(run: LiveRun, width: int) -> RenderableType | None:
         bar = ProgressBar(
             total=1.0, completed=meter.share, complete_style=style, finished_style=style
         )
-        table.add_row(meter.name, bar, meter.told)
+        table.add_row(meter.name, bar, meter.text)
     return Group(table, Text())
 
 
 def messages(run: LiveRun) -> list[tuple[str, str]]:
     """(words, style) of what a person should know: what went wrong, and the newest alerts."""
-    told: list[tuple[str, str]] = [(problem, "yellow") for problem in run.problems]
+    lines: list[tuple[str, str]] = [(problem, "yellow") for problem in run.problems]
     if error := run.facts.summary.get("error"):
-        told.append((str(error), "red"))
+        lines.append((str(error), "red"))
     elif reason := run.facts.summary.get("reason"):
-        told.append((str(reason), "yellow"))
+        lines.append((str(reason), "yellow"))
     recent: list[Record] = list(run.alerts)[-MAX_MESSAGES:]
-    told += [(alert_words(alert), _style_of(alert)) for alert in recent]
-    told += [(error_words(error), "yellow") for error in run.facts.errors[-MAX_MESSAGES:]]
-    return told
+    lines += [(alert_words(alert), _style_of(alert)) for alert in recent]
+    lines += [(error_words(error), "yellow") for error in run.facts.errors[-MAX_MESSAGES:]]
+    return lines
 
 
 def _style_of(alert: Record) -> str:

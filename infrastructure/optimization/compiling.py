@@ -48,11 +48,11 @@ class CompileDecision:
     def __str__(self) -> str:
         if self.compiled_seconds is None:
             return f"torch.compile is not used: {self.reason}"
-        told = (
+        text = (
             f"a step takes {self.eager_seconds:.3f} s, compiled {self.compiled_seconds:.3f} s after"
             f" {self.compile_seconds:.1f} s of compiling, with {self.steps_left} steps left"
         )
-        return f"torch.compile is {'kept' if self.pays else 'not kept'}: {told}"
+        return f"torch.compile is {'kept' if self.pays else 'not kept'}: {text}"
 
 
 def decide_compiling(

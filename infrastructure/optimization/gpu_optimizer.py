@@ -90,18 +90,18 @@ class GPUOptimizer:
                 with it, compiling is measured and kept only where it pays back.
             num_steps: of the run.
         """
-        told = self.applied[name] = [f"device: {self.device}", f"precision: {self.precision}"]
+        notes = self.applied[name] = [f"device: {self.device}", f"precision: {self.precision}"]
         if use_tf32(self.device):
-            told.append("fp32 matrices: TF32")
+            notes.append("fp32 matrices: TF32")
         model = model.to(self.device)
-        self._choose_attention(model, told)
+        self._choose_attention(model, notes)
         if self.precision == "fp8":
             model = train_in_fp8(model)
         if self.precision != "fp32":
             self._autocast(model)
         if self.compile_model:
-            told.append(self._compile(model, name, run_step, num_steps))
-        for line in told:
+            notes.append(self._compile(model, name, run_step, num_steps))
+        for line in notes:
             log.info("%s: %s", name, line)
         return self._distributed(model)
 
@@ -122,8 +122,8 @@ class GPUOptimizer:
         try:
             seen: dict[int, list[GpuReading]] = {}
             end = time.monotonic() + duration
-            while found := readings.read():
-                for reading in found:
+            while latest := readings.read():
+                for reading in latest:
                     seen.setdefault(reading.index, []).append(reading)
                 if time.monotonic() >= end:
                     break
@@ -132,13 +132,13 @@ class GPUOptimizer:
             readings.close()
         return [_summed_up(samples) for samples in seen.values()]
 
-    def _choose_attention(self, model: Any, told: list[str]) -> None:
+    def _choose_attention(self, model: Any, notes: list[str]) -> None:
         best, config = best_attention(self.device), getattr(model, "config", None)
         used = getattr(config, "_attn_implementation", None)
         if used is None or used == best or not hasattr(model, "set_attn_implementation"):
             return
         model.set_attn_implementation(best)
-        told.append(f"attention: {best} instead of {used}")
+        notes.append(f"attention: {best} instead of {used}")
 
     def _autocast(self, model: torch.nn.Module) -> None:
         dtype = DTYPES.get(self.precision, torch.bfloat16)

@@ -135,8 +135,8 @@ def usable_methods() -> list[str]:
     return [name for name in METHODS if name != "tensorrt" or is_installed("torch_tensorrt")]
 
 
-def _check_equal(found: Any, expected: Any) -> None:
-    for ours, theirs in zip(_tensors(found), _tensors(expected), strict=True):
+def _check_equal(actual: Any, expected: Any) -> None:
+    for ours, theirs in zip(_tensors(actual), _tensors(expected), strict=True):
         torch.testing.assert_close(
             ours, theirs, atol=ABSOLUTE_TOLERANCE, rtol=RELATIVE_TOLERANCE, check_dtype=False
         )

@@ -41,11 +41,11 @@ class Leak:
     lines: tuple[tuple[str, int], ...]
 
     def __str__(self) -> str:
-        told = f"memory grows steadily, by {self.bytes_per_step / MIB:.2f} MiB a step"
+        text = f"memory grows steadily, by {self.bytes_per_step / MIB:.2f} MiB a step"
         if not self.lines:
-            return f"{told}; no Python object holds it: a library that keeps memory of its own"
+            return f"{text}; no Python object holds it: a library that keeps memory of its own"
         where = "; ".join(f"{line} ({size / MIB:.1f} MiB)" for line, size in self.lines)
-        return f"{told}; what piled up was made at {where}"
+        return f"{text}; what piled up was made at {where}"
 
 
 @dataclass
@@ -61,7 +61,7 @@ class LeakWatch:
     window: int = WINDOW
     min_growth_bytes: int = MIN_GROWTH_BYTES
     counts_tensors: bool = True
-    is_told: bool = False
+    is_reported: bool = False
     _readings: deque[tuple[int, int]] = field(default_factory=deque)
     _traced_from: int | None = None
     _num_traced: int = 0
@@ -69,7 +69,7 @@ class LeakWatch:
 
     def add(self, step: int, used_bytes: int) -> Leak | None:
         """Take note of one reading; a `Leak` when the tracing after a suspicion is over."""
-        if self.is_told:
+        if self.is_reported:
             return None
         self._readings.append((step, used_bytes))
         while len(self._readings) > self.window:
@@ -100,7 +100,7 @@ class LeakWatch:
 
     def _start_tracing(self, step: int) -> None:
         if tracemalloc.is_tracing():  # somebody else's: theirs would end with ours
-            self.is_told = True
+            self.is_reported = True
             return
         self._traced_from, self._num_traced = step, 0
         tracemalloc.start(FRAMES_KEPT)
@@ -116,7 +116,7 @@ class LeakWatch:
         if not still_grows:
             self._readings.clear()
             return None
-        self.is_told = True
+        self.is_reported = True
         (first_step, first), (last_step, last) = self._readings[0], self._readings[-1]
         return Leak((last - first) / max(1, last_step - first_step), lines)
 

@@ -40,7 +40,7 @@ MAX_WORKERS = 4
 SAMPLE_ITEMS = 8
 QUEUE_SHARE = 0.05  # of the available memory, for batches that wait
 MAX_PREFETCH = 4
-CROWDED_SHARE = 0.5  # of the room, taken by weights, gradients and moments
+CROWDED_SHARE = 0.5  # of what is available, taken by weights, gradients and moments
 
 log = logging.getLogger(__name__)
 
@@ -104,9 +104,10 @@ class MemoryOptimizer:
         options.setdefault("pin_memory", torch.cuda.is_available())
         if options["num_workers"]:
             batch_bytes = item_bytes(dataset, has_order) * (options["batch_size"] or 1)
-            room = QUEUE_SHARE * read_memory().available_bytes / options["num_workers"]
+            queue_bytes = QUEUE_SHARE * read_memory().available_bytes / options["num_workers"]
             options.setdefault(
-                "prefetch_factor", min(MAX_PREFETCH, max(1, int(room // max(1, batch_bytes))))
+                "prefetch_factor",
+                min(MAX_PREFETCH, max(1, int(queue_bytes // max(1, batch_bytes)))),
             )
         return DataLoader(dataset, **options)
 
@@ -172,11 +173,12 @@ class MemoryOptimizer:
         if self.gradient_checkpointing != "auto":
             mode = self.gradient_checkpointing
             return mode if isinstance(mode, str) else "all" if mode else "off"
-        room = self._room_bytes(model) + use.weights_bytes  # the weights are there already
-        crowded = use.total_bytes > CROWDED_SHARE * room
+        # The weights are there already.
+        available_bytes = self._available_bytes(model) + use.weights_bytes
+        crowded = use.total_bytes > CROWDED_SHARE * available_bytes
         return "all" if crowded and can_checkpoint(model) else "off"
 
-    def _room_bytes(self, model: torch.nn.Module) -> float:
+    def _available_bytes(self, model: torch.nn.Module) -> float:
         """What `max_memory_percent` of the memory that the model lies in leaves free now."""
         info, share = read_memory(), self.max_memory_percent / 100
         device = next(model.parameters()).device
@@ -190,8 +192,8 @@ class MemoryOptimizer:
         cores = processor().num_cores
         is_small = has_order and len(dataset) < 10 * BATCH_SIZE
         info = read_memory()
-        room = info.available_bytes - (1 - self.max_memory_percent / 100) * info.total_bytes
-        affordable = int(max(0, room) // (2 * info.process_bytes))
+        spare_bytes = info.available_bytes - (1 - self.max_memory_percent / 100) * info.total_bytes
+        affordable = int(max(0, spare_bytes) // (2 * info.process_bytes))
         return 0 if is_small or cores <= 2 else min(MAX_WORKERS, cores - 1, affordable)
 
 

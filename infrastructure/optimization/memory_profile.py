@@ -47,16 +47,16 @@ class MemoryProfile:
 
     def lines(self) -> list[str]:
         """The profile for a person."""
-        told = [
+        lines = [
             f"{self.name}: peak {_mib(self.peak_bytes)} ({_mib(self.rise_bytes)} above the start),"
             f" {self.delta_bytes / MIB:+.1f} MiB left behind"
         ]
         if self.gpu_peak_bytes:
-            told.append(
+            lines.append(
                 f"  GPU: peak {_mib(self.gpu_peak_bytes)}, {self.gpu_delta_bytes / MIB:+.1f} MiB"
                 " left behind"
             )
-        return told + [f"  {_mib(size)} by {line}" for line, size in self.top_allocations]
+        return lines + [f"  {_mib(size)} by {line}" for line, size in self.top_allocations]
 
 
 @contextmanager

@@ -90,14 +90,14 @@ class PipelineOptimizer:
         budget_bytes: the memory that may be taken.
         num_tokens: of the whole training.
         is_out_of_memory: whether an error means that.
-        tell: is told each result when it is there.
+        report: is given each result when it is there.
     """
 
     measure: Callable[[Mapping[str, Any]], Measured] = _not_given
     budget_bytes: float = math.inf
     num_tokens: float = math.inf
     is_out_of_memory: Callable[[BaseException], bool] = _is_memory_error
-    tell: Callable[[Tried], None] = do_nothing
+    report: Callable[[Tried], None] = do_nothing
     settings: dict[str, Any] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
 
@@ -119,16 +119,16 @@ class PipelineOptimizer:
             data.config.prefetch_factor = settings.get("data.prefetch_factor", before)
             return Measured(_examples_per_second(data), 0)
 
-        own = PipelineOptimizer(measure, num_tokens=data.num_examples, tell=self.tell)
+        own = PipelineOptimizer(measure, num_tokens=data.num_examples, report=self.report)
         tried = [count for count in PREFETCH_FACTORS if count != before]
         try:
-            found = own.run({"data.prefetch_factor": tried})
+            chosen = own.run({"data.prefetch_factor": tried})
         finally:
             data.config.prefetch_factor = before
         self.tried += own.tried
-        self.settings |= found
-        data.config.prefetch_factor = found.get("data.prefetch_factor", before)
-        return found
+        self.settings |= chosen
+        data.config.prefetch_factor = chosen.get("data.prefetch_factor", before)
+        return chosen
 
     def run(self, alternatives: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """The changes that pay, by key.
@@ -139,9 +139,9 @@ class PipelineOptimizer:
         best = self._try("", None, {})
         for key, values in alternatives.items():
             for value in values:
-                found = self._try(key, value, {**self.settings, key: value}, best)
-                if found is not None:
-                    best = found
+                candidate = self._try(key, value, {**self.settings, key: value}, best)
+                if candidate is not None:
+                    best = candidate
                     self.settings[key] = value
         return dict(self.settings)
 
@@ -162,7 +162,7 @@ class PipelineOptimizer:
             refusal = "takes more memory than there is"
         pays = measured is not None and not refusal and self._pays(measured, best)
         self.tried.append(Tried(key, value, measured, refusal, pays))
-        self.tell(self.tried[-1])
+        self.report(self.tried[-1])
         return measured if pays else None
 
     def _pays(self, measured: Measured, best: Measured | None) -> bool:

@@ -109,11 +109,11 @@ def recommend(
     use: MemoryUse, *, micro_batch_size: int = 1, optimizer_name: str = "adamw"
 ) -> list[Recommendation]:
     """The changes that save memory, the largest saving first."""
-    found = [
+    candidates = [
         *_about_activations(use, micro_batch_size),
         *_about_optimizer(use, optimizer_name),
     ]
-    worth = [one for one in found if one.saves_bytes >= LEAST_SAVING_BYTES]
+    worth = [one for one in candidates if one.saves_bytes >= LEAST_SAVING_BYTES]
     return sorted(worth, key=lambda one: one.saves_bytes, reverse=True)
 
 

@@ -60,7 +60,7 @@ def test_compiling_is_taken_where_it_pays_back(num_tokens: float, settings: dict
 def test_what_cannot_be_is_told_and_passed_over(result: Any, refusal: str) -> None:
     told: list[Tried] = []
     found = optimizer({("fp16",): result})
-    found.tell = told.append
+    found.report = told.append
     assert found.run({"precision": ["fp16"]}) == {}
     assert told[-1].refusal == refusal
 

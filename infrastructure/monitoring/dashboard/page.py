@@ -50,8 +50,8 @@ class Look:
         that what has gone from the page goes.
         """
         sections = {name: self.sections.get(name, "") for name in SECTIONS}
-        told = {"title": self.title, "state": self.state, "next_seconds": self.next_seconds}
-        text = json.dumps({**told, "sections": sections}, ensure_ascii=False)
+        facts = {"title": self.title, "state": self.state, "next_seconds": self.next_seconds}
+        text = json.dumps({**facts, "sections": sections}, ensure_ascii=False)
         return gzip.compress(text.encode(errors="backslashreplace"), compresslevel=4)
 
 
@@ -83,7 +83,7 @@ class Page:
         parts = [element("div", look.sections.get(name, ""), id=name) for name in SECTIONS]
         warning = element("div", "", id="lost", role="status")
         foot = element("footer", "Temper reads the run's files and changes nothing.")
-        told = {
+        attributes = {
             "data-now": f"{now:.1f}",
             "data-next": f"{look.next_seconds:g}",
             "data-version": look.version,
@@ -92,7 +92,7 @@ class Page:
             "body",
             element("main", warning, *parts, foot),
             element("script", raw_markup(self.script)),
-            **told,
+            **attributes,
         )
         page = element("html", self._head(look), body, lang="en")
         return f"<!DOCTYPE html>\n{page}\n"

@@ -75,8 +75,8 @@ def no_run(folder: str) -> dict[str, Markup]:
 def moment(unix_seconds: float, form: str = "ago") -> Markup:
     """A moment that the page's script keeps telling anew, as `ago` or as a bare `age`."""
     local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))
-    told = {"data-at": f"{unix_seconds:.0f}", "data-form": form, "title": local}
-    return element("time", local, **told)
+    attributes = {"data-at": f"{unix_seconds:.0f}", "data-form": form, "title": local}
+    return element("time", local, **attributes)
 
 
 def head(run: LiveRun) -> Markup:
@@ -87,16 +87,16 @@ def head(run: LiveRun) -> Markup:
     else:
         parts.append("no numbers yet")
     over = element("div", element("span", "Temper"), element("span", *parts), css_class="over")
-    told = [f"This run {STATES[run.state]}"]
+    clauses = [f"This run {STATES[run.state]}"]
     if run.trainer is not None and not run.has_ended:
-        told[0] += f" by {run.trainer}"
+        clauses[0] += f" by {run.trainer}"
     if run.is_silent:
-        told.append("it has said nothing for long")
+        clauses.append("it has said nothing for long")
     return element(
         "header",
         over,
         element("h1", run.facts.run_id, status),
-        element("p", "; ".join(told) + ".", css_class="lead"),
+        element("p", "; ".join(clauses) + ".", css_class="lead"),
         element("p", subject(run.facts), css_class="soft"),
     )
 
@@ -147,12 +147,14 @@ def number_tiles(run: LiveRun) -> list[Markup]:
     )
     each = run.seconds_per_step
     shown = [
-        make_tile("Loss", _told(last("loss"), format_number)),
-        make_tile("Held-out loss", _told(_newest(run, "eval_loss"), format_number), _best(best)),
-        make_tile("Tokens per second", _told(last("tokens_per_second"), _whole)),
-        make_tile("Time per step", _told(each, format_step_time)),
-        make_tile("Tokens", _told(last("tokens"), format_number)),
-        make_tile("Peak memory", _told(last("memory_bytes"), format_bytes)),
+        make_tile("Loss", _formatted(last("loss"), format_number)),
+        make_tile(
+            "Held-out loss", _formatted(_newest(run, "eval_loss"), format_number), _best(best)
+        ),
+        make_tile("Tokens per second", _formatted(last("tokens_per_second"), _whole)),
+        make_tile("Time per step", _formatted(each, format_step_time)),
+        make_tile("Tokens", _formatted(last("tokens"), format_number)),
+        make_tile("Peak memory", _formatted(last("memory_bytes"), format_bytes)),
     ]
     return [tile for tile in shown if tile]
 
@@ -171,7 +173,7 @@ def _newest(run: LiveRun, key: str) -> float | None:
     return points.last if points else None
 
 
-def _told(value: Any, format_value: Any) -> str | None:
+def _formatted(value: Any, format_value: Any) -> str | None:
     return str(format_value(value)) if isinstance(value, int | float) else None
 
 
@@ -251,8 +253,8 @@ def machine(run: LiveRun) -> Markup:
 
 
 def _meter(meter: Meter) -> Markup:
-    told = element("span", meter.told, css_class="soft")
-    line = element("div", element("span", meter.name), told, css_class="split")
+    reading = element("span", meter.text, css_class="soft")
+    line = element("div", element("span", meter.name), reading, css_class="split")
     return element("div", line, bar(meter.share, meter.level))
 
 

@@ -138,11 +138,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         dashboard = self.server.dashboard
         address = urlsplit(self.path)
-        asked = parse_qs(address.query)
-        if not dashboard.admits(self.headers.get("Host", ""), asked.get("token", [""])[-1]):
+        query = parse_qs(address.query)
+        if not dashboard.admits(self.headers.get("Host", ""), query.get("token", [""])[-1]):
             self._send_text(HTTPStatus.FORBIDDEN, "Open the address that temper dashboard printed.")
             return
-        run = asked.get("run", [None])[-1]
+        run = query.get("run", [None])[-1]
         try:
             if address.path == "/":
                 self._send_page(run)
@@ -167,15 +167,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_look(self, run: str | None) -> None:
         look = self.server.dashboard.looks.look(run)
         tag = f'"{look.version}"'
-        told = {"ETag": tag, "X-Now": f"{time.time():.1f}"}
+        headers = {"ETag": tag, "X-Now": f"{time.time():.1f}"}
         if self.headers.get("If-None-Match") == tag:
-            self._send(HTTPStatus.NOT_MODIFIED, None, b"", told)
+            self._send(HTTPStatus.NOT_MODIFIED, None, b"", headers)
         elif "gzip" in self.headers.get("Accept-Encoding", ""):
-            told["Content-Encoding"] = "gzip"
-            self._send(HTTPStatus.OK, "application/json", look.zipped_json, told)
+            headers["Content-Encoding"] = "gzip"
+            self._send(HTTPStatus.OK, "application/json", look.zipped_json, headers)
         else:
             body = gzip.decompress(look.zipped_json)
-            self._send(HTTPStatus.OK, "application/json", body, told)
+            self._send(HTTPStatus.OK, "application/json", body, headers)
 
     def _send_text(self, status: HTTPStatus, text: str) -> None:
         self._send(status, "text/plain; charset=utf-8", f"{text}\n".encode(), {})

@@ -49,7 +49,7 @@ class Looks:
         self._lock = threading.Lock()
         self._open: OrderedDict[Path, LiveRun] = OrderedDict()
         self._is_closed = False
-        self._told: set[Path] = set()
+        self._warned: set[Path] = set()
         self._looks: dict[Path | None, tuple[float, Look]] = {}
 
     def look(self, name: str | None = None) -> Look:
@@ -107,11 +107,11 @@ class Looks:
             run = self._opened(path)
             return look_at(run, self._rows.read())
         except Exception as error:  # one page for whatever is wrong with the files
-            if path not in self._told:
+            if path not in self._warned:
                 logger.warning("run %s cannot be shown: %r", path, error)
-            self._told.add(path)
-            told = f"This run cannot be shown: {type(error).__name__}: {error}"
-            sections = {"notices": element("section", told, css_class="notice")}
+            self._warned.add(path)
+            message = f"This run cannot be shown: {type(error).__name__}: {error}"
+            sections = {"notices": element("section", message, css_class="notice")}
             return Look(f"{path.name} · Temper", "", sections, ENDED_LOOK_SECONDS)
 
     def _opened(self, path: Path) -> LiveRun:

@@ -95,7 +95,7 @@ def _scales(chart: Chart, frame: Frame | None) -> str:
     if frame is None:
         return ""
     of_one, unit = LEADING_NUMBER.fullmatch(chart.format_value(1.0)).groups()  # type: ignore[union-attr]
-    told = {
+    attributes = {
         "box": f"{LEFT} {frame.width - RIGHT} {TOP} {frame.bottom}",
         "steps": "{:.6g} {:.6g}".format(*frame.steps),
         "values": "{:.6g} {:.6g}".format(*frame.values),
@@ -104,7 +104,9 @@ def _scales(chart: Chart, frame: Frame | None) -> str:
         "axis": chart.axis,
         "log": "1" if frame.is_log else "",
     }
-    return "".join(f' data-{name}="{escape_text(text)}"' for name, text in told.items() if text)
+    return "".join(
+        f' data-{name}="{escape_text(text)}"' for name, text in attributes.items() if text
+    )
 
 
 def value_range(chart: Chart) -> tuple[float, float] | None:
@@ -168,7 +170,7 @@ def _step_ticks(frame: Frame) -> list[float]:
 
 def without_zeros(number: str) -> str:
     """`1.500 GiB` → `1.5 GiB`: the ticks of an axis are round numbers."""
-    return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda found: found[1].rstrip("."), number, count=1)
+    return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda match: match[1].rstrip("."), number, count=1)
 
 
 def _short_count(count: float) -> str:

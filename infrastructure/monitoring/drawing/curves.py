@@ -93,10 +93,10 @@ def evaluated_keys(records: Iterable[Record]) -> set[str]:
 
 def holes(points: PointsByKey) -> list[str]:
     """One sentence for each quantity with values that are not finite."""
-    found = {key: find_gaps(pairs) for key, pairs in points.items()}
+    gaps_by_key = {key: find_gaps(pairs) for key, pairs in points.items()}
     return [
         f"{readable_key(key)}: {describe_gaps(gaps, max_named=3)}"
-        for key, gaps in found.items()
+        for key, gaps in gaps_by_key.items()
         if gaps
     ]
 

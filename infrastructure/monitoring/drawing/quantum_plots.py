@@ -50,9 +50,9 @@ def energy_picture(chance: Sequence[float], answers: Mapping[str, float], best: 
     )
     for row, (name, energy) in enumerate(sorted(answers.items(), key=lambda pair: pair[0] != best)):
         kind = "answer" if name == best else "other"
-        told = f"{name}: {format_number(energy)}"
+        label = f"{name}: {format_number(energy)}"
         at = f'x1="{x(energy):.1f}" y1="{ROOM if row else 14}" x2="{x(energy):.1f}" y2="{floor}"'
-        parts.append(f'<line class="{kind}" {at}><title>{escape_text(told)}</title></line>')
+        parts.append(f'<line class="{kind}" {at}><title>{escape_text(label)}</title></line>')
     parts.append(_words(x(answers[best]) + 5, 14, best, "start") if best in answers else "")
     parts += [
         _words(MARGIN, HEIGHT - 8, format_number(low), "start"),

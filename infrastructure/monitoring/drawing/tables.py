@@ -79,8 +79,8 @@ def _shown(value: float | None, format_value: Callable[[float], str] = format_nu
 
 def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str, str]:
     change = math.nan if before is None or after is None or before <= 0 else after / before - 1
-    told = f"{100 * change:+.1f} %" if math.isfinite(change) else ""
-    return HELD_OUT_LOSS, _shown(before), _shown(after), told
+    text = f"{100 * change:+.1f} %" if math.isfinite(change) else ""
+    return HELD_OUT_LOSS, _shown(before), _shown(after), text
 
 
 def _share_row(what: str, before: float | None, after: float | None) -> tuple[str, str, str, str]:

@@ -30,7 +30,7 @@ class Meter:
 
     name: str
     share: float
-    told: str
+    text: str
     should_be_full: bool
 
     @property
@@ -100,24 +100,24 @@ class MachineHistory:
 
     def meters(self) -> list[Meter]:
         """What has a most, and how near it is."""
-        found = [_percent_meter("processor", self.last.get("cpu_percent"))]
+        meters = [_percent_meter("processor", self.last.get("cpu_percent"))]
         used, total = (self.last.get(f"memory_{word}_bytes") for word in ("used", "total"))
-        found.append(_memory_meter("memory", used, total))
+        meters.append(_memory_meter("memory", used, total))
         for gpu in gpus_of(self.last):
             name = _gpu_name(gpu)
-            found.append(_percent_meter(name, gpu.get("utilization_percent"), _heat(gpu)))
+            meters.append(_percent_meter(name, gpu.get("utilization_percent"), _heat(gpu)))
             used, total = (gpu.get(f"memory_{word}_bytes") for word in ("used", "total"))
-            found.append(_memory_meter(f"{name} memory", used, total))
-        return [meter for meter in found if meter is not None]
+            meters.append(_memory_meter(f"{name} memory", used, total))
+        return [meter for meter in meters if meter is not None]
 
     def charts(self, num_buckets: int = NUM_BUCKETS) -> list[Chart]:
         """A chart for each quantity that was sampled and is not always zero."""
-        found = []
+        charts = []
         for key, title, is_percent in self._wanted():
             points = self.points[key].kept
             if any(value for _, value in points):
-                found.append(_chart(title, points, key, is_percent, num_buckets))
-        return found
+                charts.append(_chart(title, points, key, is_percent, num_buckets))
+        return charts
 
     def _wanted(self) -> Iterable[tuple[str, str, bool]]:
         for quantity in QUANTITIES:
@@ -156,8 +156,8 @@ def _memory_meter(name: str, used: Any, total: Any) -> Meter | None:
     if not _is_number(used) or not _is_number(total) or total <= 0:
         return None
     (number, unit), whole = format_bytes(used).split(), format_bytes(total)
-    told = f"{number if whole.endswith(unit) else format_bytes(used)} of {whole}"
-    return Meter(name, min(1.0, max(0.0, used / total)), told, False)
+    text = f"{number if whole.endswith(unit) else format_bytes(used)} of {whole}"
+    return Meter(name, min(1.0, max(0.0, used / total)), text, False)
 
 
 def _gpu_name(gpu: dict[str, Any]) -> str:
@@ -165,12 +165,12 @@ def _gpu_name(gpu: dict[str, Any]) -> str:
 
 
 def _heat(gpu: dict[str, Any]) -> str:
-    told = ""
+    text = ""
     if _is_number(heat := gpu.get("temperature_celsius")):
-        told += f" · {heat:.0f} °C"
+        text += f" · {heat:.0f} °C"
     if _is_number(power := gpu.get("power_watts")):
-        told += f" · {power:.0f} W"
-    return told
+        text += f" · {power:.0f} W"
+    return text
 
 
 def _chart(title: str, points: Points, key: str, is_percent: bool, num_buckets: int) -> Chart:

@@ -66,12 +66,12 @@ def read_trainer(run_path: Path) -> TrainerProcess | None:
     """
     path = run_path / HOLDER_FILE
     try:
-        told, written_at = LINE.fullmatch(path.read_text()), path.stat().st_mtime
+        match, written_at = LINE.fullmatch(path.read_text()), path.stat().st_mtime
     except (OSError, ValueError):
         return None
-    if told is None:
+    if match is None:
         return None
-    pid, machine, has_ended = int(told[1]), told[2], bool(told[3])
+    pid, machine, has_ended = int(match[1]), match[2], bool(match[3])
     is_alive = False if has_ended else None
     if not has_ended and machine == os.uname().nodename:
         is_alive = _was_there(pid, written_at)

@@ -14,31 +14,31 @@ def safety_words(run: RunFacts, now: float) -> str:
         return "backup: none; the checkpoints lie on this machine only"
     place, step, saved_at = (known.get(key) for key in ("place", "confirmed_step", "saved_at"))
     if step is None:
-        told = f"backup: nothing is confirmed yet at {place}"
+        text = f"backup: nothing is confirmed yet at {place}"
     else:
-        told = f"backup: step {step} is safe at {place}"
+        text = f"backup: step {step} is safe at {place}"
         if isinstance(saved_at, int | float) and run.status == "running":
-            told += f"; {format_duration(max(0.0, now - saved_at))} of work would be lost now"
+            text += f"; {format_duration(max(0.0, now - saved_at))} of work would be lost now"
     if problem := known.get("problem"):
-        told += f"; NOT SAFE YET: {problem}"
+        text += f"; NOT SAFE YET: {problem}"
     elif error := known.get("error"):
-        told += f"; {error}"
-    return clip(told, MAX_CHARACTERS)
+        text += f"; {error}"
+    return clip(text, MAX_CHARACTERS)
 
 
 def error_words(record: Record) -> str:
     """An error that the training got over: `step 12: spike; went back to step 10 (message)`."""
-    told = f"step {record.get('step', '?')}: {record.get('kind', 'error')}"
+    text = f"step {record.get('step', '?')}: {record.get('kind', 'error')}"
     if action := record.get("action"):
-        told += f"; {action}"
+        text += f"; {action}"
     if message := record.get("message"):
-        told += f" ({message})"
-    return clip(told, MAX_CHARACTERS)
+        text += f" ({message})"
+    return clip(text, MAX_CHARACTERS)
 
 
 def alert_words(record: Record) -> str:
     """An alert of the monitor: `step 12: GPU 0: 91 °C, more than 85 °C (over)`."""
-    told = str(record.get("message") or record.get("rule") or "an alert")
+    text = str(record.get("message") or record.get("rule") or "an alert")
     if record.get("step") is not None:
-        told = f"step {record['step']}: {told}"
-    return clip(told, MAX_CHARACTERS) + (" (over)" if record.get("ended_at") else "")
+        text = f"step {record['step']}: {text}"
+    return clip(text, MAX_CHARACTERS) + (" (over)" if record.get("ended_at") else "")

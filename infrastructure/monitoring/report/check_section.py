@@ -46,10 +46,10 @@ def checks(run_directory: Path) -> Markup:
     if not rounds:
         return raw_markup("")
     rows = [_row(check) for check in _checks_of(rounds[-1])]
-    told = [element("li", _round(one)) for one in rounds]
+    items = [element("li", _round(one)) for one in rounds]
     details = element("details", element("summary", "every check"), _table(rows))
     heading = element("h2", "Checked before and while training")
-    return element("section", heading, element("ul", *told[-MAX_ROUNDS:]), details)
+    return element("section", heading, element("ul", *items[-MAX_ROUNDS:]), details)
 
 
 def _round(one: Mapping[str, Any]) -> Markup:
@@ -60,8 +60,8 @@ def _round(one: Mapping[str, Any]) -> Markup:
 
 
 def _checks_of(one: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found = one.get("checks")
-    return [c for c in found if isinstance(c, Mapping)] if isinstance(found, list) else []
+    listed = one.get("checks")
+    return [c for c in listed if isinstance(c, Mapping)] if isinstance(listed, list) else []
 
 
 def check_tables(results: Sequence[Any]) -> list[Markup]:
@@ -83,13 +83,13 @@ def _table(rows: Sequence[Sequence[Any]]) -> Markup:
 def _row(check: Mapping[str, Any]) -> list[Any]:
     status = str(check.get("status", ""))
     mark = element("span", WORDS.get(status, status), css_class=CLASSES.get(status))
-    found: list[Any] = [clip(str(check.get("text", "")), MAX_TEXT_CHARACTERS)]
+    parts: list[Any] = [clip(str(check.get("text", "")), MAX_TEXT_CHARACTERS)]
     if remedy := check.get("remedy"):
         text = clip(f"→ {remedy}", MAX_TEXT_CHARACTERS)
-        found.append(element("div", text, css_class="soft"))
+        parts.append(element("div", text, css_class="soft"))
     seconds = check.get("seconds")
     took = format_duration(seconds) if isinstance(seconds, int | float) else ""
-    return [check.get("name", ""), mark, joined(found), _numbers(check.get("numbers")), took]
+    return [check.get("name", ""), mark, joined(parts), _numbers(check.get("numbers")), took]
 
 
 def _numbers(numbers: Any) -> str:

@@ -38,8 +38,8 @@ COMPARED = {
 
 def quantum_steps(directory: Path) -> Markup:
     """The section; nothing where no quantum step was made."""
-    found = read_json(directory / QUANTUM_FILE)
-    records = [r for r in _list(found.get("records")) if isinstance(r, Mapping)]
+    content = read_json(directory / QUANTUM_FILE)
+    records = [r for r in _list(content.get("records")) if isinstance(r, Mapping)]
     compared = read_json(directory / COMPARISON_FILE)
     if not records:
         return NOTHING
@@ -86,12 +86,12 @@ def comparison_table(compared: Mapping[str, Any]) -> Markup:
 
 def _last(answered: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> str:
     skipped = sum(r.get("outcome") in ("skipped", "failed", "unused") for r in records)
-    told = f"{len(answered)} answered" + (f", {skipped} without an answer" if skipped else "")
+    text = f"{len(answered)} answered" + (f", {skipped} without an answer" if skipped else "")
     if not answered:
-        return f"{told}: {clip(str(records[-1].get('why', '')), 600)}"
+        return f"{text}: {clip(str(records[-1].get('why', '')), 600)}"
     newest = answered[-1]
     chosen, who = str(newest.get("chosen", "")), str(newest.get("answered_by", ""))
-    return clip(f"{told}. The newest answer, by {who}: {chosen}.", 800)
+    return clip(f"{text}. The newest answer, by {who}: {chosen}.", 800)
 
 
 def _pictures(answered: Sequence[Mapping[str, Any]]) -> Markup:
@@ -161,8 +161,8 @@ def _steps(records: Sequence[Mapping[str, Any]]) -> Markup:
 def _step(record: Mapping[str, Any]) -> list[Any]:
     place = [_number(record.get("step")), _number(record.get("epoch"))]
     if record.get("outcome") != "answered":
-        told = f"{record.get('outcome')}: {record.get('why', '')}".removesuffix(": ")
-        return [*place, clip(told, 400), "", "", "", "", "", ""]
+        text = f"{record.get('outcome')}: {record.get('why', '')}".removesuffix(": ")
+        return [*place, clip(text, 400), "", "", "", "", "", ""]
     others = {k: v for k, v in mapping_of(record.get("alternatives")).items() if _number(v)}
     name = min(others, key=lambda one: others[one], default="")
     chance = _numbers(record.get("random_energies"))
@@ -199,8 +199,8 @@ def _words(answered: Sequence[Mapping[str, Any]]) -> Markup:
     if not answered:
         return NOTHING
     newest = answered[-1]
-    told = [*_list(newest.get("failures")), *_list(newest.get("remarks"))]
-    lines = [clip(str(one), 400) for one in told]
+    remarks = [*_list(newest.get("failures")), *_list(newest.get("remarks"))]
+    lines = [clip(str(one), 400) for one in remarks]
     if dropped := _list(newest.get("dropped")):
         lines.append(clip(f"not chosen, for example: {', '.join(map(str, dropped))}", 1000))
     return element("ul", *[element("li", line) for line in lines]) if lines else NOTHING
@@ -211,8 +211,8 @@ def _list(value: Any) -> list[Any]:
 
 
 def _numbers(value: Any) -> list[float]:
-    found = [v for v in _list(value) if isinstance(v, int | float) and not isinstance(v, bool)]
-    return [float(v) for v in found if v - v == 0]
+    numbers = [v for v in _list(value) if isinstance(v, int | float) and not isinstance(v, bool)]
+    return [float(v) for v in numbers if v - v == 0]
 
 
 def _number(value: Any) -> str:

@@ -23,10 +23,10 @@ def forecast(run: RunFacts) -> Markup:
 
 
 def _compared(summary: Mapping[str, Any]) -> Markup | None:
-    told = summary.get("forecast")
+    forecast = summary.get("forecast")
     rows = [
         (NAMES[row["what"]], _shown(row, "foretold"), _shown(row, "was"), _error(row["error"]))
-        for row in (told if isinstance(told, list) else [])
+        for row in (forecast if isinstance(forecast, list) else [])
         if isinstance(row, dict) and row.get("what") in NAMES and _is_whole(row)
     ]
     return table(("", "foretold", "was", "error"), rows) if rows else None
@@ -34,8 +34,8 @@ def _compared(summary: Mapping[str, Any]) -> Markup | None:
 
 def _decided(run: Mapping[str, Any]) -> Markup | None:
     rows = [
-        (key, str(mapping_of(told).get("value")), str(mapping_of(told).get("origin")))
-        for key, told in mapping_of(run.get("decided")).items()
+        (key, str(mapping_of(decision).get("value")), str(mapping_of(decision).get("origin")))
+        for key, decision in mapping_of(run.get("decided")).items()
     ]
     return table(("setting", "value", "decided"), rows) if rows else None
 

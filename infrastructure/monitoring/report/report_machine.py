@@ -119,8 +119,8 @@ def _numbers(samples: Sequence[Record], performance: Sequence[Record]) -> Markup
 
 
 def _row(key: str, values: list[float]) -> list[str]:
-    told = (sum(values) / len(values), percentile_95(values), max(values), values[-1])
-    return [_with_unit(key, value) for value in told]
+    figures = (sum(values) / len(values), percentile_95(values), max(values), values[-1])
+    return [_with_unit(key, value) for value in figures]
 
 
 def _with_unit(key: str, value: float) -> str:
@@ -138,20 +138,20 @@ def _with_unit(key: str, value: float) -> str:
 
 
 def _values(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    found = (record.get(key) for record in records)
-    return [float(v) for v in found if isinstance(v, int | float) and v - v == 0]
+    values = (record.get(key) for record in records)
+    return [float(v) for v in values if isinstance(v, int | float) and v - v == 0]
 
 
 def _by_gpu(samples: Sequence[Record]) -> dict[str, list[Record]]:
     """Readings of each GPU, each with the step of its sample."""
-    found: dict[str, list[Record]] = {}
+    by_gpu: dict[str, list[Record]] = {}
     for sample in samples:
         gpus = sample.get("gpus")
         for gpu in gpus if isinstance(gpus, list) else []:
             if isinstance(gpu, Mapping):
                 name = f"GPU {gpu.get('index')} ({gpu.get('name')})"
-                found.setdefault(name, []).append({**gpu, "step": sample.get("step")})
-    return found
+                by_gpu.setdefault(name, []).append({**gpu, "step": sample.get("step")})
+    return by_gpu
 
 
 def _figures(samples: Sequence[Record], performance: Sequence[Record]) -> Markup:

@@ -347,12 +347,12 @@ def safety(run: RunFacts) -> Markup:
 
 
 def _moments(known: Mapping[str, Any]) -> str:
-    told = [
+    moments = [
         f"{word} {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(known[key]))}"
         for word, key in (("saved", "saved_at"), ("confirmed", "confirmed_at"))
         if isinstance(known.get(key), int | float)
     ]
-    return ", ".join(told)
+    return ", ".join(moments)
 
 
 def next_steps(run: RunFacts) -> Markup:
@@ -363,8 +363,8 @@ def next_steps(run: RunFacts) -> Markup:
         steps.append(("Go on where it stopped", f"temper train-resume {_quoted(run.directory)}"))
     if final.exists():
         held_out = run.config_value("data.eval_path") or run.config_value("data.path")
-        told = _quoted(held_out) if held_out else "DATA"
-        steps.append(("Evaluate the result", f"temper train-eval {_quoted(final)} {told}"))
+        data = _quoted(held_out) if held_out else "DATA"
+        steps.append(("Evaluate the result", f"temper train-eval {_quoted(final)} {data}"))
     if (run.directory / "tensorboard").exists():
         logs = run.directory / "tensorboard"
         steps.append(("See the numbers in TensorBoard", f"tensorboard --logdir {_quoted(logs)}"))

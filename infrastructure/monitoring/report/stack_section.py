@@ -70,14 +70,14 @@ def stack_section(directory: Path, points: PointsByKey) -> Markup:
 def read_stacks(directory: Path, points: PointsByKey) -> tuple[Plan, list[tuple[Plan, Bar]]]:
     """The plan of a stack-wise training and its phases, each with what is drawn of it; both empty
     where there is none."""
-    found = read_json(directory / STACKWISE_FILE)
-    plan = mapping_of(found.get("plan"))
+    record = read_json(directory / STACKWISE_FILE)
+    plan = mapping_of(record.get("plan"))
     phases = [mapping_of(phase) for phase in _list(plan.get("phases"))][:MAX_PHASES]
     if not 0 < _layers_of(plan) <= MAX_LAYERS:
         return {}, []
     began = {
         _whole(one.get("phase")): _whole(one.get("step"))
-        for one in map(mapping_of, _list(found.get("began")))
+        for one in map(mapping_of, _list(record.get("began")))
     }
     starts, end = [], 0
     for index, phase in enumerate(phases):

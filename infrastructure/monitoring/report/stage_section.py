@@ -1,4 +1,4 @@
-"""The stages of a run on its page, from summary.json: see `deployment.stages`."""
+"""The stages of a run on its page, from summary.json: see `run.timings`."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,8 @@
-"""Who is told of an alert: the console, the log, a notebook, a webhook."""
+"""Who is told of an alert: the console, the log, a notebook, a webhook.
+
+To add one: `register_alert_sink(name, class)`, an entry point in the group "temper.alert_sinks", or
+its address, `monitor.alert_sinks: [module:Class]`.
+"""
 
 import html
 import logging
@@ -6,9 +10,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from infrastructure.core.lookup import look_up
+from infrastructure.config import registries
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
+from infrastructure.core.registry import Registry
 from infrastructure.monitoring.watching.alerts import Alert, Severity
 from infrastructure.monitoring.watching.webhook import VARIABLE, WebhookAlerts
 
@@ -37,12 +42,12 @@ class ConsoleAlerts:
 
     name = "console"
 
-    def __init__(self, say: Callable[[str], None] = print) -> None:
-        self.say = say
+    def __init__(self, report: Callable[[str], None] = print) -> None:
+        self.report = report
 
     def send(self, alert: Alert) -> None:
         if alert.severity != "info":
-            self.say(f"ALERT ({alert.severity}) at step {alert.step}: {alert.message}")
+            self.report(f"ALERT ({alert.severity}) at step {alert.step}: {alert.message}")
 
     def close(self) -> None: ...
 
@@ -72,6 +77,20 @@ class NotebookAlerts:
     def close(self) -> None: ...
 
 
+ALERT_SINKS: Registry[Callable[[], AlertSink]] = registries.ALERT_SINKS
+ALERT_SINKS.provide({}, AlertSink)  # those of here are given what `make_alert_sinks` is given
+
+
+def register_alert_sink(name: str, sink: Callable[[], AlertSink]) -> None:
+    """Make `monitor.alert_sinks: [name]` tell what `sink()` makes; it goes before a built-in one of
+    that name.
+
+    Raises:
+        ValueError: the name is taken by another one's own, or `sink` lacks a method.
+    """
+    ALERT_SINKS.register(name, sink)
+
+
 def box(alert: Alert) -> str:
     """The box as HTML."""
     colour = COLOURS[alert.severity]
@@ -84,7 +103,7 @@ def box(alert: Alert) -> str:
 
 def make_alert_sinks(
     names: Iterable[str],
-    say: Callable[[str], None] = print,
+    report: Callable[[str], None] = print,
     source: str = "",
     environment: Mapping[str, str] = os.environ,
 ) -> list[AlertSink]:
@@ -92,28 +111,36 @@ def make_alert_sinks(
     is no box.
 
     Args:
-        say: shows a line to a person.
+        report: shows a line to a person.
         source: what the alerts are about, such as the run's name.
 
     Raises:
         ValueError: a name is unknown, or there is no address for the webhook.
     """
-    makers: dict[str, Callable[[], AlertSink]] = {
-        "console": lambda: ConsoleAlerts(say),
+    ours: dict[str, Callable[[], AlertSink]] = {
+        "console": lambda: ConsoleAlerts(report),
         "log": LogAlerts,
         "notebook": NotebookAlerts,
         "webhook": lambda: WebhookAlerts(_address(environment), source),
     }
-    chosen = {name: look_up("alert sink", name, makers) for name in names}
+    chosen = list(names)
     if "notebook" in chosen:
-        chosen.pop("console" if in_notebook_kernel() else "notebook", None)
-    return [make() for make in chosen.values()]
+        left_out = "console" if in_notebook_kernel() else "notebook"
+        chosen = [name for name in chosen if name != left_out or ALERT_SINKS.is_own(name)]
+    return [
+        ours[name]() if name in ours and not ALERT_SINKS.is_own(name) else ALERT_SINKS.make(name)
+        for name in chosen
+    ]
 
 
 def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.environ) -> None:
-    """Raise ValueError where the webhook is named and has no address."""
-    if "webhook" in names:
-        _address(environment)
+    """Raise ValueError where the webhook is named and has no address, or a sink of somebody's own
+    cannot be used."""
+    for name in names:
+        if ALERT_SINKS.is_own(name) or name not in ALERT_SINKS.built_in:
+            ALERT_SINKS.get(name)
+        elif name == "webhook":
+            _address(environment)
 
 
 def _address(environment: Mapping[str, str]) -> str:

@@ -113,13 +113,13 @@ class AlertWatch:
         Args:
             now: in seconds since 1970.
         """
-        found = (
+        alerts = (
             self._look(rule, value, now, step, subject)
             for key, rules in self._by_key.items()
             if (value := values.get(key)) is not None
             for rule in rules
         )
-        return [alert for alert in found if alert is not None]
+        return [alert for alert in alerts if alert is not None]
 
     def open_incidents(self) -> list[tuple[str, str]]:
         """(rule, subject) of what is wrong now."""

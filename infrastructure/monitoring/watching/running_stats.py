@@ -65,4 +65,4 @@ class Table:
                 self._by_name.setdefault(name, Statistics()).add(value)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        return {name: found for name, s in self._by_name.items() if (found := s.to_dict())}
+        return {name: values for name, s in self._by_name.items() if (values := s.to_dict())}

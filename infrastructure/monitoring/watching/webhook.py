@@ -53,7 +53,7 @@ class WebhookAlerts:
         self._url, self._host, self.source = url, parts.hostname, source
         self.first_wait_seconds = first_wait_seconds
         self._waiting: queue.Queue[Alert | None] = queue.Queue(MAX_WAITING)
-        self._is_told = False
+        self._has_warned = False
         self._thread: threading.Thread | None = None
 
     def send(self, alert: Alert) -> None:
@@ -64,7 +64,7 @@ class WebhookAlerts:
         try:
             self._waiting.put_nowait(alert)
         except queue.Full:
-            self._tell("too many alerts wait for it")
+            self._warn_once("too many alerts wait for it")
 
     def close(self) -> None:
         """Send what is waiting, for five seconds at most."""
@@ -86,14 +86,14 @@ class WebhookAlerts:
             try:
                 return self._post(alert)
             except urllib.error.HTTPError as error:
-                why, asked = f"it answered {error.code}", error.headers.get("Retry-After", "")
+                why, retry_after = f"it answered {error.code}", error.headers.get("Retry-After", "")
                 error.close()
                 may_retry = error.code == 429 or error.code >= 500
-                wait_seconds = float(asked) if asked.isdigit() else wait_seconds
+                wait_seconds = float(retry_after) if retry_after.isdigit() else wait_seconds
             except (OSError, http.client.HTTPException) as error:
                 why, may_retry = f"it cannot be reached ({type(error).__name__})", True
             if not may_retry or not left:
-                return self._tell(why)
+                return self._warn_once(why)
             time.sleep(min(wait_seconds, LONGEST_WAIT_SECONDS))
             wait_seconds *= 2
         return None
@@ -108,10 +108,10 @@ class WebhookAlerts:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             answer.read()
 
-    def _tell(self, why: str) -> None:
-        if not self._is_told:
+    def _warn_once(self, why: str) -> None:
+        if not self._has_warned:
             logger.warning("an alert did not get to the webhook: %s", why)
-        self._is_told = True
+        self._has_warned = True
 
 
 def payload(alert: Alert, host: str, source: str) -> dict[str, Any]:

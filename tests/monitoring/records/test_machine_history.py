@@ -43,7 +43,7 @@ def test_each_card_has_its_own_curve() -> None:
     history.add([sample(10, gpus=cards), sample(0, gpus=cards)])
     titles = [chart.title for chart in history.charts()]
     assert titles[:2] == ["GPU load, %", "GPU load, card 1, %"]
-    assert [meter.told for meter in history.meters() if meter.name == "GPU 1"] == [
+    assert [meter.text for meter in history.meters() if meter.name == "GPU 1"] == [
         "12 % · 71 °C · 65 W"
     ]
 
