@@ -1,4 +1,4 @@
-"""A formulated problem: its model, its plain answers, and how an answer is judged."""
+"""A formulated problem: its model, its baselines, and how an answer is judged."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ class FormulatedProblem:
     Attributes:
         problem: it came from.
         bqm: what samplers get; of a constrained model, dimod's conversion with penalties.
-        samples: the plain answers, by name.
+        samples: the baselines, by name.
         alternatives: their energies.
         num_ones: ones of every answer that keeps the rules, where the problem has such a number.
     """
@@ -96,7 +96,7 @@ class FormulatedProblem:
         return repaired
 
     def _number_of_ones(self) -> int | None:
-        """`num_chosen` of the problem, if that is the number of ones in every plain answer."""
+        """`num_chosen` of the problem, if that is the number of ones in every baseline."""
         number = getattr(self.problem, "num_chosen", None)
         if number is None or self._cqm is not None or self.bqm.vartype is not dimod.BINARY:
             return None

@@ -35,7 +35,7 @@ class Solution:
         num_variables: of the question.
         seconds: wall time of all, formulation included.
         solver_seconds: of it, that of the samplers.
-        alternatives: energies of the plain answers, by name.
+        alternatives: energies of the baselines, by name.
         failures: a sentence on each sampler that did not answer, and on what else went wrong.
         remarks: a sentence on each thing that is worth knowing though nothing failed.
         info: what the sampler told, such as `num_reads` and `chain_break_fraction`;
@@ -104,7 +104,7 @@ def quantum_solve(
     initial: Sample | None = None,
     chain: FallbackSampler | None = None,
 ) -> Solution:
-    """Formulate, ask the samplers in turn, compare with the problem's plain answers.
+    """Formulate, ask the samplers in turn, compare with the problem's baselines.
 
     The answer is a function of problem, seed and `initial` where `info["bound_hit"]` is False.
 
@@ -120,9 +120,9 @@ def quantum_solve(
     """
     resources = resources or problem.resources or QuantumResources()
     deadline = Deadline(resources.timeout)
-    asked = chain or create_chain(resources)
+    samplers = chain or create_chain(resources)
     try:
-        for sampler in asked.samplers.values():
+        for sampler in samplers.samplers.values():
             if isinstance(sampler, ProcessSampler):
                 sampler.start()  # while the problem is formulated
         question = FormulatedProblem(problem)
@@ -132,7 +132,7 @@ def quantum_solve(
         if initial is not None:
             given["initial_states"] = initial
         began = deadline.elapsed_seconds
-        answer = _ask(question, asked, deadline, resources.largest_problem, given)
+        answer = _query(question, samplers, deadline, resources.largest_problem, given)
         solver_seconds = deadline.elapsed_seconds - began
         taken = _compared(answer, question)
         assert taken.sample is not None
@@ -152,7 +152,7 @@ def quantum_solve(
         )
     finally:
         if chain is None:
-            close_chain(asked)
+            close_chain(samplers)
 
 
 @dataclass
@@ -167,7 +167,7 @@ class _Answer:
     remarks: list[str] = field(default_factory=list)
 
 
-def _ask(
+def _query(
     question: FormulatedProblem,
     chain: FallbackSampler,
     deadline: Deadline,
@@ -181,11 +181,11 @@ def _ask(
             text = f"formulating took all of the {deadline.seconds:g} s that there were"
             return _Answer("", failures=[text], info={"bound_hit": True})
         known = {key: value for key, value in given.items() if key in chain.parameters}
-        found = chain.sample(bqm, time_limit=deadline.seconds_left, **known)
-        sample = question.kept_rules(question.whole(found.first.sample))
+        sample_set = chain.sample(bqm, time_limit=deadline.seconds_left, **known)
+        sample = question.kept_rules(question.whole(sample_set.first.sample))
     except SamplerError as error:
         return _Answer("", failures=[redact(str(error))], info={"bound_hit": bool(chain.failures)})
-    info = _plain(found.info)
+    info = _plain(sample_set.info)
     info["bound_hit"] = bool(info.pop("is_cut_off", True) or chain.failures)
     if bqm.num_variables < question.num_variables:
         info["left_out"] = question.num_variables - bqm.num_variables

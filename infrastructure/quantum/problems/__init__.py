@@ -1,1 +1,1 @@
-"""What is asked: decisions of training as binary problems, and the plain answers to each."""
+"""What is asked: decisions of training as binary problems, and the baselines to each."""

@@ -69,7 +69,7 @@ class QuantumProblem(ABC):
         return sample
 
     def alternatives(self) -> dict[str, Sample]:
-        """Plain answers to the same question, by name, for comparison; no sampler is asked.
+        """Baselines: answers to the same question, by name, for comparison; no sampler is asked.
 
         The first one answers where no sampler does. All keep the problem's rules. Deterministic.
         """

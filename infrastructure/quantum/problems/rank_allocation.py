@@ -7,7 +7,7 @@ Component i has a gate z_i = 1; without the set R the loss changes by
 What was measured (448 gates, tiny model): with all of Q the change of random removals is predicted
 better than with its diagonal (0.986 to 0.979), but what is best by it is worse in truth: keeping
 half, 3.094 to 2.991 (a choice that looks best is the one whose errors flatter it). So sort by the
-diagonal, which is the first of the plain answers; the rest is here to be compared with it.
+diagonal, which is the first of the baselines; the rest is here to be compared with it.
 """
 
 from collections.abc import Mapping

@@ -38,7 +38,7 @@ class AutoSampler(dimod.Sampler):
 
     def __init__(self, make: Callable[[str], dimod.Sampler]) -> None:
         self.make = make
-        self.asked: dict[str, dimod.Sampler] = {}
+        self.samplers: dict[str, dimod.Sampler] = {}
 
     def sample(
         self,
@@ -51,9 +51,9 @@ class AutoSampler(dimod.Sampler):
         """Choose and ask. What the chosen one does not know is not passed on."""
         began = time.monotonic()
         name, reason = choose(bqm, time_limit, num_ones)
-        if name not in self.asked:
-            self.asked[name] = self.make(name)
-        sampler = self.asked[name]
+        if name not in self.samplers:
+            self.samplers[name] = self.make(name)
+        sampler = self.samplers[name]
         left = None if time_limit is None else max(0.0, time_limit - (time.monotonic() - began))
         given = {**parameters, "time_limit": left, "num_ones": num_ones}
         known = {
@@ -61,11 +61,11 @@ class AutoSampler(dimod.Sampler):
             for key, value in given.items()
             if value is not None and key in sampler.parameters
         }
-        found = sampler.sample(bqm, **known)
-        found.info.update({"sampler": name, "reason": reason})
+        sample_set = sampler.sample(bqm, **known)
+        sample_set.info.update({"sampler": name, "reason": reason})
         if has_no_time_for_a_tree(bqm, time_limit, num_ones):
-            found.info["is_cut_off"] = True  # with more time another sampler may be asked
-        return found
+            sample_set.info["is_cut_off"] = True  # with more time another sampler may be asked
+        return sample_set
 
 
 def choose(
@@ -95,8 +95,8 @@ def has_no_time_for_a_tree(
 ) -> bool:
     """Whether it is the time limit that keeps the tree's sampler from being asked."""
     is_short = time_limit is not None and time_limit <= PROCESS_SECONDS
-    is_asked_about = num_ones is None and bqm.num_variables > MOST_COUNTED
-    return is_short and is_asked_about and _may_be_tree(bqm)
+    is_eligible = num_ones is None and bqm.num_variables > MOST_COUNTED
+    return is_short and is_eligible and _may_be_tree(bqm)
 
 
 def _may_be_tree(bqm: dimod.BinaryQuadraticModel) -> bool:

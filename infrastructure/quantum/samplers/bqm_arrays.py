@@ -28,8 +28,8 @@ class Vectors(NamedTuple):
 
 def vectors_of(bqm: dimod.BinaryQuadraticModel) -> Vectors:
     """The coefficients of a model, of either vartype, as they are."""
-    found: Any = bqm.to_numpy_vectors(variable_order=list(bqm.variables))
-    linear, (rows, columns, biases), offset = found
+    vectors: Any = bqm.to_numpy_vectors(variable_order=list(bqm.variables))
+    linear, (rows, columns, biases), offset = vectors
     if biases.dtype not in (np.float32, np.float64):  # a model of Python objects
         biases = biases.astype(np.float64)
     return Vectors(np.array(linear, np.float64), rows, columns, biases, float(offset))

@@ -50,9 +50,9 @@ class LeapHybrid(dimod.Sampler):
                 f"Leap's solver takes at least {least:g} s for {bqm.num_variables} variables,"
                 f" and {time_limit:.3g} s are left: raise resources.quantum.timeout"
             )
-        found = self.sampler.sample(bqm, time_limit=least)
-        found.resolve()
-        return found
+        sample_set = self.sampler.sample(bqm, time_limit=least)
+        sample_set.resolve()
+        return sample_set
 
 
 class QuantumAnnealer(dimod.Sampler):
@@ -86,17 +86,17 @@ class QuantumAnnealer(dimod.Sampler):
         """
         self.remove_unknown_kwargs(**unknown)
         shots = num_reads or DEFAULT_SHOTS
-        found = self.sampler.sample(bqm, num_reads=shots)
-        found.resolve()
-        found.info["num_reads"] = shots
-        if "chain_break_fraction" in found.record.dtype.names:
-            broken = np.average(found.record.chain_break_fraction, weights=_counts(found))
-            found.info["chain_break_fraction"] = float(broken)
-        return found
+        sample_set = self.sampler.sample(bqm, num_reads=shots)
+        sample_set.resolve()
+        sample_set.info["num_reads"] = shots
+        if "chain_break_fraction" in sample_set.record.dtype.names:
+            broken = np.average(sample_set.record.chain_break_fraction, weights=_counts(sample_set))
+            sample_set.info["chain_break_fraction"] = float(broken)
+        return sample_set
 
 
-def _counts(found: dimod.SampleSet) -> Any:
-    return found.record.num_occurrences
+def _counts(sample_set: dimod.SampleSet) -> Any:
+    return sample_set.record.num_occurrences
 
 
 def _access(name: str) -> dict[str, Any]:

@@ -86,9 +86,11 @@ class DenseAnnealer(dimod.Sampler):
             search = ExchangeSearch(*about, num_ones=num_ones)
         given = [] if initial_states is None else _bits_of(initial_states, bqm, problem.variables)
         search.run(given, reads)
-        found = dimod.SampleSet.from_samples_bqm((_samples(search, bqm), problem.variables), bqm)
-        found.info.update(_told(search))
-        return found
+        sample_set = dimod.SampleSet.from_samples_bqm(
+            (_samples(search, bqm), problem.variables), bqm
+        )
+        sample_set.info.update(_search_info(search))
+        return sample_set
 
 
 def default_reads(num_variables: int, num_ones: int | None = None) -> int:
@@ -105,7 +107,7 @@ def _samples(search: Search[Any], bqm: dimod.BinaryQuadraticModel) -> Bits:
     return bits if bqm.vartype is dimod.BINARY else (2 * bits - 1).astype(np.int8)
 
 
-def _told(search: Search[Any]) -> dict[str, Any]:
+def _search_info(search: Search[Any]) -> dict[str, Any]:
     return {
         "num_reads": len(search.read_energies),
         "num_steps": search.num_steps,

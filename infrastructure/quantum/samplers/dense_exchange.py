@@ -43,14 +43,14 @@ class ExchangeSearch(Search[SwapState]):
     def read(self, given: Sequence[Bits]) -> None:
         """A walk: the first from the greedy choice or a better one given, others from anywhere."""
         start = self._anywhere() if self.read_energies else self._best_of(given)
-        found = self._walked(start)
-        self.read_energies.append(found.energy)
-        self.champions = distinct([*self.champions, found], self.same_variables)[:MOST_CHAMPIONS]
+        best = self._walked(start)
+        self.read_energies.append(best.energy)
+        self.champions = distinct([*self.champions, best], self.same_variables)[:MOST_CHAMPIONS]
 
     def _walked(self, walker: SwapState) -> SwapState:
         """The best assignment on a walk."""
         self._settle(walker)
-        found, mean_rise, num_rises = walker, 0.0, 0
+        best, mean_rise, num_rises = walker, 0.0, 0
         for _ in range(self._num_kicks()):
             kicked = walker.copy()
             kicked.kick(self._kick_size(), self.random)
@@ -62,9 +62,9 @@ class ExchangeSearch(Search[SwapState]):
                 mean_rise += (rise - mean_rise) / num_rises
             if rise <= ACCEPTED_RISE * mean_rise * self.random.standard_exponential():
                 walker = kicked
-            if self._is_better(kicked, found):
-                found = kicked
-        return found
+            if self._is_better(kicked, best):
+                best = kicked
+        return best
 
     def _settle(self, state: SwapState) -> None:
         """Exchange until none gains.

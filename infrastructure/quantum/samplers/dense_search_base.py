@@ -67,10 +67,10 @@ class Search(ABC, Generic[State]):
 
     def ranked(self) -> list[State]:
         """What was found, best first."""
-        found = list(self.champions)
+        states = list(self.champions)
         if self.best is not None:
-            found.append(self.best)
-        return distinct(found, self.same_variables)
+            states.append(self.best)
+        return distinct(states, self.same_variables)
 
     @property
     def is_converged(self) -> bool:

@@ -47,9 +47,9 @@ class ExactSampler(dimod.Sampler):
         count = min(max(1, num_reads), int(np.isfinite(energies).sum()))
         numbers = np.argpartition(energies, count - 1)[:count]
         numbers = numbers[np.argsort(energies[numbers], kind="stable")]
-        found = as_sample_set(bqm, numbers)
-        found.info["is_cut_off"] = False
-        return found
+        sample_set = as_sample_set(bqm, numbers)
+        sample_set.info["is_cut_off"] = False
+        return sample_set
 
 
 def refuse_too_many(name: str, num_variables: int) -> None:

@@ -74,20 +74,20 @@ class FallbackSampler(dimod.Sampler):
                 left = max(0.0, limit - (time.monotonic() - began))
                 parameters[TIME_LIMIT] = left / (len(self.samplers) - number)
             try:
-                found = self._ask(sampler, bqm, parameters)
+                sample_set = self._query(sampler, bqm, parameters)
             except Exception as error:  # whatever a solver raises, the next one is asked
                 self.failures.append(f"{name}: {redact(repr(error))}")
                 log.warning("a sampler failed, and the next one is asked: %s", self.failures[-1])
                 continue
             self.answered_by = name
-            return found
+            return sample_set
         raise SamplerError(f"no sampler answered: {'; '.join(self.failures)}")
 
-    def _ask(
+    def _query(
         self, sampler: dimod.Sampler, bqm: dimod.BinaryQuadraticModel, parameters: dict[str, Any]
     ) -> dimod.SampleSet:
         known = {key: value for key, value in parameters.items() if key in sampler.parameters}
-        found = sampler.sample(bqm, **known)
-        if not len(found):  # a remote solver answers, or fails, only now
+        sample_set = sampler.sample(bqm, **known)
+        if not len(sample_set):  # a remote solver answers, or fails, only now
             raise SamplerError("an empty answer")
-        return found
+        return sample_set

@@ -62,10 +62,12 @@ class LibrarySampler(dimod.Sampler):
             sets.append(self.read(bqm, done, read_seed, deadline.seconds_left))
             longest = max(longest, deadline.elapsed_seconds - began)
             sets, done = [_best_of(sets)], done + 1
-        found = sets[0]
-        found.info.clear()
-        found.info.update({"num_reads": done, "is_cut_off": done < wanted or self.ends_by_clock})
-        return found
+        sample_set = sets[0]
+        sample_set.info.clear()
+        sample_set.info.update(
+            {"num_reads": done, "is_cut_off": done < wanted or self.ends_by_clock}
+        )
+        return sample_set
 
     def default_reads(self, num_variables: int) -> int:
         """Reads where none are asked for."""
@@ -171,9 +173,9 @@ class TreeDecomposition(dimod.Sampler):
     ) -> dimod.SampleSet:
         """The `num_reads` best assignments; raises ValueError where the treewidth is too large."""
         self.remove_unknown_kwargs(**unknown)
-        found = self.library.sample(bqm, num_reads=num_reads)
+        sample_set = self.library.sample(bqm, num_reads=num_reads)
         # The library computes in sums of its own; the energies are to be the model's.
-        return dimod.SampleSet.from_samples_bqm(found, bqm, info={"is_cut_off": False})
+        return dimod.SampleSet.from_samples_bqm(sample_set, bqm, info={"is_cut_off": False})
 
 
 def beta_range_of(bqm: dimod.BinaryQuadraticModel) -> tuple[float, float]:

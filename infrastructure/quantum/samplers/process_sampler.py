@@ -85,10 +85,10 @@ class ProcessSampler(dimod.Sampler):
         """
         deadline = Deadline(time_limit)
         with self._lock:
-            values, arrays = self._ask(bqm, deadline, parameters)
+            values, arrays = self._query(bqm, deadline, parameters)
         return _checked(self.name, bqm, values, arrays)
 
-    def _ask(
+    def _query(
         self, bqm: dimod.BinaryQuadraticModel, deadline: Deadline, parameters: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, wire.Array]]:
         self.start()
@@ -105,7 +105,7 @@ class ProcessSampler(dimod.Sampler):
             "model": model,
         }
         try:
-            values, found = self._child.exchange(question, arrays, deadline)
+            values, results = self._child.exchange(question, arrays, deadline)
         except BaseException as error:
             self.close()  # whatever it is doing is no longer wanted
             if isinstance(error, TimeoutError):
@@ -116,7 +116,7 @@ class ProcessSampler(dimod.Sampler):
             raise
         if "error" in values:
             raise SamplerError(f"{self.name} failed: {values['error']}")
-        return values, found
+        return values, results
 
 
 class Child:
@@ -197,8 +197,8 @@ class Talk:
             raise TimeoutError
         if isinstance(self._got[0], Exception):
             raise self._got[0]
-        values, found = self._got[0]
-        return values, found
+        values, arrays = self._got[0]
+        return values, arrays
 
 
 def _end(process: HelperProcess, held: int) -> None:
@@ -234,8 +234,8 @@ def _checked(
     if "chain_break_fraction" in arrays:
         vectors["chain_break_fraction"] = arrays["chain_break_fraction"]
     labelled = (samples.astype(np.int8), list(bqm.variables))
-    found = dimod.SampleSet.from_samples_bqm(labelled, bqm, info=values["info"], **vectors)
-    wrong = np.abs(found.record.energy - claimed)
+    sample_set = dimod.SampleSet.from_samples_bqm(labelled, bqm, info=values["info"], **vectors)
+    wrong = np.abs(sample_set.record.energy - claimed)
     if not (wrong <= ENERGY_TOLERANCE * coefficient_sum(vectors_of(bqm))).all():
         raise SamplerError(f"{name} told energies that its answers do not have")
-    return found
+    return sample_set

@@ -109,15 +109,15 @@ class QAOASampler(dimod.Sampler):
         shots = num_reads or DEFAULT_SHOTS
         counts = self.engine.counts(bqm, angles, shots, seed)
         numbers = np.array(list(counts), np.int64)
-        found = as_sample_set(bqm, numbers, list(counts.values()))
-        found.info.update(
+        sample_set = as_sample_set(bqm, numbers, list(counts.values()))
+        sample_set.info.update(
             num_reads=shots,
             num_layers=self.num_layers,
             angles=angles.tolist(),
             mean_energy=mean,
             is_cut_off=deadline.is_over or not self.engine.repeats_itself,
         )
-        return found
+        return sample_set
 
 
 def best_angles(energies: Energies, num_layers: int, deadline: Deadline) -> tuple[Angles, float]:
@@ -135,10 +135,10 @@ def best_angles(energies: Energies, num_layers: int, deadline: Deadline) -> tupl
         amplitudes = evolve(energies, _scaled(flat, spread))
         return float(np.square(np.abs(amplitudes)) @ energies)
 
-    found, mean = minimize(
+    best, mean = minimize(
         mean_energy, start.ravel(), step=0.2, evaluations=MOST_EVALUATIONS, deadline=deadline
     )
-    return _scaled(found, spread), mean
+    return _scaled(best, spread), mean
 
 
 def _scaled(flat: Angles, spread: float) -> Angles:

@@ -45,10 +45,10 @@ def serve(lifeline: int, answer: Answer) -> None:
         except EOFError:
             return
         try:
-            told, found = answer(values, arrays)
+            reply, reply_arrays = answer(values, arrays)
         except Exception as error:  # whatever is raised there is the answer
-            told, found = {"error": redact(f"{type(error).__name__}: {error}")}, {}
-        wire.send(answers, told, found)
+            reply, reply_arrays = {"error": redact(f"{type(error).__name__}: {error}")}, {}
+        wire.send(answers, reply, reply_arrays)
 
 
 def end_with_parent(lifeline: int) -> None:
@@ -83,27 +83,29 @@ def answer(
         for name, value in values["parameters"].items()
         if name in known or name not in COMMON
     }
-    found = sampler.sample(bqm, **parameters)
-    if not isinstance(found, dimod.SampleSet):
-        raise TypeError(f"the sampler gave a {type(found).__name__}, not a SampleSet")
-    found.resolve()
-    return _packed(found, bqm)
+    sample_set = sampler.sample(bqm, **parameters)
+    if not isinstance(sample_set, dimod.SampleSet):
+        raise TypeError(f"the sampler gave a {type(sample_set).__name__}, not a SampleSet")
+    sample_set.resolve()
+    return _packed(sample_set, bqm)
 
 
 def _packed(
-    found: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel
+    sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel
 ) -> tuple[dict[str, Any], dict[str, wire.Array]]:
-    if set(found.variables) != set(bqm.variables):
+    if set(sample_set.variables) != set(bqm.variables):
         raise ValueError("the sampler answered about other variables than were asked")
-    columns = [found.variables.index(v) for v in range(bqm.num_variables)]
+    columns = [sample_set.variables.index(v) for v in range(bqm.num_variables)]
     arrays: dict[str, wire.Array] = {
-        "samples": np.asarray(found.record.sample)[:, columns],
-        "energies": np.asarray(found.record.energy, np.float64),
-        "occurrences": np.asarray(found.record.num_occurrences, np.int64),
+        "samples": np.asarray(sample_set.record.sample)[:, columns],
+        "energies": np.asarray(sample_set.record.energy, np.float64),
+        "occurrences": np.asarray(sample_set.record.num_occurrences, np.int64),
     }
-    if "chain_break_fraction" in found.record.dtype.names:
-        arrays["chain_break_fraction"] = np.asarray(found.record.chain_break_fraction, np.float64)
-    return {"vartype": found.vartype.name, "info": _plain(found.info)}, arrays
+    if "chain_break_fraction" in sample_set.record.dtype.names:
+        arrays["chain_break_fraction"] = np.asarray(
+            sample_set.record.chain_break_fraction, np.float64
+        )
+    return {"vartype": sample_set.vartype.name, "info": _plain(sample_set.info)}, arrays
 
 
 def _plain(info: Any) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Samplers by name as plain objects, with no deadline around them: what the other process makes."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import dimod
 
 from infrastructure.core.lookup import look_up
+from infrastructure.core.named_object import load_object
 from infrastructure.quantum.samplers.cloud_samplers import LeapHybrid, QuantumAnnealer
 from infrastructure.quantum.samplers.gate_engines import AerEngine, AzureEngine
 from infrastructure.quantum.samplers.library_samplers import (
@@ -51,7 +51,7 @@ def direct_sampler(name: str, options: Mapping[str, Any]) -> dimod.Sampler:
     Raises:
         ValueError: there is no such name, module or class, or it takes no such option.
     """
-    make = _own_class(name) if ":" in name else look_up("sampler", name, DIRECT)
+    make = load_object("sampler", name) if ":" in name else look_up("sampler", name, DIRECT)
     try:
         sampler = make(**options)
     except TypeError as error:
@@ -59,16 +59,3 @@ def direct_sampler(name: str, options: Mapping[str, Any]) -> dimod.Sampler:
     if not callable(getattr(sampler, "sample", None)):
         raise ValueError(f"{name} is no dimod sampler: it has no method sample")
     return sampler
-
-
-def _own_class(name: str) -> Callable[..., dimod.Sampler]:
-    module_name, _, class_name = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"the sampler {name} cannot be loaded: {error}; name it module:Class, and put the"
-            " module where Python finds it"
-        ) from None
-    make: Callable[..., dimod.Sampler] = found
-    return make

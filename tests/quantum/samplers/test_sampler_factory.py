@@ -95,7 +95,7 @@ def test_auto_ends_the_processes_that_it_started() -> None:
     assert found.info["sampler"] == "tree_decomposition"
     assert found.first.energy == -40
     assert time.monotonic() - began < 60
-    (inner,) = sampler.asked.values()  # type: ignore[attr-defined]
+    (inner,) = sampler.samplers.values()  # type: ignore[attr-defined]
     process = inner._child.process
     close_sampler(sampler)
     assert process.poll() is not None
@@ -133,8 +133,9 @@ def test_what_is_there_is_told_before_anything_is_asked(
     for name in ("auto", "exact", "dense-annealer", "tabu", "json:Own"):
         check_sampler(name)
     monkeypatch.chdir(tmp_path)  # where the other process looks, too
-    for name in ("mine:Own", ":Own"):
-        with pytest.raises(ValueError, match="there is no module"):
-            check_sampler(name)
+    with pytest.raises(ValueError, match="there is no module"):
+        check_sampler("mine:Own")
+    with pytest.raises(ValueError, match="write it as module:name"):
+        check_sampler(":Own")
     (tmp_path / "mine.py").write_text("raise RuntimeError('imported')")
     check_sampler("mine:Own")
