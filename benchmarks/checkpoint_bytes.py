@@ -92,10 +92,10 @@ def second_save(
     sizes = {name: backup(state) for name, backup in grown.items()}
     changed, files.written_bytes = changing(state), 0
     store.commit(as_bytes(state), {"step": 2}, step=2)
-    found: dict[str, Any] = {"changed": changed, "temper": files.written_bytes}
-    found |= {name: backup(state) - sizes[name] for name, backup in grown.items()}
+    figures: dict[str, Any] = {"changed": changed, "temper": files.written_bytes}
+    figures |= {name: backup(state) - sizes[name] for name, backup in grown.items()}
     absent = {name: "not installed" for name, backup in repositories.items() if backup is None}
-    return {**found, **absent}
+    return {**figures, **absent}
 
 
 def restic(folder: Path) -> Callable[[Tensors], int] | None:
@@ -158,17 +158,17 @@ def history(folder: Path, megabytes: int) -> dict[str, float]:
 
 
 def measure(megabytes: int, peers: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     missed = 0
     for label, (make, changing) in CASES.items():
         print(label, file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            found[label] = second_save(make(megabytes), changing, Path(folder), peers)
-        missed += found[label]["temper"] > MOST_TIMES * found[label]["changed"] + MOST_MORE
+            figures[label] = second_save(make(megabytes), changing, Path(folder), peers)
+        missed += figures[label]["temper"] > MOST_TIMES * figures[label]["changed"] + MOST_MORE
     with tempfile.TemporaryDirectory() as folder:
-        found["history"] = history(Path(folder), megabytes)
-    missed += found["history"]["disk_by_state"] > MOST_ON_DISK
-    return {**found, "missed": missed}
+        figures["history"] = history(Path(folder), megabytes)
+    missed += figures["history"]["disk_by_state"] > MOST_ON_DISK
+    return {**figures, "missed": missed}
 
 
 def main() -> None:

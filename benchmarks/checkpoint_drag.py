@@ -73,7 +73,7 @@ def in_a_thread(store: Store) -> Begin:
 
 def drag(begin: Begin, state: Tensors, rounds: int) -> dict[str, float]:
     """Medians over rounds: steps in flight by steps before, seconds to the commit, seconds lost."""
-    step, found = make_step(), []
+    step, rows = make_step(), []
     for _ in range(rounds):
         change(state)
         alone = median(seconds_of(step) for _ in range(NUM_STEPS))
@@ -84,8 +84,8 @@ def drag(begin: Begin, state: Tensors, rounds: int) -> dict[str, float]:
             beside.append(seconds_of(step))
         committed = time.perf_counter() - started
         lost = time.perf_counter() - begun - len(beside) * alone
-        found.append((median(beside) / alone, committed, lost))
-    ratio, committed, lost = (round(median(row[i] for row in found), 3) for i in range(3))
+        rows.append((median(beside) / alone, committed, lost))
+    ratio, committed, lost = (round(median(row[i] for row in rows), 3) for i in range(3))
     return {"step_ratio": ratio, "seconds_to_commit": committed, "seconds_lost": lost}
 
 
@@ -96,15 +96,15 @@ def free_cores() -> float:
 
 def measure(megabytes: int, rounds: int) -> dict[str, Any]:
     state = adam_state(GPT2, megabytes / FULL_MEGABYTES)
-    found: dict[str, Any] = {"megabytes": size_bytes(state) // 10**6}
+    figures: dict[str, Any] = {"megabytes": size_bytes(state) // 10**6}
     with tempfile.TemporaryDirectory() as folder:
         manager = CheckpointManager(Path(folder) / "process")
         try:
-            found["temper"] = drag(in_a_process(manager), state, rounds)
+            figures["temper"] = drag(in_a_process(manager), state, rounds)
         finally:
             manager.close()
-        found["a thread"] = drag(in_a_thread(Store(Path(folder) / "thread")), state, rounds)
-    return {**found, "missed": int(found["temper"]["step_ratio"] > MOST)}
+        figures["a thread"] = drag(in_a_thread(Store(Path(folder) / "thread")), state, rounds)
+    return {**figures, "missed": int(figures["temper"]["step_ratio"] > MOST)}
 
 
 def main() -> None:

@@ -158,15 +158,15 @@ def measure(name: str, state: Tensors, kept: Tensors, rounds: int) -> dict[str, 
 
 def compare(state: Tensors, rounds: int, others: bool) -> dict[str, Any]:
     kept = {name: tensor.clone() for name, tensor in state.items()}
-    found: dict[str, Any] = {"megabytes": size_bytes(state) // 10**6, "tensors": len(state)}
+    figures: dict[str, Any] = {"megabytes": size_bytes(state) // 10**6, "tensors": len(state)}
     for name in SYSTEMS if others else ["temper"]:
-        print(f"{name}, {found['megabytes']} MB", file=sys.stderr, flush=True)
-        found[name] = measure(name, state, kept, rounds if name == "temper" else OTHERS_ROUNDS)
-    return found
+        print(f"{name}, {figures['megabytes']} MB", file=sys.stderr, flush=True)
+        figures[name] = measure(name, state, kept, rounds if name == "temper" else OTHERS_ROUNDS)
+    return figures
 
 
-def is_missed(found: dict[str, Any]) -> bool:
-    ours = found["temper"]
+def is_missed(figures: dict[str, Any]) -> bool:
+    ours = figures["temper"]
     return bool(
         ours["median"] > MOST_MEDIAN or ours["p90"] > MOST_P90 or ours["first"] > MOST_FIRST
     )
@@ -184,12 +184,12 @@ def main() -> None:
     room = psutil.virtual_memory().available / COPIES_IN_MEMORY / 1e6
     share = min(arguments.megabytes, room) / FULL_MEGABYTES
     states = {"full": lambda: adam_state(GPT2, share), "lora": lambda: adam_state(LORA)}
-    found = {
+    results = {
         label: compare(make(), arguments.rounds, not arguments.alone)
         for label, make in states.items()
     }
-    missed = sum(is_missed(figures) for figures in found.values())
-    print(json.dumps({"G6": {**found, "load": round(os.getloadavg()[0], 1), "missed": missed}}))
+    missed = sum(is_missed(figures) for figures in results.values())
+    print(json.dumps({"G6": {**results, "load": round(os.getloadavg()[0], 1), "missed": missed}}))
 
 
 if __name__ == "__main__":

@@ -154,8 +154,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=4.0)
     arguments = parser.parse_args()
-    found = measure(arguments.viewers, arguments.rounds, arguments.seconds)
-    print(json.dumps({"dashboard viewers": found}))
+    figures = measure(arguments.viewers, arguments.rounds, arguments.seconds)
+    print(json.dumps({"dashboard viewers": figures}))
 
 
 if __name__ == "__main__":

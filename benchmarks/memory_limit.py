@@ -95,7 +95,7 @@ def main() -> None:
         again = ["-m", "benchmarks.memory_limit", *sys.argv[1:], "--file", str(path)]
         done = subprocess.run([sys.executable, *again], check=True, capture_output=True, text=True)
         result = json.loads(done.stdout.splitlines()[-1])
-        told = {
+        figures = {
             "limit_bytes": limit,
             "data_bytes": path.stat().st_size,
             "rows_written": rows,
@@ -103,7 +103,7 @@ def main() -> None:
             "holds": result["taken_bytes"] <= limit,
             "seconds": round(time.perf_counter() - started, 1),
         }
-    print(json.dumps(told))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

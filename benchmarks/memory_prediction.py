@@ -133,14 +133,14 @@ def measure(combination: Combination, folder: Path) -> dict[str, Any]:
     peak.start()
     trainer.train()
     was = peak.read()
-    added, foretold = was - idle_bytes, costs.peak_bytes - idle_bytes
+    added, predicted = was - idle_bytes, costs.peak_bytes - idle_bytes
     return {
         **asdict(combination),
         "predicted_bytes": costs.peak_bytes,
         "real_bytes": was,
         "error": costs.peak_bytes / was - 1,
         "idle_bytes": idle_bytes,
-        "error_of_what_steps_add": foretold / added - 1,
+        "error_of_what_steps_add": predicted / added - 1,
     }
 
 
@@ -149,8 +149,8 @@ def in_own_process(index: int) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"combination {COMBINATIONS[index]} failed: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:
@@ -164,15 +164,15 @@ def main() -> None:
         return
     results = []
     for index in range(min(arguments.first, len(COMBINATIONS))):
-        found = in_own_process(index)
-        results.append(found)
+        figures = in_own_process(index)
+        results.append(figures)
         print(
-            f"{COMBINATIONS[index]}: {found['predicted_bytes'] / 1e6:.0f} MB foretold,"
-            f" {found['real_bytes'] / 1e6:.0f} MB real, {found['error']:+.1%}"
-            f" ({found['error_of_what_steps_add']:+.1%} of what the steps add)",
+            f"{COMBINATIONS[index]}: {figures['predicted_bytes'] / 1e6:.0f} MB foretold,"
+            f" {figures['real_bytes'] / 1e6:.0f} MB real, {figures['error']:+.1%}"
+            f" ({figures['error_of_what_steps_add']:+.1%} of what the steps add)",
             file=sys.stderr,
         )
-    errors = [abs(found["error"]) for found in results]
+    errors = [abs(figures["error"]) for figures in results]
     summary = {"largest_error": max(errors), "median_error": median(errors)}
     print(json.dumps({"benchmark": "memory_prediction", **summary, "combinations": results}))
 

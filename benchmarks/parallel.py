@@ -125,25 +125,25 @@ def measured(system: str, folder: Path, num_steps: int) -> dict[str, float]:
         text=True,
         check=True,
     )
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    print(system, found, file=sys.stderr, flush=True)
-    return found
+    figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    print(system, figures, file=sys.stderr, flush=True)
+    return figures
 
 
 def compared(rounds: int, num_steps: int) -> dict[str, Any]:
     """All systems, one after the other, round by round."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(rounds):
             for system in SYSTEMS:
-                found[system].append(measured(system, Path(folder), num_steps))
-    seconds = {name: median(one["seconds"] for one in found[name]) for name in SYSTEMS}
+                runs[system].append(measured(system, Path(folder), num_steps))
+    seconds = {name: median(one["seconds"] for one in runs[name]) for name in SYSTEMS}
     return {
         "benchmark": "parallel",
         "step_seconds": {name: round(value, 4) for name, value in seconds.items()},
         "faster_than_one": round(seconds["one process"] / seconds["two processes"], 2),
         "DDP_faster_than_one": round(seconds["one process"] / seconds["DDP"], 2),
-        "bytes_in_a_step": {name: round(found[name][-1]["bytes"]) for name in SYSTEMS[1:]},
+        "bytes_in_a_step": {name: round(runs[name][-1]["bytes"]) for name in SYSTEMS[1:]},
     }
 
 
@@ -157,9 +157,9 @@ def main() -> None:
     if options.system is None:
         print(json.dumps(compared(options.rounds, options.steps)))
     elif options.system == "DDP":
-        found = ddp(options.folder, options.steps)
+        figures = ddp(options.folder, options.steps)
         if os.environ["LOCAL_RANK"] == "0":
-            print(json.dumps(found))
+            print(json.dumps(figures))
     else:
         count = 1 + (options.system == "two processes")
         print(json.dumps(temper(options.folder, options.steps, count)))

@@ -42,7 +42,7 @@ class Steps(Observer):
         self.seconds.append(time.process_time() - self._began)
 
 
-def trained(folder: Path, steps: int, frequency: int | None, **asked: Any) -> dict[str, Any]:
+def trained(folder: Path, steps: int, frequency: int | None, **settings: Any) -> dict[str, Any]:
     """Train, with a quantum step every `frequency` steps or without any; `asked` are settings of
     the section `quantum`."""
     config = DeploymentConfig(
@@ -53,7 +53,7 @@ def trained(folder: Path, steps: int, frequency: int | None, **asked: Any) -> di
             "optimization_frequency": frequency,
             "metrics_sinks": [],
         },
-        quantum={"problem": BLOCK_SELECTION, **asked} if frequency else {},
+        quantum={"problem": BLOCK_SELECTION, **settings} if frequency else {},
         output_dir=str(folder),
         device="cpu",
     )
@@ -84,12 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(with_it), file=sys.stderr)  # the other one takes as long
         without = trained(Path(folder) / "without", options.steps, None)
     rest = with_it["seconds"] - with_it["quantum_seconds"]
-    found = {
+    figures = {
         "with": with_it,
         "without": without,
         "overhead_percent": round(100 * with_it["quantum_seconds"] / rest, 2),
     }
-    print(json.dumps(found))
+    print(json.dumps(figures))
     return 0
 
 

@@ -12,7 +12,7 @@ library's samplers are given that clock (tabu search looks at its own). `late` i
 the limit by the same clock, `megabytes` the process's peak, the model included.
 
 Before them, choosing a share of 600 examples by their gradients, with a given number of ones: the
-distance to the target's mean gradient after a time, beside the plain answers.
+distance to the target's mean gradient after a time, beside the baselines.
 
 Then random problems of 2 to 20 variables, where every sampler is to find the optimum (counting
 through all assignments is the oracle). `missed` counts the goals that were not reached. Prints one
@@ -136,9 +136,9 @@ def measure(problem: str, sampler_name: str, seconds: float, seed: int) -> dict[
         assert isinstance(sampler, LibrarySampler)
         sampler.clock = time.process_time
     wall, began = time.monotonic(), time.process_time()
-    found = sampler.sample(bqm, time_limit=seconds, num_reads=UNTIL_THE_LIMIT, seed=seed)
+    sample_set = sampler.sample(bqm, time_limit=seconds, num_reads=UNTIL_THE_LIMIT, seed=seed)
     took = time.process_time() - began
-    gap = best_known + float(found.first.energy)
+    gap = best_known + float(sample_set.first.energy)
     return {
         "gap": gap,
         "gap_percent": round(100 * gap / best_known, 4),
@@ -146,7 +146,7 @@ def measure(problem: str, sampler_name: str, seconds: float, seed: int) -> dict[
         "late": round(max(0.0, took - seconds), 2),
         "wall_seconds": round(time.monotonic() - wall, 2),
         "megabytes": peak_resident_bytes() // 10**6,
-        "num_reads": found.info["num_reads"],
+        "num_reads": sample_set.info["num_reads"],
     }
 
 
@@ -161,9 +161,9 @@ def measure_all(samplers: Sequence[str], num_seeds: int) -> Iterator[dict[str, A
                 for seed in range(num_seeds if sampler == OURS else 1):
                     one = [problem, sampler, str(seconds), str(seed)]
                     command = [sys.executable, "-m", "benchmarks.quantum_quality", "--one", *one]
-                    told = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+                    output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
                     about = {"problem": problem, "sampler": sampler, "limit": seconds, "seed": seed}
-                    measured = {**about, **json.loads(told)}
+                    measured = {**about, **json.loads(output)}
                     print(json.dumps(measured), file=sys.stderr, flush=True)
                     yield measured
 
@@ -186,7 +186,7 @@ def small_problem(number: int) -> dimod.BinaryQuadraticModel:
 def solved_small(name: str, num_problems: int) -> dict[str, int]:
     """Of how many small problems a sampler finds the optimum."""
     sampler = create_sampler(name)
-    asked = solved = 0
+    num_tried = solved = 0
     try:
         for number in range(num_problems):
             bqm = small_problem(number)
@@ -194,14 +194,14 @@ def solved_small(name: str, num_problems: int) -> dict[str, int]:
                 continue
             given = {"seed": number, "time_limit": SMALL_LIMIT_SECONDS}
             known = {k: v for k, v in given.items() if k in sampler.parameters}
-            found = float(sampler.sample(bqm, **known).first.energy)
+            energy = float(sampler.sample(bqm, **known).first.energy)
             least = float(ExactSampler().sample(bqm).first.energy)
-            asked += 1
-            solved += found <= least + 1e-6 * max(1.0, abs(least))
+            num_tried += 1
+            solved += energy <= least + 1e-6 * max(1.0, abs(least))
     finally:
         close_sampler(sampler)
-    print(f"{name}: {solved} of {asked} small problems", file=sys.stderr, flush=True)
-    return {"asked": asked, "solved": solved}
+    print(f"{name}: {solved} of {num_tried} small problems", file=sys.stderr, flush=True)
+    return {"asked": num_tried, "solved": solved}
 
 
 def selection(share: float, seed: int) -> DataSelection:
@@ -217,7 +217,7 @@ def selection(share: float, seed: int) -> DataSelection:
 
 
 def selected(num_seeds: int) -> Iterator[dict[str, Any]]:
-    """Selections with a given number of ones: the search beside the plain answers."""
+    """Selections with a given number of ones: the search beside the baselines."""
     for share, seed in product(SHARES, range(num_seeds)):
         problem = selection(share, seed)
         bqm, plain = problem.formulate(), problem.alternatives()
@@ -226,7 +226,7 @@ def selected(num_seeds: int) -> Iterator[dict[str, Any]]:
             row[name] = problem.energy_of(problem.indices(plain[name]))
         for limit in SELECTION_LIMITS:
             began = time.process_time()
-            found = DenseAnnealer(clock=time.process_time).sample(
+            sample_set = DenseAnnealer(clock=time.process_time).sample(
                 bqm,
                 time_limit=limit,
                 num_reads=None if limit is None else UNTIL_THE_LIMIT,
@@ -234,7 +234,7 @@ def selected(num_seeds: int) -> Iterator[dict[str, Any]]:
                 num_ones=problem.num_chosen,
             )
             name = "by itself" if limit is None else f"{limit} s"
-            row[name] = problem.energy_of(problem.indices(found.first.sample))
+            row[name] = problem.energy_of(problem.indices(sample_set.first.sample))
             row[f"{name}, seconds"] = round(time.process_time() - began, 2)
         print(json.dumps(row), file=sys.stderr, flush=True)
         yield row
@@ -276,8 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [OURS, *LIBRARY, "qaoa", "exact", "auto"] if options.small else []
     small = {name: solved_small(name, options.small) for name in names}
     missed = missed_goals(rows, small)
-    told = {"rows": rows, "selections": chosen, "small": small}
-    print(json.dumps({**told, "missed": len(missed), "which": missed}))
+    results = {"rows": rows, "selections": chosen, "small": small}
+    print(json.dumps({**results, "missed": len(missed), "which": missed}))
     return int(bool(missed))
 
 

@@ -185,8 +185,8 @@ class Selections:
         by_length = sorted(range(len(examples)), key=lambda i: len(examples[i].input_ids))
         pieces = [by_length[i : i + 32] for i in range(0, len(examples), 32)]
         rows = ([examples[i] for i in piece] for piece in pieces)
-        found = example_gradients(model_of(adapter), adapter, rows, precision=FP32)
-        return found[np.argsort(by_length)]
+        gradients = example_gradients(model_of(adapter), adapter, rows, precision=FP32)
+        return gradients[np.argsort(by_length)]
 
     def choose(self, case: Case) -> tuple[list[int], float, dict[str, float]]:
         """Numbers of the chosen rows, CPU seconds, and distances to the target, of this answer and
@@ -218,7 +218,7 @@ def run_seed(
     num_orders: int,
 ) -> list[Any]:
     """All cases of one seed."""
-    found, selections, model = [], {}, model_of(adapter)
+    results, selections, model = [], {}, model_of(adapter)
     for case in CASES:
         of = rows[case.pool]
         pool, target, held_out = (
@@ -236,7 +236,7 @@ def run_seed(
             runs.append(train(adapter, source, steps, held_out))
         step_seconds = mean(run.step_seconds for run in runs)
         kinds = [of.pool[i].kind for i in chosen]
-        found.append(
+        results.append(
             {
                 "case": str(case),
                 "seed": seed,
@@ -251,8 +251,8 @@ def run_seed(
                 "good": mean(kind in ("clean", "copy") for kind in kinds),
             }
         )
-        print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    return found
+        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    return results
 
 
 def prepared(folder: Path, questions: Sequence[Any], others: Sequence[Any]) -> ModelAdapter:
@@ -266,20 +266,20 @@ def prepared(folder: Path, questions: Sequence[Any], others: Sequence[Any]) -> M
     return adapter
 
 
-def summary(found: list[Any]) -> dict[str, Any]:
+def summary(results: list[Any]) -> dict[str, Any]:
     """Of each case the mean over seeds and, against the random choice of the same size (the whole
     pool where there is none), the mean difference with its 95 % interval; below 0 is better."""
     by_case: dict[str, list[Any]] = {}
-    for one in found:
+    for one in results:
         by_case.setdefault(one["case"], []).append(one)
-    told = {}
+    summaries = {}
     for case in map(str, CASES):
         ones = by_case[case]
-        told[case] = {
+        summaries[case] = {
             name: round(mean(one[name] for one in ones), 4)
             for name in ("steps", "best", "time", "seconds", "good")
         }
-        told[case]["distances"] = {
+        summaries[case]["distances"] = {
             name: round(mean(one["distances"][name] for one in ones), 6)
             for name in ones[0]["distances"]
         }
@@ -288,10 +288,10 @@ def summary(found: list[Any]) -> dict[str, Any]:
                 pairs = zip(ones, by_case[yardstick], strict=True)
                 gaps = [one[name] - other[name] for one, other in pairs]
                 low, high = interval(gaps)
-                told[case][f"{name} minus {yardstick}"] = [
+                summaries[case][f"{name} minus {yardstick}"] = [
                     round(value, 4) for value in (mean(gaps), low, high)
                 ]
-    return told
+    return summaries
 
 
 def yardsticks(case: str) -> list[str]:
@@ -304,7 +304,7 @@ def yardsticks(case: str) -> list[str]:
 def measured(path: Path, num_seeds: int, num_orders: int, steps: int, size: int) -> dict[str, Any]:
     questions, others = read_questions(path), off_topic_rows()
     read_before, unread = others[: 2 * len(others) // 3], others[2 * len(others) // 3 :]
-    found: list[Any] = []
+    results: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         adapter = prepared(Path(folder), questions, read_before)
         weights = {name: w.clone() for name, w in model_of(adapter).state_dict().items()}
@@ -313,10 +313,10 @@ def measured(path: Path, num_seeds: int, num_orders: int, steps: int, size: int)
                 name: make_rows(questions, unread, size=size, is_dirty=name == "dirty", seed=seed)
                 for name in ("dirty", "clean")
             }
-            found += run_seed(adapter, weights, rows, seed, steps, num_orders)
-    per_row = mean(one["step_seconds"] for one in found) / BATCH_SIZE
-    ratio = mean(one["pool_seconds"] for one in found) / size / per_row
-    return {"gradients_of_training": round(ratio, 3), "cases": summary(found)}
+            results += run_seed(adapter, weights, rows, seed, steps, num_orders)
+    per_row = mean(one["step_seconds"] for one in results) / BATCH_SIZE
+    ratio = mean(one["pool_seconds"] for one in results) / size / per_row
+    return {"gradients_of_training": round(ratio, 3), "cases": summary(results)}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -328,9 +328,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--pool", type=int, default=600)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    asked = {name: getattr(chosen, name) for name in ("seeds", "orders", "steps", "pool")}
-    told = measured(chosen.path, *asked.values())
-    print(json.dumps({**asked, **told}))
+    sizes = {name: getattr(chosen, name) for name in ("seeds", "orders", "steps", "pool")}
+    results = measured(chosen.path, *sizes.values())
+    print(json.dumps({**sizes, **results}))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def parts(step_seconds: Sequence[float]) -> tuple[float, float]:
     return float(a), float(f)
 
 
-def foretold(a: float, f: float, depth: int, num_epochs: int) -> float:
+def predicted(a: float, f: float, depth: int, num_epochs: int) -> float:
     """How many times faster a unit on `depth` layers trains."""
     return (a + depth * f) / (a + depth * f / num_epochs)
 
@@ -129,7 +129,7 @@ def measured(shape: Shape, num_epochs: int) -> dict[str, Any]:
     rows = []
     for depth in range(1, num_layers):
         speedup = seconds["recomputed"][depth] / seconds["cached"][depth]
-        wanted = foretold(a, f, depth, num_epochs)
+        wanted = predicted(a, f, depth, num_epochs)
         rows.append(
             {
                 "depth": depth,
@@ -155,13 +155,13 @@ def measured(shape: Shape, num_epochs: int) -> dict[str, Any]:
     }
 
 
-def missed_goals(found: dict[str, Any]) -> list[str]:
+def missed_goals(figures: dict[str, Any]) -> list[str]:
     """Which numbers are not as good as they were to be."""
-    rows = found["rows"]
+    rows = figures["rows"]
     missed = [f"depth {row['depth']}: off" for row in rows if abs(row["off"]) > MOST_OFF]
     if rows[-1]["speedup"] < LEAST_AT_THE_TOP:
         missed.append("the last layer's speed-up")
-    if found["largest_loss_difference"] > 0:
+    if figures["largest_loss_difference"] > 0:
         missed.append("losses differ")
     return missed
 
@@ -181,9 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SHAPE.batch_size,
         options.steps,
     )
-    found = measured(shape, options.epochs)
-    missed = missed_goals(found)
-    summary = {"benchmark": "stackwise_cache", "epochs": options.epochs, **found}
+    figures = measured(shape, options.epochs)
+    missed = missed_goals(figures)
+    summary = {"benchmark": "stackwise_cache", "epochs": options.epochs, **figures}
     print(json.dumps({**summary, "missed": len(missed), "which": missed}))
     return int(bool(missed))
 

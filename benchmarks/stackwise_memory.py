@@ -54,7 +54,7 @@ TINY = Shape(divisor=8, num_layers=2, length=16, batch_size=1)
 
 def arms(num_layers: int = NUM_LAYERS) -> dict[str, tuple[dict[str, Any], str]]:
     """The trainings: settings, and the format that the weights are loaded in."""
-    found: dict[str, tuple[dict[str, Any], str]] = {
+    trainings: dict[str, tuple[dict[str, Any], str]] = {
         FULL[0]: ({"strategy": "standard", "mixed_precision": "bf16"}, "fp32"),
         FULL[1]: ({"strategy": "standard", "mixed_precision": False}, "fp32"),
     }
@@ -70,8 +70,8 @@ def arms(num_layers: int = NUM_LAYERS) -> dict[str, tuple[dict[str, Any], str]]:
         (1, "fp32", False),
     ):
         name = f"{num_layers // size} blocks, {dtype}{', cached' * cached}"
-        found[name] = ({**blocks, "block_size": size, "cache_activations": cached}, dtype)
-    return found
+        trainings[name] = ({**blocks, "block_size": size, "cache_activations": cached}, dtype)
+    return trainings
 
 
 class States(Observer):
@@ -85,17 +85,17 @@ class States(Observer):
 
     def after_backward(self, state: TrainingState) -> None:
         assert state.optimizer is not None
-        found = dict.fromkeys(("layers", "layers_frozen", "others", "others_frozen"), 0)
+        sizes = dict.fromkeys(("layers", "layers_frozen", "others", "others_frozen"), 0)
         for parameter in state.model.parameters():
             kept = state.optimizer.state.get(parameter, {}).values()
             tensors = [parameter, *([] if parameter.grad is None else [parameter.grad])]
             tensors += [value for value in kept if isinstance(value, torch.Tensor)]
             place = "layers" if id(parameter) in self.of_layers else "others"
             size = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-            found[place] += size
+            sizes[place] += size
             if not parameter.requires_grad:
-                found[f"{place}_frozen"] += size
-        self.seen.append(found)
+                sizes[f"{place}_frozen"] += size
+        self.seen.append(sizes)
 
     def most(self) -> dict[str, int]:
         """Of the step that held most of the layers'."""
@@ -145,16 +145,16 @@ def in_own_process(name: str, divisor: int) -> dict[str, Any]:
     )
     if done.returncode:
         raise RuntimeError(f"{name} failed: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
-def compared(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def compared(measurements: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each beside the trainings of all layers, and beside the formula."""
     rows = []
-    for one in found:
+    for one in measurements:
         row = dict(one)
-        full = [other for other in found if other["name"] in FULL]
+        full = [other for other in measurements if other["name"] in FULL]
         if one["name"] not in FULL:
             for kind in ("tensor_bytes", "process_bytes") if full else ():
                 row[f"{kind}_against_full"] = round(one[kind] / min(f[kind] for f in full), 3)
@@ -168,7 +168,7 @@ def compared(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def quantised(shape: Shape, steps: int) -> dict[str, Any]:
     """How many times fewer bytes linear weights of the model take than in fp32; and the held-out
     loss of a small model."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), shape)
         model = trainer_of(Path(folder), shape, {}).initialize_model()
@@ -177,8 +177,8 @@ def quantised(shape: Shape, steps: int) -> dict[str, Any]:
             layer = copy.deepcopy(Rack(model).layers[0])
             plain = stored_bytes(layer)
             quantize_layers([layer], kind)
-            found[kind] = {"times_smaller": round(plain / stored_bytes(layer), 3)}
-    found["fp32"] = {"bytes": whole}
+            figures[kind] = {"times_smaller": round(plain / stored_bytes(layer), 3)}
+    figures["fp32"] = {"bytes": whole}
     with tempfile.TemporaryDirectory() as folder:
         config = DeploymentConfig(
             model={"embedded": {"intermediate_size": 384}},
@@ -195,13 +195,13 @@ def quantised(shape: Shape, steps: int) -> dict[str, Any]:
         model = trainer.initialize_model()
         layers = list(Rack(model).layers)
         learnt = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        found["fp32"]["loss"] = trainer.evaluate()["eval_loss"]
+        figures["fp32"]["loss"] = trainer.evaluate()["eval_loss"]
         for kind in LEAST_SMALLER:
             quantize_layers(layers, kind)
-            found[kind]["loss"] = trainer.evaluate()["eval_loss"]
+            figures[kind]["loss"] = trainer.evaluate()["eval_loss"]
             dequantize_layers(layers)
             model.load_state_dict(learnt)
-    return found
+    return figures
 
 
 def missed_goals(rows: Sequence[dict[str, Any]], stored: dict[str, Any]) -> list[str]:
@@ -235,11 +235,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.one:
         print(json.dumps(measure(options.one, shape)))
         return 0
-    found = []
+    results = []
     for name in options.only or arms():
-        found.append(in_own_process(name, options.divisor))
-        print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    rows = compared(found)
+        results.append(in_own_process(name, options.divisor))
+        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    rows = compared(results)
     stored = quantised(Shape(num_layers=1), options.steps)
     missed = missed_goals(rows, stored)
     summary = {"benchmark": "stackwise_memory", "divisor": options.divisor, "rows": rows}

@@ -206,8 +206,8 @@ def measure_all(
             model = bench.model(kind, data, arm, seed, read_before)
             pool = bench.data(data, seed, NUM_FEW if kind == "few rows" else NUM_POOL)
             began = time.process_time()
-            found = run(arm, model, pool, seed=seed, rate=rate, budget=SHARES[kind] * budget)
-            return {**found, "rate": rate, "seconds": round(time.process_time() - began, 2)}
+            result = run(arm, model, pool, seed=seed, rate=rate, budget=SHARES[kind] * budget)
+            return {**result, "rate": rate, "seconds": round(time.process_time() - began, 2)}
 
         best: dict[Key, float] = {}
         measured = {kind: ARMS[kind] for kind in kinds}
@@ -269,11 +269,11 @@ def step_seconds(shape: Shape, num_steps: int) -> dict[str, float]:
 
 def by_arm(known: dict[Key, Any], kind: str, data: str) -> dict[str, list[dict[str, Any]]]:
     """The results of each arm, a seed after the other."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     for key, value in sorted(known.items()):
         if len(key) == 5 and key[:2] == (kind, data):
-            found.setdefault(key[2], []).append(value)
-    return {arm.name: found[arm.name] for arm in ARMS[kind] if arm.name in found}
+            results.setdefault(key[2], []).append(value)
+    return {arm.name: results[arm.name] for arm in ARMS[kind] if arm.name in results}
 
 
 def spread(losses: Sequence[float]) -> float:
@@ -286,10 +286,10 @@ def tables(known: dict[Key, Any]) -> str:
     lines = []
     for kind in ARMS:
         for data in DATA:
-            found = by_arm(known, kind, data)
-            if not found:
+            results = by_arm(known, kind, data)
+            if not results:
                 continue
-            full = mean(one["loss"] for one in found["full"])
+            full = mean(one["loss"] for one in results["full"])
             lines += [
                 f"### {kind}, {data}",
                 "",
@@ -297,7 +297,7 @@ def tables(known: dict[Key, Any]) -> str:
                 " | kept for backward, MB | seeds |",
                 "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
             ]
-            for name, ones in found.items():
+            for name, ones in results.items():
                 losses = [one["loss"] for one in ones]
                 held = known.get((memory_kind(kind), "memory", name), {})
                 sizes = [held.get(k, 0) / 1e6 for k in ("tensor_bytes", "activation_bytes")]
@@ -315,8 +315,8 @@ def tensor_bytes(known: dict[Key, Any], kind: str, name: str, size: int) -> int 
     """What an arm takes with micro-batches of `size`; None: it was not counted."""
     key: Key = (memory_kind(kind), "memory", name)
     key = key if size == MICRO_BATCHES[0] else (*key, str(size))
-    found = known.get(key)
-    return None if found is None else int(found["tensor_bytes"])
+    counted = known.get(key)
+    return None if counted is None else int(counted["tensor_bytes"])
 
 
 def memory_tables(known: dict[Key, Any]) -> str:
@@ -326,8 +326,8 @@ def memory_tables(known: dict[Key, Any]) -> str:
     for kind in ARMS:
         full_bytes = tensor_bytes(known, kind, "full", MICRO_BATCHES[0])
         for data in DATA:
-            found = by_arm(known, kind, data)
-            if not found or full_bytes is None:
+            results = by_arm(known, kind, data)
+            if not results or full_bytes is None:
                 continue
             budgets = [f"{budget:.2f}" for budget in BUDGETS]
             lines += [
@@ -336,7 +336,7 @@ def memory_tables(known: dict[Key, Any]) -> str:
                 f"| way | held-out loss | {' | '.join(budgets)} |",
                 f"| --- | --- |{' --- |' * len(budgets)}",
             ]
-            loss = {name: mean(one["loss"] for one in ones) for name, ones in found.items()}
+            loss = {name: mean(one["loss"] for one in ones) for name, ones in results.items()}
             for name in sorted(loss, key=lambda name: loss[name]):
                 cells = [_largest_that_fits(known, kind, name, b * full_bytes) for b in BUDGETS]
                 lines.append(f"| {name} | {loss[name]:.3f} | {' | '.join(cells)} |")
@@ -355,30 +355,30 @@ def _largest_that_fits(known: dict[Key, Any], kind: str, name: str, budget_bytes
 
 def verdicts(known: dict[Key, Any]) -> dict[str, Any]:
     """The targets, with the numbers that decide them."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for data in DATA:
         scratch, tuned, few = (by_arm(known, kind, data) for kind in ARMS)
         loss = {name: mean(o["loss"] for o in ones) for name, ones in scratch.items()}
         growth = [name for name in loss if "one step" in name and "half" in name]
         if growth and "full" in loss:
             ratio = min(loss[name] for name in growth) / loss["full"]
-            found[f"{data}: one-step growth / full"] = round(ratio, 4)
-            found[f"{data}: one-step growth is within 1 %"] = ratio <= MOST_GROWTH_LOSS
+            figures[f"{data}: one-step growth / full"] = round(ratio, 4)
+            figures[f"{data}: one-step growth is within 1 %"] = ratio <= MOST_GROWTH_LOSS
         for kind, ways in (("fine-tuning", tuned), ("few rows", few)):
             if {"full", "LoPT"} <= set(ways):
                 losses = [one["loss"] for one in ways["full"]]
                 gap = mean(one["loss"] for one in ways["LoPT"]) - mean(losses)
-                found[f"{data}, {kind}: LoPT - full"] = round(gap, 4)
-                found[f"{data}, {kind}: LoPT is within the seeds' spread"] = gap <= spread(losses)
+                figures[f"{data}, {kind}: LoPT - full"] = round(gap, 4)
+                figures[f"{data}, {kind}: LoPT is within the seeds' spread"] = gap <= spread(losses)
             if ways:
                 lowest = min(ways, key=lambda name: mean(one["loss"] for one in ways[name]))
-                found[f"{data}, {kind}: best"] = lowest
+                figures[f"{data}, {kind}: best"] = lowest
     held = [known.get(("fine-tuning", "memory", name)) for name in ("LoPT", "full")]
     if all(held):
         ratio = held[0]["activation_bytes"] / held[1]["activation_bytes"]
-        found["LoPT's activations / full"] = round(ratio, 3)
-        found["LoPT's activations are few"] = ratio <= MOST_LOPT_MEMORY
-    return found
+        figures["LoPT's activations / full"] = round(ratio, 3)
+        figures["LoPT's activations are few"] = ratio <= MOST_LOPT_MEMORY
+    return figures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -29,12 +29,12 @@ def adam_state(shapes: Sequence[tuple[int, ...]], share: float = 1.0) -> Tensors
         share: of each tensor's rows that are there, for a smaller state of the same shape.
     """
     generator = torch.Generator().manual_seed(0)
-    found: Tensors = {}
+    tensors: Tensors = {}
     for group in ("model", "optimizer/m", "optimizer/v"):
         for number, (rows, *rest) in enumerate(shapes):
             size = (max(1, round(rows * share)), *rest)
-            found[f"{group}/{number}"] = torch.empty(size).uniform_(-1, 1, generator=generator)
-    return found
+            tensors[f"{group}/{number}"] = torch.empty(size).uniform_(-1, 1, generator=generator)
+    return tensors
 
 
 def as_bytes(tensors: Tensors) -> dict[str, TensorBytes]:
@@ -56,6 +56,6 @@ def ratios(
     pairs: Iterator[tuple[float, float]] | Sequence[tuple[float, float]],
 ) -> dict[str, float]:
     """Median and ninth decile of the ratios of neighbouring times."""
-    found = sorted(first / second for first, second in pairs)
-    ninth = found[min(len(found) - 1, int(len(found) * 0.9))]
-    return {"median": round(median(found), 3), "p90": round(ninth, 3)}
+    ordered = sorted(first / second for first, second in pairs)
+    ninth = ordered[min(len(ordered) - 1, int(len(ordered) * 0.9))]
+    return {"median": round(median(ordered), 3), "p90": round(ninth, 3)}

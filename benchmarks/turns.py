@@ -92,8 +92,8 @@ def take_turns(
             for name, clock in clocks.items():
                 clock.step()
                 for speed in clock.speeds[step:]:
-                    told = f"{title}, step {step + 1}: {name} {speed:.0f} tokens/s"
-                    print(told, file=sys.stderr, flush=True)
+                    line = f"{title}, step {step + 1}: {name} {speed:.0f} tokens/s"
+                    print(line, file=sys.stderr, flush=True)
         for future in running:
             future.result()
     return clocks
@@ -104,7 +104,7 @@ def interval(
 ) -> tuple[float, float]:
     """The 95 % bootstrap interval of a statistic of `values`."""
     generator = random.Random(0)
-    found = sorted(
+    ordered = sorted(
         statistic(generator.choices(values, k=len(values))) for _ in range(NUM_RESAMPLES)
     )
-    return found[int(0.025 * NUM_RESAMPLES)], found[int(0.975 * NUM_RESAMPLES)]
+    return ordered[int(0.025 * NUM_RESAMPLES)], ordered[int(0.975 * NUM_RESAMPLES)]

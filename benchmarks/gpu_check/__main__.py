@@ -53,14 +53,14 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "unsloth", "
 def run_all(names: list[str], bench: Bench) -> dict[str, Figures]:
     """Each check in its own process, until the time is over."""
     until = time.monotonic() + TOTAL_SECONDS
-    found: dict[str, Figures] = {}
+    results: dict[str, Figures] = {}
     for name in names:
         left = until - time.monotonic()
         started = time.monotonic()
-        found[name] = run_apart(name, bench, left) if left > 1 else _skipped("the time is over")
-        found[name]["seconds"] = round(time.monotonic() - started, 1)
-        print(_line(name, found[name]), flush=True)
-    return found
+        results[name] = run_apart(name, bench, left) if left > 1 else _skipped("the time is over")
+        results[name]["seconds"] = round(time.monotonic() - started, 1)
+        print(_line(name, results[name]), flush=True)
+    return results
 
 
 def run_apart(name: str, bench: Bench, seconds: float) -> Figures:
@@ -96,18 +96,18 @@ def _skipped(why: str) -> Figures:
 
 def _line(name: str, figures: Figures) -> str:
     rest = {key: value for key, value in figures.items() if key not in ("verdict", "seconds")}
-    told = ", ".join(f"{key} {value}" for key, value in rest.items())
-    return f"{name:<28} {figures['verdict']:<8} {figures['seconds']:>6.1f} s  {told}"
+    text = ", ".join(f"{key} {value}" for key, value in rest.items())
+    return f"{name:<28} {figures['verdict']:<8} {figures['seconds']:>6.1f} s  {text}"
 
 
 def environment(device: str) -> Figures:
     """What the figures were measured with."""
-    found = {}
+    versions = {}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
+            versions[package] = version(package)
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
-    return {"device": gpu or "cpu", "python": platform.python_version(), **found}
+    return {"device": gpu or "cpu", "python": platform.python_version(), **versions}
 
 
 def _arguments() -> argparse.Namespace:
@@ -136,11 +136,11 @@ def main() -> int:
         print(json.dumps(figures))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        found = run_all(arguments.only, Bench(Path(folder), arguments.device))
-    result = json.dumps({"environment": environment(arguments.device), "checks": found}, indent=1)
+        results = run_all(arguments.only, Bench(Path(folder), arguments.device))
+    result = json.dumps({"environment": environment(arguments.device), "checks": results}, indent=1)
     if arguments.json:
         arguments.json.write_text(result + "\n")
-    return int(any(figures["verdict"] == "fail" for figures in found.values()))
+    return int(any(figures["verdict"] == "fail" for figures in results.values()))
 
 
 if __name__ == "__main__":

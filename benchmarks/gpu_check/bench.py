@@ -157,7 +157,7 @@ class Bench:
         return watched.losses
 
 
-def largest_difference(found: list[float], expected: list[float]) -> float:
+def largest_difference(actual: list[float], expected: list[float]) -> float:
     """Of two lists of losses, relative to the second."""
-    pairs = zip(found, expected, strict=True)
+    pairs = zip(actual, expected, strict=True)
     return max(abs(a - b) / abs(b) for a, b in pairs)

@@ -92,9 +92,9 @@ def fp16_with_scaler(bench: Bench) -> Figures:
 def bf16(bench: Bench) -> Figures:
     """Autocast to bf16 beside fp32."""
     reference = bench.losses(mixed_precision=False, model={"dtype": "fp32"})
-    found = bench.losses(mixed_precision="bf16", model={"dtype": "fp32"})
-    difference = largest_difference(found, reference)
-    falls = found[-1] < found[0]
+    losses = bench.losses(mixed_precision="bf16", model={"dtype": "fp32"})
+    difference = largest_difference(losses, reference)
+    falls = losses[-1] < losses[0]
     return {"passed": falls and difference < 0.02, "difference": difference, "falls": falls}
 
 

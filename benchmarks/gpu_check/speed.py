@@ -81,14 +81,14 @@ def compare(bench: Bench, shape: str) -> Figures:
     """
     shape = shape if bench.has_gpu else "tiny"
     bench.model(shape)
-    found = {name: _in_process(bench, name, shape) for name in SYSTEMS}
+    results = {name: _in_process(bench, name, shape) for name in SYSTEMS}
     leads = {
-        name: round(found["temper"]["tokens_per_second"] / figures["tokens_per_second"], 2)
-        for name, figures in found.items()
+        name: round(results["temper"]["tokens_per_second"] / figures["tokens_per_second"], 2)
+        for name, figures in results.items()
         if name != "temper" and "tokens_per_second" in figures
     }
     is_slower = bench.has_gpu and any(lead < 1.0 for lead in leads.values())
-    return {"passed": bool(leads) and not is_slower, "times_faster_than": leads, **found}
+    return {"passed": bool(leads) and not is_slower, "times_faster_than": leads, **results}
 
 
 def _in_process(bench: Bench, system: str, shape: str) -> Figures:

@@ -82,7 +82,7 @@ def _is_list_of_measurements(value: Any) -> bool:
 
 def compare(earlier: list[Numbers], numbers: Numbers) -> list[Comparison]:
     """Each time of `numbers` with what it was earlier; those that are new are left out."""
-    found = []
+    comparisons = []
     for name, value in numbers.items():
         before = [taken[name] for taken in earlier if name in taken]
         if not before:
@@ -90,5 +90,5 @@ def compare(earlier: list[Numbers], numbers: Numbers) -> list[Comparison]:
         middle = statistics.median(before)
         apart = statistics.median(abs(one - middle) for one in before) / middle
         chance = max(MIN_SLOWDOWN, NUM_DEVIATIONS * TO_STANDARD_DEVIATION * apart)
-        found.append(Comparison(name, middle, value / middle, 1 + chance))
-    return found
+        comparisons.append(Comparison(name, middle, value / middle, 1 + chance))
+    return comparisons

@@ -236,8 +236,10 @@ def check_unsloth(installation: Installation) -> Iterator[Finding]:
             continue
         unmet = unmet_requirements(package, installation)
         if unmet:
-            asked = [f"{r.name}{r.specifier} (here {v or 'missing'})" for r, v in unmet]
-            yield Finding("warn", package, f"{version} asks for {', '.join(asked)}", UNSLOTH_LINE)
+            requirements = [f"{r.name}{r.specifier} (here {v or 'missing'})" for r, v in unmet]
+            yield Finding(
+                "warn", package, f"{version} asks for {', '.join(requirements)}", UNSLOTH_LINE
+            )
         else:
             yield Finding("ok", package, f"{version}, all it needs is inside its bounds")
 
@@ -246,11 +248,11 @@ def unmet_requirements(
     package: str, installation: Installation
 ) -> list[tuple[Requirement, Version | None]]:
     """What `package` asks for and has not got, but for what unsloth can do without."""
-    asked = installation.requirements(package)
-    found = [(r, installation.version(r.name)) for r in asked]
+    requirements = installation.requirements(package)
+    installed = [(r, installation.version(r.name)) for r in requirements]
     return [
         (r, version)
-        for r, version in found
+        for r, version in installed
         if r.name not in UNSLOTH_DOES_WITHOUT and (version is None or not accepts(r, version))
     ]
 

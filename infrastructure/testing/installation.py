@@ -36,8 +36,10 @@ class Installation:
     def requirements(self, package: str, extra: str = "") -> list[Requirement]:
         """What `package` asks for on this platform; with `extra`, what that adds."""
         distribution = self._distribution(package)
-        found = [_parsed(line) for line in (distribution and distribution.requires) or []]
-        return [r for r in found if r and _applies(r, extra) and not (extra and _applies(r, ""))]
+        requirements = [_parsed(line) for line in (distribution and distribution.requires) or []]
+        return [
+            r for r in requirements if r and _applies(r, extra) and not (extra and _applies(r, ""))
+        ]
 
     def torch_cuda(self) -> str | None:
         """The CUDA version that the installed PyTorch was built for; None for a CPU build."""
@@ -52,8 +54,8 @@ class Installation:
         return match["version"] if match else None
 
     def _distribution(self, package: str) -> importlib.metadata.Distribution | None:
-        found = importlib.metadata.distributions(name=package, path=self._search_path)
-        return next(iter(found), None)
+        distributions = importlib.metadata.distributions(name=package, path=self._search_path)
+        return next(iter(distributions), None)
 
 
 def _parsed(line: str) -> Requirement | None:

@@ -32,11 +32,11 @@ from infrastructure.training.models.packing_check import token_embeddings
 NUM_PROMPTS = 8
 ROOM_FOR_END = 8  # tokens that a template may write after an answer
 NO_TEXT = "this model reads no text"
-ASKED, ANSWERED = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
+PROMPT, ANSWER = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
 PROBES: tuple[tuple[Turn, ...], ...] = (
-    (ASKED, ANSWERED),
-    (ASKED, ANSWERED, Turn("user", "Ping 15?"), Turn("assistant", "Pong 60")),
-    (Turn("system", "Be 93."), ASKED, ANSWERED, Turn("user", "Ping 15?")),
+    (PROMPT, ANSWER),
+    (PROMPT, ANSWER, Turn("user", "Ping 15?"), Turn("assistant", "Pong 60")),
+    (Turn("system", "Be 93."), PROMPT, ANSWER, Turn("user", "Ping 15?")),
 )
 LONGEST_PROBE = 4096  # tokens; templates write long preambles
 LOOK = "look at the token preview in report.html, and at data.train_on and data.chat_template"
@@ -71,10 +71,10 @@ def _first_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
             )
     if subject.objective is not None:
         return _hidden_wrong(subject, examples) or _learns_prompts(subject, examples)
-    asked, reached = _targets(subject, examples[: len(subject.sample)])
-    if not np.array_equal(asked, reached):
+    wanted, reached = _targets(subject, examples[: len(subject.sample)])
+    if not np.array_equal(wanted, reached):
         return (
-            f"of {asked.size} tokens that are to be learnt {reached.size} reach the loss,"
+            f"of {wanted.size} tokens that are to be learnt {reached.size} reach the loss,"
             " and they are not the same"
         )
     return _learns_prompts(subject, examples)
@@ -101,13 +101,13 @@ def _targets(
     subject: Subject, examples: Sequence[TokenizedExample]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The tokens that the examples want learnt, and those that the batch asks for; sorted."""
-    asked = np.concatenate([example.input_ids[example.supervised] for example in examples])
+    wanted = np.concatenate([example.input_ids[example.supervised] for example in examples])
     batch = subject.adapter.prepare_batch(examples)
-    found = batch.get("targets")
-    if found is None:
+    targets = batch.get("targets")
+    if targets is None:
         labels = batch["labels"]
-        found = labels[labels >= 0]
-    return np.sort(asked), np.sort(found.cpu().numpy())
+        targets = labels[labels >= 0]
+    return np.sort(wanted), np.sort(targets.cpu().numpy())
 
 
 def _learns_prompts(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
@@ -146,8 +146,8 @@ def check_ends(subject: Subject) -> CheckResult:
             return CheckResult("end of answers", "fail", text, remedy, numbers=numbers)
         text = f"all {len(examples)} answers end with {names}, and it is learnt"
         return CheckResult("end of answers", "pass", text, numbers=numbers)
-    asked, reached = _targets(subject, ended[: len(subject.sample)])
-    if np.isin(reached, list(stops)).sum() < np.isin(asked, list(stops)).sum():
+    wanted, reached = _targets(subject, ended[: len(subject.sample)])
+    if np.isin(reached, list(stops)).sum() < np.isin(wanted, list(stops)).sum():
         text = f"{names} ends every answer and does not reach the loss"
         remedy = "usually the padding token is the same one, and was masked"
         return CheckResult("end of answers", "fail", text, remedy, numbers=numbers)
@@ -167,8 +167,8 @@ def _learns_to_end(subject: Subject, example: TokenizedExample, stops: Collectio
 
 def _stop_tokens(subject: Subject) -> dict[int, str]:
     special = special_tokens(subject.adapter.tokenizer)
-    found = getattr(subject.data, "stop_token_ids", [subject.adapter.tokenizer.eos_token_id])
-    return {number: special.get(number, str(number)) for number in found}
+    stop_ids = getattr(subject.data, "stop_token_ids", [subject.adapter.tokenizer.eos_token_id])
+    return {number: special.get(number, str(number)) for number in stop_ids}
 
 
 def check_answers(subject: Subject) -> CheckResult:
@@ -244,10 +244,10 @@ class AnswerMarks:
     def _end_of_last(self, ids: list[int], answered: list[bool]) -> int:
         """The special token after a last answer that has no end in it: no message follows that it
         could begin."""
-        said = [n for n in range(len(ids)) if answered[n] and self._words([ids[n]])]
-        if not said or ids[said[-1]] in self.names:
+        spoken = [n for n in range(len(ids)) if answered[n] and self._words([ids[n]])]
+        if not spoken or ids[spoken[-1]] in self.names:
             return -1
-        return next((token for token in ids[said[-1] + 1 :] if token in self.names), -1)
+        return next((token for token in ids[spoken[-1] + 1 :] if token in self.names), -1)
 
     def wrong_in(self, example: TokenizedExample, name: str) -> str:
         """What is learnt in an example that nobody said, or not learnt that ends an answer; empty
@@ -320,7 +320,7 @@ def _independently(
     """The tokens of a conversation, and which of them stand in answers."""
     if not template:
         return [], []
-    said = [turn.text for turn in turns if turn.role == "assistant"]
+    answers = [turn.text for turn in turns if turn.role == "assistant"]
     options = {"tokenize": True, "return_dict": True, "strftime_now": TEMPLATE_DATE.strftime}
     tells_marks = _tells_marks(tokenizer, template)
     marks = {"return_assistant_tokens_mask": tells_marks, "chat_template": template}
@@ -329,15 +329,15 @@ def _independently(
         for message in messages if in_parts else ():
             message["content"] = [{"type": "text", "text": message["content"]}]
         try:
-            found = tokenizer.apply_chat_template(messages, **options, **marks)
+            encoded = tokenizer.apply_chat_template(messages, **options, **marks)
         except (TemplateError, TypeError, ValueError):
             continue
-        ids: list[int] = list(found["input_ids"])
-        if not all(text in tokenizer.decode(ids) for text in said):
+        ids: list[int] = list(encoded["input_ids"])
+        if not all(text in tokenizer.decode(ids) for text in answers):
             continue
         if tells_marks:
-            return ids, [bool(bit) for bit in found["assistant_masks"]]
-        places = [_where(tokenizer, ids, text) for text in said]
+            return ids, [bool(bit) for bit in encoded["assistant_masks"]]
+        places = [_where(tokenizer, ids, text) for text in answers]
         return ids, [any(bits) for bits in zip(*places, strict=True)]
     return [], []
 
@@ -433,7 +433,7 @@ def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
     encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
     writes_history_anew = encoder.template is not None and encoder.template.origin
     for row, question in zip(rows, questions, strict=True):
-        if writes_history_anew and any(said["role"] == "assistant" for said in row.messages):
+        if writes_history_anew and any(message["role"] == "assistant" for message in row.messages):
             continue  # the report of the data says so
         ids = _prompt_in_use(pipeline, row.messages) or question.prompt_ids
         if len(ids) + question.expected_length + ROOM_FOR_END < pipeline.config.max_length:

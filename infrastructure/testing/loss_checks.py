@@ -4,13 +4,13 @@ import math
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Gradients, Subject, be_quiet, leaving_no_trace
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.models.model_inputs import inner_model, relative_difference
 from infrastructure.training.models.packing_check import leak_tolerance
+from infrastructure.training.models.token_functions import cross_entropy, own_loss
 
 NO_TEXT = "this model reads no text"
 # A model that knows nothing has the logarithm of its vocabulary; far above is a mistake.
@@ -20,9 +20,9 @@ MAX_LOSS_FACTOR = 3.0
 def check_loss(subject: Subject) -> CheckResult:
     """The loss is finite, and the one that the logits and the labels say.
 
-    The reference is the plain definition: at each learnt token the cross-entropy, in fp32, of the
-    logits one place before it; with a masked objective at each hidden token that of the logits at
-    its own place, as often as it counts.
+    The reference is the plain definition: at each learnt token the cross-entropy (or what
+    `training.loss` names), in fp32, of the logits one place before it; with a masked objective at
+    each hidden token that of the logits at its own place, as often as it counts.
     """
     with leaving_no_trace(subject), torch.no_grad():
         if subject.reads_text:
@@ -41,6 +41,8 @@ def check_loss(subject: Subject) -> CheckResult:
 
 def _against_reference(subject: Subject, value: float, num_items: int) -> CheckResult:
     expected_items = subject.adapter.count_items(subject.sample)
+    own = own_loss(subject.adapter.training_config.loss)
+    token_loss = own or cross_entropy
     expected = 0.0
     for example in subject.sample:
         (logits,) = subject.logits_by_row([example])
@@ -48,11 +50,11 @@ def _against_reference(subject: Subject, value: float, num_items: int) -> CheckR
         if subject.objective is not None:
             masked = subject.masked(example)
             places = torch.as_tensor(masked.positions, device=logits.device)
-            losses = F.cross_entropy(logits[places].float(), ids[places], reduction="sum")
-            expected += masked.weight * float(losses)
+            losses = token_loss(logits[places].float(), ids[places])
+            expected += masked.weight * float(losses.sum())
             continue
         learnt = torch.as_tensor(example.supervised[1:], device=logits.device)
-        losses = F.cross_entropy(logits[:-1].float(), ids[1:], reduction="none")
+        losses = token_loss(logits[:-1].float(), ids[1:])
         expected += float(losses[learnt].sum())
     expected /= max(1, expected_items)
     difference = abs(value - expected) / max(abs(expected), 1e-9)
@@ -65,7 +67,7 @@ def _against_reference(subject: Subject, value: float, num_items: int) -> CheckR
         remedy = "the labels are shifted, masked or averaged otherwise than they should be"
         return CheckResult("loss", "fail", text, remedy, numbers=numbers)
     know_nothing = math.log(logits.shape[-1])
-    if value > MAX_LOSS_FACTOR * know_nothing:
+    if own is None and value > MAX_LOSS_FACTOR * know_nothing:
         text = f"{value:.4g}, and a model that knows nothing has {know_nothing:.4g}"
         remedy = "are these the right weights, and is this the model's own tokenizer?"
         return CheckResult("loss", "warn", text, remedy, numbers=numbers)
@@ -174,24 +176,24 @@ def check_accumulation(subject: Subject) -> CheckResult:
     return CheckResult("accumulation", "pass", text, numbers=numbers)
 
 
-def _unusable(found: Gradients) -> CheckResult | None:
-    if not found.values:
+def _unusable(actual: Gradients) -> CheckResult | None:
+    if not actual.values:
         text = "nothing that should train gets a gradient"
         remedy = "the loss is cut off from the weights; with LoRA: do the inputs require gradients?"
         return CheckResult("accumulation", "fail", text, remedy)
-    if found.not_finite:
-        names = f"{len(found.not_finite)} parameters, first {found.not_finite[0]}"
+    if actual.not_finite:
+        names = f"{len(actual.not_finite)} parameters, first {actual.not_finite[0]}"
         text = f"the gradient is not finite in {names}"
         return CheckResult("accumulation", "fail", text, "see temper doctor and mixed_precision")
     return None
 
 
-def gradient_difference(found: Gradients, expected: Gradients) -> float:
+def gradient_difference(actual: Gradients, expected: Gradients) -> float:
     """Length of the difference in units of the expected gradient's; infinite where one is missing
     a parameter that the other has."""
-    if found.values.keys() != expected.values.keys():
+    if actual.values.keys() != expected.values.keys():
         return math.inf
-    pairs = [(found.values[name], expected.values[name]) for name in expected.values]
+    pairs = [(actual.values[name], expected.values[name]) for name in expected.values]
     squared = sum(float((a - b).double().square().sum()) for a, b in pairs)
     length = sum(float(b.double().square().sum()) for _, b in pairs)
     return math.sqrt(squared / length) if length else math.inf

@@ -183,8 +183,8 @@ def check_learning(subject: Subject) -> CheckResult:
     for rate in (highest, highest / 10, highest / 100):
         before, after = _loss_around(subject, rate)
         numbers = {"loss_before": before, "loss_after": after, "learning_rate": rate}
-        told = f"{NUM_LEARNING_STEPS} steps at {rate:.2g} took the loss from {before:.6g}"
-        text = f"{told} to {after:.6g}"
+        change = f"{NUM_LEARNING_STEPS} steps at {rate:.2g} took the loss from {before:.6g}"
+        text = f"{change} to {after:.6g}"
         if math.isfinite(after) and before - after > visible * abs(before):
             return CheckResult("learning", "pass", text, "", "integration", numbers)
     if math.isfinite(after) and after - before <= visible * abs(before):

@@ -82,11 +82,11 @@ def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
     try:
         result = check(subject)
     except Exception as error:
-        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if is_out_of_memory(error):
-            result = CheckResult(name, "skipped", f"not enough memory to check it ({told})")
+            result = CheckResult(name, "skipped", f"not enough memory to check it ({message})")
         else:
-            result = CheckResult(name, "fail", f"could not be carried out: {told}")
+            result = CheckResult(name, "fail", f"could not be carried out: {message}")
         release_traceback(error)
         gives_way = True
     if gives_way:
@@ -110,7 +110,7 @@ def preflight(trainer: EnhancedTrainer, output_dir: Path) -> list[CheckResult]:
 
 
 def machine_check(output_dir: Path) -> CheckResult:
-    """Whether there is room on the disk, and memory to begin with."""
+    """Whether there is free space on the disk, and memory to begin with."""
     started = time.perf_counter()
     result = _from_findings("machine", list(check_machine(detect(output_dir))))
     return replace(result, seconds=time.perf_counter() - started)
@@ -126,8 +126,8 @@ def installation_check() -> CheckResult:
 def _from_findings(name: str, findings: list[Finding]) -> CheckResult:
     levels: tuple[Literal["fail", "warn"], ...] = ("fail", "warn")
     for level in levels:
-        if told := [finding for finding in findings if finding.level == level]:
-            text = "; ".join(f"{finding.subject}: {finding.text}" for finding in told)
-            remedy = "; ".join(finding.remedy for finding in told if finding.remedy)
+        if matching := [finding for finding in findings if finding.level == level]:
+            text = "; ".join(f"{finding.subject}: {finding.text}" for finding in matching)
+            remedy = "; ".join(finding.remedy for finding in matching if finding.remedy)
             return CheckResult(name, level, text, remedy)
     return CheckResult(name, "pass", f"{len(findings)} things looked at, nothing amiss")

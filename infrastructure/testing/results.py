@@ -41,8 +41,8 @@ class CheckResult:
 
 def count(results: Iterable[CheckResult]) -> dict[Status, int]:
     """How many passed, warned, failed and were skipped."""
-    found = [result.status for result in results]
-    return {status: found.count(status) for status in MARKS}
+    statuses = [result.status for result in results]
+    return {status: statuses.count(status) for status in MARKS}
 
 
 def has_failed(results: Iterable[CheckResult], *, strict: bool = False) -> bool:
@@ -53,9 +53,9 @@ def has_failed(results: Iterable[CheckResult], *, strict: bool = False) -> bool:
 
 def verdict(results: Sequence[CheckResult]) -> str:
     """The sum of it in one sentence."""
-    found = count(results)
-    parts = [f"{found['pass']} passed"]
-    parts += [f"{found[status]} {word}" for status, word in _OTHERS if found[status]]
+    counts = count(results)
+    parts = [f"{counts['pass']} passed"]
+    parts += [f"{counts[status]} {word}" for status, word in _OTHERS if counts[status]]
     seconds = sum(result.seconds for result in results)
     checks = "1 check" if len(results) == 1 else f"{len(results)} checks"
     return f"{checks} in {seconds:.1f} s: {', '.join(parts)}."
@@ -70,8 +70,8 @@ _OTHERS: tuple[tuple[Status, str], ...] = (
 
 def sentence(results: Iterable[CheckResult]) -> str:
     """All of them in one line, each with what to do about it."""
-    told = (f"{r.name}: {r.text}" + (f" ({r.remedy})" if r.remedy else "") for r in results)
-    return redact("; ".join(told))
+    parts = (f"{r.name}: {r.text}" + (f" ({r.remedy})" if r.remedy else "") for r in results)
+    return redact("; ".join(parts))
 
 
 def lines_of(results: Sequence[CheckResult]) -> list[str]:

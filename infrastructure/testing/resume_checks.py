@@ -56,11 +56,11 @@ def check_resume(subject: Subject) -> CheckResult:
         try:
             checkpoint, expected = _at_one_go(subject.make_trainer(), Path(folder), batch_size)
             free_memory(subject.device)
-            found = _going_on(subject.make_trainer(), checkpoint, batch_size)
+            resumed = _going_on(subject.make_trainer(), checkpoint, batch_size)
         except CheckpointError as error:
             text = f"the checkpoint cannot be gone on from: {error}"
             return CheckResult(RESUME, "fail", text, group="integration")
-    return _compared(found, expected, is_exact=subject.device.type == "cpu")
+    return _compared(resumed, expected, is_exact=subject.device.type == "cpu")
 
 
 def _at_one_go(trainer: EnhancedTrainer, folder: Path, batch_size: int) -> tuple[Path, End]:
@@ -92,19 +92,19 @@ def _train(trainer: EnhancedTrainer, num_steps: int, batch_size: int) -> None:
 def _end_of(trainer: EnhancedTrainer) -> End:
     assert trainer.state is not None
     snapshot = take_snapshot(trainer.state, trainer.prepare().optimizer_step)
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for group, members in snapshot.tensors.items():
         whole = group == "random"
         stride = 1 if whole else stride_for(tensor.numel() for tensor in members.values())
-        found |= {f"{group}/{n}": kept_values(tensor, stride) for n, tensor in members.items()}
-    return found, {name: snapshot.values[name] for name in COMPARED_VALUES}
+        tensors |= {f"{group}/{n}": kept_values(tensor, stride) for n, tensor in members.items()}
+    return tensors, {name: snapshot.values[name] for name in COMPARED_VALUES}
 
 
-def _compared(found: End, expected: End, *, is_exact: bool) -> CheckResult:
+def _compared(resumed: End, expected: End, *, is_exact: bool) -> CheckResult:
     tensors, values = expected
-    changed = [n for n in tensors if not _same(found[0].get(n), tensors[n])]
-    farthest = max((_distance(found[0].get(n), tensors[n]) for n in changed), default=0.0)
-    others = [name for name in values if found[1][name] != values[name]]
+    changed = [n for n in tensors if not _same(resumed[0].get(n), tensors[n])]
+    farthest = max((_distance(resumed[0].get(n), tensors[n]) for n in changed), default=0.0)
+    others = [name for name in values if resumed[1][name] != values[name]]
     if not is_exact and farthest <= GPU_NOISE:
         changed, others = [], [name for name in others if name != "loss"]
     numbers = {"num_compared": float(len(tensors)), "relative_difference": farthest}
@@ -120,12 +120,12 @@ def _compared(found: End, expected: End, *, is_exact: bool) -> CheckResult:
     return CheckResult(RESUME, "pass", text, "", "integration", numbers)
 
 
-def _distance(found: torch.Tensor | None, expected: torch.Tensor) -> float:
-    return float("inf") if found is None else relative_difference(found, expected)
+def _distance(actual: torch.Tensor | None, expected: torch.Tensor) -> float:
+    return float("inf") if actual is None else relative_difference(actual, expected)
 
 
-def _same(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
-    return found is not None and torch.equal(found, expected)
+def _same(actual: torch.Tensor | None, expected: torch.Tensor) -> bool:
+    return actual is not None and torch.equal(actual, expected)
 
 
 def check_saved_model(subject: Subject) -> CheckResult:
@@ -150,10 +150,10 @@ def check_saved_model(subject: Subject) -> CheckResult:
 
 def _difference(subject: Subject, loaded: torch.nn.Module) -> float:
     if not subject.reads_text:
-        found, expected = trainable_state(loaded), trainable_state(subject.model)
-        if found.keys() != expected.keys():
+        actual, expected = trainable_state(loaded), trainable_state(subject.model)
+        if actual.keys() != expected.keys():
             return float("inf")
-        return max(relative_difference(found[name], expected[name]) for name in expected)
+        return max(relative_difference(actual[name], expected[name]) for name in expected)
     be_quiet(subject)
     example = max(subject.sample, key=lambda one: len(one.input_ids))
     ids = torch.as_tensor(example.input_ids, device=subject.device).long()[None]

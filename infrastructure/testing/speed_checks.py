@@ -42,7 +42,7 @@ def check_speed(subject: Subject, *, rebaseline: bool = False) -> CheckResult:
         numbers = {name: min(value, again[name]) for name, value in numbers.items()}
     shown = {**numbers, "tokens_per_second": _num_tokens(subject) / numbers["seconds_per_step"]}
     if slower := _slower(earlier, numbers):
-        return CheckResult("speed", "warn", _told(slower), SLOWER, "performance", shown)
+        return CheckResult("speed", "warn", _described(slower), SLOWER, "performance", shown)
     baselines.keep(key, numbers, {"versions": installed_versions()})
     text = f"{shown['tokens_per_second']:,.0f} tokens/s in a step of {_num_tokens(subject)} tokens"
     if earlier:
@@ -57,7 +57,7 @@ def _slower(earlier: list[dict[str, float]], numbers: dict[str, float]) -> list[
     return [c for c in compare(earlier, numbers) if c.is_slower]
 
 
-def _told(slower: list[Comparison]) -> str:
+def _described(slower: list[Comparison]) -> str:
     parts = [
         f"{c.name} is {c.ratio:.2f} times the baseline of {c.baseline:.3g}"
         f" (up to {c.allowed:.2f} is chance)"
@@ -77,7 +77,7 @@ def _num_tokens(subject: Subject) -> int:
 def work_of(subject: Subject) -> dict[str, Any]:
     """What decides how long it takes, but for the versions: those are what may make it slower."""
     described = subject.adapter.describe()
-    told = ("name", "num_parameters", "num_trainable", "dtype", "quantization", "packing")
+    keys = ("name", "num_parameters", "num_trainable", "dtype", "quantization", "packing")
     return {
         **describe_device(subject.device),
         "num_cores": processor().num_cores,
@@ -85,7 +85,7 @@ def work_of(subject: Subject) -> dict[str, Any]:
         "precision": subject.trainer.precision.name,
         "num_examples": len(subject.sample),
         "num_tokens": _num_tokens(subject),
-        **{name: described.get(name) for name in told},
+        **{name: described.get(name) for name in keys},
     }
 
 

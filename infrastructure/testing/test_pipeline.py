@@ -40,19 +40,19 @@ class CheckPipeline:
 
     Args:
         config: machine, model and data to check.
-        say: told each result as soon as it is there.
+        report: shown each result as soon as it is there.
         rebaseline: take the times measured now as the measure for later ones.
     """
 
     def __init__(
         self,
         config: DeploymentConfig,
-        say: Callable[[str], None] = do_nothing,
+        report: Callable[[str], None] = do_nothing,
         *,
         rebaseline: bool = False,
     ) -> None:
         self.config = config
-        self.say = say
+        self.report = report
         self.rebaseline = rebaseline
         self.results: Results = {}
         self.about: dict[str, Any] = {}
@@ -120,10 +120,10 @@ class CheckPipeline:
         if group == "unit":
             results = [installation_check(), machine_check(Path(self.config.output_dir))]
             for result in results:
-                self._tell(result)
+                self._report_result(result)
         for check in self._checks(group):
             results.append(run_check(check, subject, group))
-            self._tell(results[-1])
+            self._report_result(results[-1])
         return results
 
     def _checks(self, group: Group) -> tuple[Check, ...]:
@@ -132,9 +132,9 @@ class CheckPipeline:
 
         return {"unit": UNIT, "integration": INTEGRATION, "performance": (speed,)}[group]
 
-    def _tell(self, result: CheckResult) -> None:
+    def _report_result(self, result: CheckResult) -> None:
         for line in lines_of([result])[1:-1]:
-            self.say(line)
+            self.report(line)
 
     def has_failed(self, *, strict: bool = False) -> bool:
         """Whether a check failed; when `strict`, whether one so much as warned."""

@@ -7,10 +7,10 @@ import pytest
 from benchmarks.stackwise_cache import (
     counted_ratio,
     depth_for,
-    foretold,
     measured,
     missed_goals,
     parts,
+    predicted,
 )
 from benchmarks.stackwise_model import PUBLISHED, Shape
 
@@ -18,8 +18,8 @@ SMALL = Shape("Llama-3.1-8B", divisor=32, num_layers=3, length=16, batch_size=4,
 
 
 def test_depth_and_factor_belong_together() -> None:
-    assert foretold(1.0, 1.0, 15, 5) == 4.0
-    assert foretold(2.0, 1.0, 15, 1) == 1.0
+    assert predicted(1.0, 1.0, 15, 5) == 4.0
+    assert predicted(2.0, 1.0, 15, 1) == 1.0
     depth = depth_for(4, 20, 8.0)
     assert depth == pytest.approx(30)
     assert (8.0 + depth) / (8.0 + depth / 20) == pytest.approx(4)

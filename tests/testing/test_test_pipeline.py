@@ -95,7 +95,7 @@ def test_nothing_is_left_but_the_report_and_the_cache(
 
 def test_each_result_is_told_as_soon_as_it_is_there(config: DeploymentConfig) -> None:
     said: list[str] = []
-    pipeline = create_test_pipeline(config, say=said.append)
+    pipeline = create_test_pipeline(config, report=said.append)
     pipeline.run_tests("unit")
     names = [result.name for result in pipeline.all_results]
     assert [line[8:].split(":")[0] for line in said if not line.startswith("        ")] == names
