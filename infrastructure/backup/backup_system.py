@@ -86,9 +86,9 @@ class BackupSystem(RunBackup):
             ValueError: something of it can be stored neither as a tensor nor as JSON.
             StorageError: the disk refuses; the versions before are untouched.
         """
-        told = {"metrics": dict(metrics or {}), "values": dict(values or {})}
+        given = {"metrics": dict(metrics or {}), "values": dict(values or {})}
         facts = {"epoch": epoch, "step": step, "loss": loss if math.isfinite(loss) else None}
-        state = capture(model, optimizer, {**facts, **told})
+        state = capture(model, optimizer, {**facts, **given})
         with only_writer(self.store.root):
             self.store.sweep()
             name = self.store.commit(
@@ -151,9 +151,9 @@ class BackupSystem(RunBackup):
             group, _, tensor_name = full_name.partition("/")
             state.tensors.setdefault(group, {})[tensor_name] = from_bytes(tensor)
         restore(state, model, optimizer)
-        told = ("epoch", "step", "loss", "metrics", "values")
+        keys = ("epoch", "step", "loss", "metrics", "values")
         path = self.store.manifest_path(name)
-        return {**{key: manifest.values.get(key) for key in told}, "checkpoint_path": path}
+        return {**{key: manifest.values.get(key) for key in keys}, "checkpoint_path": path}
 
     def _find(self, checkpoint: Path | str | int | None) -> str:
         """The name of a version that is in the local store."""

@@ -8,8 +8,8 @@ from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
 
 
-def require_room(where: str, store: Store, keep: int, bytes_per_version: int) -> str:
-    """A sentence on the room of a store that is to hold `keep` versions.
+def require_free_space(where: str, store: Store, keep: int, bytes_per_version: int) -> str:
+    """A sentence on the free space of a store that is to hold `keep` versions.
 
     A version is written before the one it replaces is removed, so one more must fit. Counted as if
     versions shared nothing.
@@ -22,12 +22,12 @@ def require_room(where: str, store: Store, keep: int, bytes_per_version: int) ->
     needed = num_more * bytes_per_version + SLACK_BYTES
     is_place = isinstance(store.operations, Place)
     free = store.operations.free_bytes(store.root if is_place else _existing(store.root))
-    told = f"{needed / 1e6:.0f} MB needed for {num_more} x {bytes_per_version / 1e6:.0f} MB"
+    text = f"{needed / 1e6:.0f} MB needed for {num_more} x {bytes_per_version / 1e6:.0f} MB"
     if free is None:
-        return f"{where}: {told}; nobody can tell how much room there is"
+        return f"{where}: {text}; nobody can tell how much room there is"
     if free < needed:
-        raise StorageError(f"{where}: {told}, {free / 1e6:.0f} MB free: make room, or keep fewer")
-    return f"{where}: {told}, {free / 1e6:.0f} MB free"
+        raise StorageError(f"{where}: {text}, {free / 1e6:.0f} MB free: make room, or keep fewer")
+    return f"{where}: {text}, {free / 1e6:.0f} MB free"
 
 
 def _existing(directory: Path) -> Path:

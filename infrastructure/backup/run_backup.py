@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from infrastructure.backup.backends import require_backend
 from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.inventory import (
@@ -86,6 +87,7 @@ class RunBackup:
         self._link: RemoteSession | None = None
         self._copier: CopierClient | None = None
         if self.options.place is not None:
+            require_backend(self.options.place)  # the copier opens it, too
             settings = self._settings(self.options.place)
             self._link = settings.link()  # which connects to nothing yet
             self._copier = CopierClient(settings)
@@ -176,7 +178,7 @@ class RunBackup:
         """Read every version, here and at the place, and compare it with what was written. Damage,
         and a place that does not answer, is in the findings."""
         return [
-            found for where, store in self._stores().items() for found in self._of(where, store)
+            finding for where, store in self._stores().items() for finding in self._of(where, store)
         ]
 
     def _of(self, where: str, store: Store) -> Iterator[Finding]:
@@ -197,14 +199,14 @@ class RunBackup:
         if status.place != place:
             status = BackupStatus()  # of another place, from before
         if self._copier.cannot_run:
-            return self._told_down(self._copier, replace(status, place=place))
+            return self._copier_down(self._copier, replace(status, place=place))
         if self._copier.process_id is not None and status.state == DOWN:
             return replace(status, state=STARTING)  # what ended those before it may be gone
         if self._copier.failure is not None and status.error is None:
             return replace(status, error=f"the process that copies ended: {self._copier.failure}")
         return status
 
-    def _told_down(self, copier: CopierClient, known: BackupStatus) -> BackupStatus:
+    def _copier_down(self, copier: CopierClient, known: BackupStatus) -> BackupStatus:
         """What is known of the copy, and that nobody copies; others read it in the file."""
         status = replace(
             known,
@@ -249,13 +251,13 @@ class RunBackup:
         """
         with only_writer(self.store.root):
             removed = self.store.remove_all_but(versions_to_keep(self.store, self.retention))
-        told = [f"{len(removed)} versions removed here"]
+        sentences = [f"{len(removed)} versions removed here"]
         if self._link is None:
-            return told
+            return sentences
         record = self.status_path.with_name("backup-unnamed.json")
         try:
             settings = self._settings(str(self.options.place))
-            return [*told, *prune_once(self._link, settings.retention, record)]
+            return [*sentences, *prune_once(self._link, settings.retention, record)]
         except OSError as error:
             raise self._unreachable(error) from error
 
@@ -280,11 +282,11 @@ class RunBackup:
             reason, advice = getattr(error, "strerror", None) or str(error), ""
             if isinstance(error, OSError):
                 advice = f" ({place.advice(error)})"
-        told = redact(f"backup.place {place.url} cannot be used: {reason}{advice}")
+        message = redact(f"backup.place {place.url} cannot be used: {reason}{advice}")
         if self.options.allow_missing_place:
             self.is_missing = True
-            return told
-        raise StorageError(f"{told}; --allow-missing-place trains without it until it is there")
+            return message
+        raise StorageError(f"{message}; --allow-missing-place trains without it until it is there")
 
     def _contact(self) -> None:
         link = self._require_link()

@@ -74,8 +74,8 @@ def set_aside(config: DeploymentConfig) -> list[str]:
         reason = next((r for part, r in UNUSED.items() if f"{key}.".startswith(f"{part}.")), None)
         if reason is not None:
             is_meant = source.layer in (Layer.FLAG, Layer.KEYWORD)
-            told = f"{key} ({source.place}) has no effect on a measurement: {reason}"
-            (refusals if is_meant else notes).append(told)
+            message = f"{key} ({source.place}) has no effect on a measurement: {reason}"
+            (refusals if is_meant else notes).append(message)
     if refusals:
         raise ConfigurationError("; ".join(f"{refusal}; leave it out" for refusal in refusals))
     config.data.eval_path, config.data.validation_split = None, 0
@@ -88,11 +88,11 @@ def set_aside(config: DeploymentConfig) -> list[str]:
 def inherit_from_run(config: DeploymentConfig) -> dict[str, Any]:
     """Take the data settings of the run that the model lies in, where nobody gave others."""
     folder = Path(config.model.name)
-    found = [path for path in (folder / "run.json", folder.parent / "run.json") if path.is_file()]
-    if not folder.is_dir() or not found:
+    records = [path for path in (folder / "run.json", folder.parent / "run.json") if path.is_file()]
+    if not folder.is_dir() or not records:
         return {}
     try:
-        recorded = parse_json(found[0].read_text())["configuration"]["values"]["data"]
+        recorded = parse_json(records[0].read_text())["configuration"]["values"]["data"]
         saved = DataConfig(**{name: recorded[name] for name in INHERITED})
     except (KeyError, TypeError, ValueError):
         return {}  # not a run of ours, or an unreadable one: the model itself is still whole

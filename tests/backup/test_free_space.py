@@ -6,7 +6,7 @@ import pytest
 
 from infrastructure.backup.backends import open_place
 from infrastructure.backup.format.store import Store
-from infrastructure.backup.free_space import require_room
+from infrastructure.backup.free_space import require_free_space
 from infrastructure.core.errors import StorageError
 
 
@@ -14,9 +14,9 @@ from infrastructure.core.errors import StorageError
 def test_room_is_told_and_demanded_here_and_at_a_place(tmp_path: Path, is_remote: bool) -> None:
     place = open_place(str(tmp_path)) if is_remote else None
     store = Store(Path("run") if is_remote else tmp_path / "run" / "checkpoints", place)
-    told = require_room("there", store, 2, 1000)
+    told = require_free_space("there", store, 2, 1000)
     assert told.startswith("there: ")
     assert "for 3 x 0 MB" in told  # one more than is kept: it is written before another is removed
     assert "MB free" in told
     with pytest.raises(StorageError, match="make room"):
-        require_room("there", store, 2, 1 << 60)
+        require_free_space("there", store, 2, 1 << 60)

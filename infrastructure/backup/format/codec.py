@@ -157,8 +157,8 @@ def _pack_runs(view: memoryview) -> Iterator[Run]:
     header = parse_json(bytes(view[8:start]).decode())
     yield 1, start
     tensors = (
-        (*found["data_offsets"], _width(found["dtype"]))
-        for name, found in header.items()
+        (*entry["data_offsets"], _width(entry["dtype"]))
+        for name, entry in header.items()
         if name != METADATA
     )
     place = 0

@@ -203,11 +203,11 @@ def _pack(entry: Any) -> Pack:
 
 
 def _tensors(entries: Mapping[str, Any], num_packs: int) -> dict[str, StoredTensor]:
-    found = {}
+    tensors = {}
     for name, entry in entries.items():
         match entry:
             case [pack, digest] if _is_count(pack, num_packs) and _is_hash(digest):
-                found[name] = StoredTensor(pack, digest)
+                tensors[name] = StoredTensor(pack, digest)
             case _:
                 raise CheckpointError(f"the manifest's tensor {name[:80]!r} lies nowhere")
-    return found
+    return tensors

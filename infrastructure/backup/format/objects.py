@@ -57,9 +57,11 @@ class ObjectFiles:
             CheckpointError: it is missing, unreadable or too large.
         """
         try:
-            found = self.operations.size(path)
-            if found > MAX_MANIFEST_BYTES:
-                raise CheckpointError(f"{path.name[:26]} has {found} bytes, more than any real one")
+            size_bytes = self.operations.size(path)
+            if size_bytes > MAX_MANIFEST_BYTES:
+                raise CheckpointError(
+                    f"{path.name[:26]} has {size_bytes} bytes, more than any real one"
+                )
             return b"".join(self.operations.read(path))
         except FileNotFoundError as error:
             raise CheckpointError(f"{path.name[:26]} is missing") from error
@@ -91,12 +93,14 @@ class ObjectFiles:
         """
         for path in (self.path_of(pack.hash), self.compressed_path_of(pack.hash)):
             try:
-                found = self.operations.size(path)
+                size_bytes = self.operations.size(path)
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise CheckpointError(f"object {pack.hash[:12]} cannot be read: {error}") from error
-            if found == pack.size_bytes or (path.suffix == SUFFIX and 0 < found < pack.size_bytes):
+            if size_bytes == pack.size_bytes or (
+                path.suffix == SUFFIX and 0 < size_bytes < pack.size_bytes
+            ):
                 return
         raise CheckpointError(f"object {pack.hash[:12]} is missing or cut")
 
@@ -114,7 +118,7 @@ class ObjectFiles:
         """Refuse to begin what cannot be finished.
 
         Raises:
-            StorageError: there is too little room on the disk.
+            StorageError: there is too little free space on the disk.
         """
         free_bytes = self.operations.free_bytes(self.root)
         if free_bytes is not None and free_bytes < needed_bytes + SLACK_BYTES:
@@ -228,10 +232,10 @@ class ObjectFiles:
         return (data[begin:end] for begin, end in pairwise(chain([0], ends))), data
 
     def _unpacked(self, path: Path, pack: Pack) -> Contents:
-        found = self.operations.size(path)
-        if found >= pack.size_bytes:
-            raise CheckpointError(f"has {found} bytes compressed, {pack.size_bytes} plain")
-        data = decompress(self._read_all(path, found), pack.size_bytes)
+        size_bytes = self.operations.size(path)
+        if size_bytes >= pack.size_bytes:
+            raise CheckpointError(f"has {size_bytes} bytes compressed, {pack.size_bytes} plain")
+        data = decompress(self._read_all(path, size_bytes), pack.size_bytes)
         return [data], data
 
     def _read_all(self, path: Path, size_bytes: int) -> bytearray:
@@ -242,9 +246,9 @@ class ObjectFiles:
         return data
 
     def _require_size(self, path: Path, pack: Pack) -> None:
-        found = self.operations.size(path)
-        if found != pack.size_bytes:
-            raise CheckpointError(f"has {found} bytes instead of {pack.size_bytes}")
+        size_bytes = self.operations.size(path)
+        if size_bytes != pack.size_bytes:
+            raise CheckpointError(f"has {size_bytes} bytes instead of {pack.size_bytes}")
 
     def _packed(self, buffers: Sequence[Buffer], pack: Pack, hash_name: str) -> bytes | None:
         """The object compressed, where that is wanted, smaller, and opens as what it was."""

@@ -110,19 +110,19 @@ def decode(pack: Buffer) -> dict[str, TensorBytes]:
             raise ValueError("the header is longer than the file")
         header = parse_json(bytes(view[8:start]).decode())
         return {
-            name: _tensor(found, view[start:]) for name, found in header.items() if name != METADATA
+            name: _tensor(entry, view[start:]) for name, entry in header.items() if name != METADATA
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"no safetensors bytes: {error}") from error
 
 
-def _tensor(found: dict[str, Any], data: memoryview) -> TensorBytes:
-    begin, end = found["data_offsets"]
+def _tensor(entry: dict[str, Any], data: memoryview) -> TensorBytes:
+    begin, end = entry["data_offsets"]
     if not 0 <= begin <= end <= len(data):
         raise ValueError(f"a tensor lies at {begin} to {end} of {len(data)} bytes")
-    if not all(type(length) is int and length >= 0 for length in found["shape"]):
-        raise ValueError(f"a tensor has the shape {found['shape']}")
-    return TensorBytes(found["dtype"], tuple(found["shape"]), data[begin:end])
+    if not all(type(length) is int and length >= 0 for length in entry["shape"]):
+        raise ValueError(f"a tensor has the shape {entry['shape']}")
+    return TensorBytes(entry["dtype"], tuple(entry["shape"]), data[begin:end])
 
 
 def size_of(buffers: Iterable[Buffer]) -> int:

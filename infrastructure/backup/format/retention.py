@@ -54,7 +54,7 @@ def versions_to_keep(store: Store, retention: Retention) -> set[str]:
         if is_good(store, name):
             verified_steps.add(store.read(name).step)
         if len(verified_steps) == retention.keep_last:
-            readable = {older: found for older in names if (found := _read(store, older))}
+            readable = {older: manifest for older in names if (manifest := _read(store, older))}
             return {*names[:number], *_worth_keeping(store, retention, readable)}
     return set(names)
 

@@ -75,8 +75,8 @@ class StoreRepair:
                     manifests[name] = self.local.read(name)
                 except CheckpointError as error:
                     yield self._manifest(name, error)
-                    if (found := self._read_here(name)) is not None:
-                        manifests[name] = found
+                    if (manifest := self._read_here(name)) is not None:
+                        manifests[name] = manifest
             yield from self._objects(list(manifests.values()))
         except OSError as error:
             raise StorageError(f"{self.local.root} cannot be repaired: {error}") from error
@@ -184,10 +184,10 @@ def contents_of(pack: Pack, manifest: Manifest) -> list[str]:
     """What an object holds, in words: classes of tensors, or run files by their paths."""
     index = manifest.packs.index(pack)
     names = [name for name, place in manifest.tensors.items() if place.pack == index]
-    found = (
+    kinds = (
         name.partition("/")[2].partition("@")[0]
         if name.startswith(f"{FILES}/")
         else name.partition("/")[0]
         for name in names
     )
-    return sorted(set(found))
+    return sorted(set(kinds))

@@ -218,10 +218,10 @@ class Copier:
     def _identify(self) -> None:
         place = self.link.place
         known = None if self._record is None else self._record.id_of(place.url)
-        found = place.identify(known)
+        identity = place.identify(known)
         if self._record is not None:
             with contextlib.suppress(OSError):  # this machine's disk; the next session writes it
-                self._record.write(place.url, found)
+                self._record.write(place.url, identity)
 
     def _publish(self) -> Iterator[float]:
         """Copy the folders that were asked for, unless a version is there to be copied."""

@@ -45,8 +45,8 @@ def fetch_newest(
             damage.append(f"{name[:12]}: {error}")
             log.warning("skipping a damaged version at %s: %s", link.place.url, damage[-1])
     what = "version" if step is None else f"version of step {step}"
-    told = "".join(f"; {text}" for text in damage)
-    raise CheckpointError(f"{link.place.url}/{link.run_id} holds no whole {what}{told}")
+    details = "".join(f"; {text}" for text in damage)
+    raise CheckpointError(f"{link.place.url}/{link.run_id} holds no whole {what}{details}")
 
 
 def _listed(link: RemoteSession, sleep: Callable[[float], None]) -> list[str]:

@@ -47,8 +47,8 @@ class Publication:
     @classmethod
     def from_line(cls, line: str | bytes) -> Self:
         """What `to_line` gave."""
-        told: dict[str, Any] = json.loads(line)
-        return cls(**{**told, "files": tuple(told["files"])})
+        values: dict[str, Any] = json.loads(line)
+        return cls(**{**values, "files": tuple(values["files"])})
 
 
 class PublishedFolder:
@@ -160,8 +160,8 @@ def paths_in(folder: Path, files: Sequence[str] = ()) -> list[Path]:
     Raises:
         ValueError: there are none.
     """
-    found = [folder / name for name in files] or folder.rglob("*")
-    paths = sorted(p for p in found if p.is_file() and p.name != SUMS)
+    candidates = [folder / name for name in files] or folder.rglob("*")
+    paths = sorted(p for p in candidates if p.is_file() and p.name != SUMS)
     if not paths:
         raise ValueError(f"{folder} holds no files: there is nothing to publish")
     return paths
@@ -212,11 +212,11 @@ def compare(place: Place, target: Path, sums: Mapping[str, str]) -> Iterator[str
     """
     for name, digest in sums.items():
         try:
-            found = _sha256(place, target / name)
+            actual = _sha256(place, target / name)
         except FileNotFoundError:
             yield f"{target / name} is missing"
             continue
-        if found != digest:
+        if actual != digest:
             yield f"{target / name} does not hold what was written to it"
 
 
@@ -235,14 +235,14 @@ def fetch_folder(
         for name, digest in sums.items():
             path = part / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            found = hashlib.sha256()
+            hasher = hashlib.sha256()
             with path.open("wb") as file:
                 for chunk in place.read(target / name):
                     file.write(chunk)
-                    found.update(chunk)
+                    hasher.update(chunk)
                     done_bytes += len(chunk)
                     on_progress(done_bytes, total_bytes)
-            if found.hexdigest() != digest:
+            if hasher.hexdigest() != digest:
                 raise DamagedFileError(
                     f"{place.url}/{target / name} does not hold what was written to it"
                 )

@@ -176,12 +176,12 @@ def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[
     num_removed = len({*listed} - {*link.store.versions()})
     write_json(record, pruning.unnamed_since)
     waiting = len(pruning.unnamed_since)
-    told = [f"{num_removed} versions removed at {link.place.url}"]
+    sentences = [f"{num_removed} versions removed at {link.place.url}"]
     if waiting:
-        told.append(f"{waiting} objects there have no name; a prune in an hour removes them")
+        sentences.append(f"{waiting} objects there have no name; a prune in an hour removes them")
     elif before:
-        told.append(f"{before} objects without a name removed there")
-    return told
+        sentences.append(f"{before} objects without a name removed there")
+    return sentences
 
 
 def _confirmed_manifest(link: RemoteSession, name: str) -> Manifest | None:
@@ -209,8 +209,8 @@ def _object_paths(link: RemoteSession, manifest: Manifest) -> Iterator[Path]:
 
 def _read_record(path: Path) -> dict[str, float]:
     try:
-        found = parse_json(path.read_bytes())
+        record = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    is_record = isinstance(found, dict) and all(type(time) is float for time in found.values())
-    return found if is_record else {}
+    is_record = isinstance(record, dict) and all(type(time) is float for time in record.values())
+    return record if is_record else {}

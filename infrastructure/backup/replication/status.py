@@ -121,10 +121,10 @@ class BackupStatus:
     def _confirmed(self, now: float) -> str:
         if self.confirmed_at is None or self.saved_at is None:
             return "nothing is confirmed yet"
-        told = f"step {self.confirmed_step} confirmed {age_words(now - self.confirmed_at)} ago"
+        text = f"step {self.confirmed_step} confirmed {age_words(now - self.confirmed_at)} ago"
         if self.confirmed_at - self.saved_at > LATE_SECONDS:
-            told += f" (saved {age_words(now - self.saved_at)} ago)"
-        return told
+            text += f" (saved {age_words(now - self.saved_at)} ago)"
+        return text
 
     def _on_its_way(self) -> str:
         if self.in_flight_step is not None:

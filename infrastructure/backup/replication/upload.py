@@ -102,15 +102,15 @@ class Upload:
             yield 0.0
         for pack in packs:
             while self._is_window_full(pack):
-                yield from self._ask_all(packs)
+                yield from self._confirm_all(packs)
             if pack.hash not in self.link.sent:
                 self._send(pack, pack.hash in seen)
                 yield 0.0
         while not self._objects_are_confirmed():
             if self._is_hopeless():
-                self._let_go(packs)
+                self._forget_unconfirmed(packs)
                 break
-            yield from self._ask_all(packs)
+            yield from self._confirm_all(packs)
         self._before_manifest()
         yield from self._put_manifest()
 
@@ -127,7 +127,7 @@ class Upload:
         # a place that confirms others gets what was lost once more
         return now - self._news_at > self._patience * (2 if self.link.num_confirmed else 0.9)
 
-    def _let_go(self, packs: Sequence[Pack]) -> None:
+    def _forget_unconfirmed(self, packs: Sequence[Pack]) -> None:
         """The next version asks anew for what was not confirmed."""
         self.link.is_doubtful = True
         for pack in packs:
@@ -143,21 +143,21 @@ class Upload:
         is_full = bool(waiting) and sum(waiting) + next_pack.size_bytes > WINDOW_BYTES
         return is_full and not self._is_hopeless()
 
-    def _ask_all(self, packs: Sequence[Pack]) -> Iterator[float]:
+    def _confirm_all(self, packs: Sequence[Pack]) -> Iterator[float]:
         """Ask for everything that is not confirmed, until something is, or there is no hope."""
         wait = FIRST_WAIT_SECONDS
         while True:
             news = False
             for pack in packs:
                 if pack.hash in self.link.sent and not self.link.is_confirmed(pack.hash):
-                    news |= self._ask(pack)
+                    news |= self._confirm(pack)
                     yield 0.0
             if news or self._is_hopeless():
                 return
             yield wait
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
-    def _ask(self, pack: Pack) -> bool:
+    def _confirm(self, pack: Pack) -> bool:
         """Whether an object that was sent is confirmed now; one that got lost is sent again."""
         sent = self.link.sent[pack.hash]
         try:

@@ -73,10 +73,10 @@ def pieces_of(manifest: Manifest) -> dict[str, list[str]]:
     pieces: dict[str, list[str]] = {}
     for name in manifest.tensors:
         if name.partition("/")[0] == CLASS:
-            found = _NAME.fullmatch(name)
-            if found is None:
+            match = _NAME.fullmatch(name)
+            if match is None:
                 raise CheckpointError(f"a version holds a file with the name {name[:80]!r}")
-            pieces.setdefault(found[1], []).append(name)
+            pieces.setdefault(match[1], []).append(name)
     return pieces
 
 

@@ -6,23 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.evaluation.asking import ask, stop_token_ids
+from infrastructure.evaluation.prompting import answer_questions, stop_token_ids
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.saving import save_model
 
 
 def test_answers_come_in_the_order_of_the_questions(saved_llama: Path) -> None:
     questions = ["What is 12 + 5?", "Reverse abc:", "The sky"]
-    together = ask(saved_llama, questions, max_tokens=12)
-    assert together == [ask(saved_llama, [text], max_tokens=12)[0] for text in questions]
+    together = answer_questions(saved_llama, questions, max_tokens=12)
+    assert together == [
+        answer_questions(saved_llama, [text], max_tokens=12)[0] for text in questions
+    ]
     assert len(set(together)) == 3
 
 
 def test_the_longest_answer_is_bounded(saved_llama: Path) -> None:
     from transformers import AutoTokenizer
 
-    (short,) = ask(saved_llama, ["Reverse abc:"], max_tokens=3)
-    (long,) = ask(saved_llama, ["Reverse abc:"], max_tokens=40)
+    (short,) = answer_questions(saved_llama, ["Reverse abc:"], max_tokens=3)
+    (long,) = answer_questions(saved_llama, ["Reverse abc:"], max_tokens=40)
     tokenizer = AutoTokenizer.from_pretrained(saved_llama)
     assert len(tokenizer(short)["input_ids"]) <= 3 < len(tokenizer(long)["input_ids"])
     assert long.startswith(short)
@@ -42,16 +44,16 @@ def test_an_answer_ends_where_those_of_the_run_ended(saved_llama: Path, tmp_path
 
 
 def test_no_question_needs_no_model() -> None:
-    assert ask("there/is-no-such-model", []) == []
+    assert answer_questions("there/is-no-such-model", []) == []
 
 
 def test_an_answer_of_no_token_is_none(saved_llama: Path) -> None:
     with pytest.raises(ValueError, match="max_tokens is 0"):
-        ask(saved_llama, ["a"], max_tokens=0)
+        answer_questions(saved_llama, ["a"], max_tokens=0)
 
 
 def test_a_model_that_writes_no_text_cannot_be_asked(tmp_path: Path) -> None:
     name = "tactical_mappo"
     save_model(MODELS[name].build(), None, tmp_path / "model", registered_name=name)
     with pytest.raises(ValueError, match="writes no text"):
-        ask(tmp_path / "model", ["a"])
+        answer_questions(tmp_path / "model", ["a"])

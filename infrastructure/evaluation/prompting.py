@@ -16,7 +16,7 @@ from infrastructure.training.models.model_manager import ModelManager
 from infrastructure.training.models.source import find_source
 
 
-def ask(
+def answer_questions(
     model: str | Path, questions: Sequence[str], max_tokens: int = 64, device: str = "auto"
 ) -> list[str]:
     """Greedy answers, each to its question alone, written as in training.
@@ -39,21 +39,27 @@ def ask(
         raise ValueError(f"model {model}: it writes no text, so it cannot be asked")
     encoder = ConversationEncoder(loaded.tokenizer, max_length=max_tokens)
     length = max_tokens - ANSWER_MARGIN_TOKENS  # which generating adds
-    asked = [
+    prompts = [
         Question(text, encoder.prompt_ids([Turn("user", text)]), "", length) for text in questions
     ]
     ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
-    answers = generate_answers(loaded.model, loaded.tokenizer, asked, ends)
+    answers = generate_answers(loaded.model, loaded.tokenizer, prompts, ends)
     return [answer.text.strip() for answer in answers]
 
 
 def stop_token_ids(model: Any, tokenizer: Any, name: str) -> list[int]:
     """What ends an answer: of the tokenizer, the model's own settings, and the run it lies in."""
     ends = {tokenizer.eos_token, *_ends_in_run(name)}
-    found = {number for number, token in special_tokens(tokenizer).items() if token in ends}
-    told = getattr(model.generation_config, "eos_token_id", None)
-    found.update(told if isinstance(told, list) else [told] if isinstance(told, int) else [])
-    return sorted(found)
+    token_ids = {number for number, token in special_tokens(tokenizer).items() if token in ends}
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    token_ids.update(
+        configured
+        if isinstance(configured, list)
+        else [configured]
+        if isinstance(configured, int)
+        else []
+    )
+    return sorted(token_ids)
 
 
 def _ends_in_run(name: str) -> list[str]:
