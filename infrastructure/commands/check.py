@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             print(line, flush=True)
 
-    pipeline = create_test_pipeline(config, say=say, rebaseline=options.rebaseline)
+    pipeline = create_test_pipeline(config, report=say, rebaseline=options.rebaseline)
     with interrupt_on_signals():
         pipeline.run_tests(*(GROUPS[:1] if options.quick else GROUPS))
     report = pipeline.generate_test_report()

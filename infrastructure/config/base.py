@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from infrastructure.config.aliases import spelt_in_section
 from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
 from infrastructure.config.field_help import allowed, metadata_of, show
-from infrastructure.config.types import RegisteredName
+from infrastructure.config.types import Allowed, UnknownNameError
 from infrastructure.core.lookup import nearest
 
 
@@ -149,10 +149,11 @@ def sentences(section: type[Section], error: ValidationError, values: dict[str, 
         else:
             info = section.model_fields[name]
             key = f"{section.prefix}.{name}".removeprefix(".")
-            if cause is not None and metadata_of(info, RegisteredName):
+            hint = cause.hint if isinstance(cause, UnknownNameError) else None
+            if hint is not None and not metadata_of(info, Allowed):
                 texts[name] = f"{key}: {cause}"
                 continue
-            texts[name] = f"{key} must be {allowed(info)}, not {show(values.get(name))}"
+            texts[name] = f"{key} must be {allowed(info)}, not {show(values.get(name))}{hint or ''}"
     return "; ".join(texts.values())
 
 
@@ -163,8 +164,10 @@ def unknown_field(section: type[Section], name: str) -> str:
     if plain in SAME:
         return f"unknown key {name!r} in {section.__name__}; it is {as_keys(SAME[plain])} here"
     meant = nearest(name, section.model_fields)
-    hint = f"; did you mean {meant!r}?" if meant else "; `temper config` lists all keys"
-    return f"unknown key {name!r} in {section.__name__}{hint}"
+    hint = f"did you mean {meant!r}?" if meant else "`temper config` lists all keys"
+    own = ", and settings of one's own go into training.settings"
+    more = "" if meant or section.prefix != "training" else own
+    return f"unknown key {name!r} in {section.__name__}; {hint}{more}"
 
 
 def kinds(annotation: Any) -> set[Any]:

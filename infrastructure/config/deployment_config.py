@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, String
 from infrastructure.config.aliases import KEYS
 from infrastructure.config.base import ConfigurationError, Section
 from infrastructure.config.merging import planned as later
+from infrastructure.config.merging import plugin_names
 from infrastructure.config.merging.cross_checks import (
     misfits,
     several_processes,
@@ -48,7 +49,9 @@ from infrastructure.config.types import (
     Percent,
 )
 from infrastructure.core.redact import redact, redact_mapping
+from infrastructure.core.registry import adopt_origins, note_origins
 
+PLUGINS = "plugins"  # of the dictionary: where those come from that are not built in
 DEFAULT_SOURCE = Source(Layer.DEFAULT, "default")
 ASSIGNED_SOURCE = Source(Layer.KEYWORD, "assigned in Python")
 
@@ -165,6 +168,7 @@ class DeploymentConfig(Section):
     _num_epochs: int | None = PrivateAttr(default=None)
     _settings: dict[str, Setting] = PrivateAttr(default_factory=dict)
     _environment_notes: list[str] = PrivateAttr(default_factory=list)
+    _plugins: plugin_names.Origins = PrivateAttr(default_factory=dict)
     _model_names: frozenset[str] = PrivateAttr(default=frozenset({"embedded"}))
 
     def __init__(self, /, **keywords: Any) -> None:
@@ -245,6 +249,7 @@ class DeploymentConfig(Section):
         """A sentence for each setting that cannot be carried out; what `check_supported` raises."""
         return [
             *later.unsupported(self, self.source),
+            *plugin_names.unknown_plugins(self, self.source, self._plugins),
             *misfits(self, self.source),
             *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
             *testing_off(self.enable_testing, self.testing_interval),
@@ -278,7 +283,17 @@ class DeploymentConfig(Section):
         }
         masked: list[str] = []
         values = without_secrets(self._values_found_anywhere(), masked)
-        return {"values": values, "sources": redact_mapping(sources), "masked": masked}
+        saved = {"values": values, "sources": redact_mapping(sources), "masked": masked}
+        return saved | self.plugins_to_dict()
+
+    def plugins_to_dict(self) -> dict[str, Any]:
+        """The part of `to_dict` that says where plug-ins come from; empty where there are none."""
+        origins = plugin_names.origins_of(self, self._plugins)
+        return {PLUGINS: plugin_names.as_json(origins)} if origins else {}
+
+    def adopt_plugins(self) -> None:
+        """From here on names mean in this process what they meant where this run began."""
+        adopt_origins(self._plugins)
 
     def _values_found_anywhere(self) -> dict[str, Any]:
         values = self.model_dump(mode="json")
@@ -297,7 +312,10 @@ class DeploymentConfig(Section):
             ConfigurationError: unknown keys, wrong values, or a value that was masked as a secret.
         """
         refuse_masked(saved)
+        plugins = plugin_names.from_json(saved.get(PLUGINS, {}))
+        note_origins(plugins)
         config = cls(**without_masked_place(saved))
+        config._plugins = plugins
         config._settings = {
             key: Setting(key, config.value(key), Source(Layer(told["layer"]), told["place"]))
             for key, told in saved["sources"].items()
@@ -318,6 +336,7 @@ class DeploymentConfig(Section):
         ]
         config = self.from_layers([own, changes])
         config._model_names = self._model_names
+        config._plugins = self._plugins
         config._environment_notes = self._environment_notes
         return config
 

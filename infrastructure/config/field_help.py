@@ -43,7 +43,8 @@ def choices(info: FieldInfo) -> list[str]:
 
 def words_taken(info: FieldInfo) -> list[str]:
     """The words that a field takes, among other values perhaps: `auto`, `none`."""
-    if named := metadata_of(info, RegisteredName):
+    named = metadata_of(info, RegisteredName)
+    if named and get_origin(info.annotation) is not list:
         return list(named.names())
     return [word for leaf in leaves(info.annotation) for word in _words_of(leaf)]
 
@@ -71,10 +72,10 @@ def _words_of(leaf: Any) -> list[str]:
 
 
 def _words(annotation: Any, metadata: Any = ()) -> str:
-    for item in metadata:
-        if isinstance(item, RegisteredName):
-            return " or ".join([*map(json.dumps, item.names()), "a registered name"])
     told = next((item.words for item in metadata if isinstance(item, Allowed)), None)
+    for item in metadata:
+        if isinstance(item, RegisteredName) and told is None:
+            return " or ".join([*map(json.dumps, item.names()), "a registered name"])
     if told and get_origin(annotation) not in (Union, types.UnionType):
         return told
     if get_origin(annotation) is Annotated:

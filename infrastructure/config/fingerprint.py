@@ -33,6 +33,7 @@ DOES_NOT_COUNT = frozenset(
         "training.deadline",
         "training.validation_prompts",
         "training.log_frequency",
+        "training.metrics",
         "training.metrics_sinks",
         "training.recovery.out_of_memory",
         "training.recovery.not_finite",
@@ -64,7 +65,8 @@ def purpose_of(config: DeploymentConfig) -> dict[str, Any]:
     left_out = () if QUANTUM in config.training.extensions else OF_THE_QUANTUM_STEP
     keys = [key for key in config.present_keys() if counts(key) and not key.startswith(left_out)]
     found = {key: _inside(nested, key) for key in keys}
-    return found | {key: True for key, value in found.items() if isinstance(value, Mapping)}
+    fields = schema_of(DeploymentConfig).fields
+    return found | {key: True for key in found if fields[key].is_switch and found[key] is not None}
 
 
 def differing_keys(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -76,6 +78,8 @@ def differing_keys(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Itera
     for key in dict.fromkeys([*recorded, *now]):
         was, found = recorded.get(key), now.get(key)
         if key not in recorded and found == _default(key):  # recorded before there was this setting
+            continue
+        if was is True and isinstance(found, Mapping):  # as runs of before recorded a mapping
             continue
         if was != found and not (key in PLACES and _has_moved(was, found)):
             yield key

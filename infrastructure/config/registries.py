@@ -1,6 +1,6 @@
-"""What can be chosen by name and added to: in a script by `register`, or by an installed package's
-entry point. The names are known here without the code behind them, so that a wrong one is told at
-once; the module that is named registers what is built in.
+"""What can be chosen by name and added to: in a script by `register`, by an installed package's
+entry point, or by its address, `module:name`. The names are known here without the code behind
+them, so that a wrong one is told at once; the module that is named provides what is built in.
 """
 
 from typing import Any
@@ -19,3 +19,32 @@ QUANTIZATIONS: Registry[Any] = Registry(
 )
 # training.stackwise.activation_cache
 CACHES: Registry[Any] = Registry("activation cache", "temper.activation_caches", ("disk",))
+# training.model_adapters
+ADAPTERS: Registry[Any] = Registry(
+    "model adapter", "temper.adapters", ("standard", "tactical_mappo")
+)
+# training.models.token_functions
+LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",))
+METRICS: Registry[Any] = Registry("metric", "temper.metrics")
+# training.extensions.extension_manager
+EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", ("quantum",))
+# training.data.readers.sources
+FORMATS: Registry[Any] = Registry(
+    "data format",
+    "temper.formats",
+    ("json", "jsonl", "csv", "tsv", "text", "parquet", "hdf5", "huggingface"),
+)
+# training.data.encoding.augmentation
+AUGMENTATIONS: Registry[Any] = Registry("augmentation", "temper.augmentations")
+# training.metrics.sinks
+SINKS: Registry[Any] = Registry(
+    "metrics sink", "temper.sinks", ("console", "jsonl", "csv", "tensorboard")
+)
+# monitoring.watching.alert_sinks
+ALERT_SINKS: Registry[Any] = Registry(
+    "alert sink", "temper.alert_sinks", ("console", "log", "notebook", "webhook")
+)
+# backup.backends; the names are schemes of URLs, and fsspec is asked for any other
+BACKENDS: Registry[Any] = Registry(
+    "storage backend", "temper.backends", ("folder", "file", "local", "drive", "hf", "fsspec")
+)

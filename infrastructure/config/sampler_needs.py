@@ -6,12 +6,10 @@ takes time. The samplers themselves are in `quantum/samplers/`.
 
 import os
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
-from pathlib import Path
 
 from infrastructure.core.errors import MissingSecretError
 from infrastructure.core.lookup import look_up
+from infrastructure.core.named_object import missing_module
 from infrastructure.core.optional import refuse_missing
 
 DWAVE_TOKEN, DWAVE_CONFIG_FILE = "DWAVE_API_TOKEN", "DWAVE_CONFIG_FILE"
@@ -88,13 +86,9 @@ def check_sampler(name: str) -> None:
         MissingPackageError: its package is not installed; says how to install it.
         MissingSecretError: the environment does not say how its machine is reached.
     """
-    module, colon, _ = name.partition(":")
-    if colon:
-        if not _is_module(module.partition(".")[0]):
-            raise ValueError(
-                f"the sampler {name} cannot be loaded: there is no module {module}; name it"
-                " module:Class, and put the module where Python finds it"
-            )
+    if ":" in name:
+        if missing := missing_module("sampler", name):
+            raise ValueError(missing)
         return
     needs = look_up("sampler", canonical(name), SAMPLER_NEEDS)
     if needs.package is not None:
@@ -122,9 +116,3 @@ def most_variables(name: str) -> int | None:
 def canonical(name: str) -> str:
     """A name as it is known here: the specification writes hyphens."""
     return name.replace("-", "_")
-
-
-def _is_module(name: str) -> bool:
-    """Whether the other process, which looks in the working directory too, can find it."""
-    here = [str(Path.cwd())]
-    return bool(name) and (find_spec(name) or PathFinder.find_spec(name, here)) is not None

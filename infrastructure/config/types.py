@@ -16,7 +16,8 @@ from pydantic_core import core_schema
 
 from infrastructure.core.files import is_utf8
 from infrastructure.core.json_text import parse_json
-from infrastructure.core.lookup import unknown_name
+from infrastructure.core.lookup import nearest, unknown_name
+from infrastructure.core.named_object import is_address
 from infrastructure.core.redact import redact
 from infrastructure.core.registry import Registry
 
@@ -49,12 +50,31 @@ class Later:
     today: str = ""
 
 
+class UnknownNameError(ValueError):
+    """A name that a registry does not have.
+
+    Attributes:
+        hint: the nearest one that it has, as the end of a sentence; "" where none is near.
+    """
+
+    def __init__(self, text: str, hint: str) -> None:
+        super().__init__(text)
+        self.hint = hint
+
+
 @dataclass(frozen=True)
 class RegisteredName:
-    """A field's value is a name in a registry, or one of a few other words."""
+    """A field's value, or each one of its list, is a name in a registry, the address of one's own
+    (`module:name`), or one of a few other words.
+
+    Attributes:
+        is_late: an unknown name is told when a run starts: whoever registers it may do so after the
+            configuration was made.
+    """
 
     registry: Registry[Any]
     others: tuple[str, ...] = ()
+    is_late: bool = False
 
     def names(self) -> tuple[str, ...]:
         """All that there are now, what is built in first."""
@@ -62,15 +82,34 @@ class RegisteredName:
         added = [name for name in self.registry.names() if name not in built_in]
         return (*self.others, *built_in, *added)
 
-    def check(self, value: str) -> str:
-        if value not in self.others and not self.registry.has(value):
-            raise ValueError(unknown_name(self.registry.what, redact(value), self.names()))
+    def check(self, value: Any) -> Any:
+        """The value of a field, as it is.
+
+        Raises:
+            UnknownNameError: one of its names is unknown.
+        """
+        for name in () if self.is_late else names_in(value):
+            self.require(name)
         return value
+
+    def require(self, name: str) -> None:
+        """Raise UnknownNameError for a name that there is not; an address is looked up later."""
+        if name in self.others or is_address(name) or self.registry.has(name):
+            return
+        meant = nearest(name, self.names())
+        hint = f"; did you mean {meant!r}?" if meant else ""
+        told = unknown_name(self.registry.what, redact(name), self.names())
+        raise UnknownNameError(f"{told}, or one's own as module:name", hint)
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+
+def names_in(value: Any) -> tuple[str, ...]:
+    """The names that a field's value has: itself, or each one of a list."""
+    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def parse_size(text: str) -> int:

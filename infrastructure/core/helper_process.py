@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from infrastructure.core import helper_main
 from infrastructure.core.redact import redact
+from infrastructure.core.registry import PLUGINS_VARIABLE, registered_addresses
 
 PACKAGE = "infrastructure"
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,10 @@ class HelperProcess(subprocess.Popen[bytes]):
     ) -> None:
         self._words = b""
         self._reader: threading.Thread | None = None
-        found_at = {helper_main.PATH_VARIABLE: "\n".join(module_path())}
+        found_at = {
+            helper_main.PATH_VARIABLE: "\n".join(module_path()),
+            PLUGINS_VARIABLE: registered_addresses(),
+        }
         super().__init__(
             [sys.executable, "-P", helper_main.__file__, module, *arguments],
             stdin=stdin,
@@ -181,14 +185,15 @@ def _modules_found() -> Iterator[None]:
         return {**told(name), "sys_path": module_path()}
 
     with _STARTING:
-        before = os.environ.get(SAFE_PATH)
-        os.environ[SAFE_PATH] = "1"
+        before = {name: os.environ.get(name) for name in (SAFE_PATH, PLUGINS_VARIABLE)}
+        os.environ |= {SAFE_PATH: "1", PLUGINS_VARIABLE: registered_addresses()}
         spawn.get_preparation_data = tell
         try:
             yield
         finally:
             spawn.get_preparation_data = told
-            if before is None:
-                os.environ.pop(SAFE_PATH)
-            else:
-                os.environ[SAFE_PATH] = before
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name)
+                else:
+                    os.environ[name] = value

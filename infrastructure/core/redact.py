@@ -30,7 +30,7 @@ _TOKEN = re.compile(
     r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
 )
 # One slash too, as `Path("https://me:pw@host")` reads; up to the last @, which passwords may hold.
-_URL_USER = re.compile(r"(?P<start>\b[a-z][a-z0-9+.-]+:/{1,2})[^\s/]+@", re.IGNORECASE)
+_URL_USER = re.compile(r"(?P<start>\b[a-z][a-z0-9+._-]+:/{1,2})[^\s/]+@", re.IGNORECASE)
 _ASSIGNED = re.compile(
     r"(?P<key>\b[\w-]*(?:token|secret|password|passwd|api_?key|access_?key)[\w-]*)"
     r"(?P<sign>\s*[=:]\s*)(?P<value>[^\s,;&\"']{6,})",

@@ -1,17 +1,52 @@
-"""Registries that plug-ins add to: by a call, or by an entry point of an installed package.
+"""Registries that plug-ins add to: by a call, by an entry point of an installed package, or by
+their address, `module:name`.
 
-An entry point is loaded when its name is first asked for, so an installed package that nobody asks
-for costs nothing and can break nothing.
+What somebody registers goes before what is built in, and that before what is installed. An entry
+point is loaded when its name is first asked for, so an installed package that nobody asks for costs
+nothing and can break nothing. What this process has registered is known in its helper processes,
+which import it from where it was defined.
 """
 
-from collections.abc import Iterator
+import inspect
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import distribution, entry_points, packages_distributions
+from typing import Any, Generic, TypeVar
 
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.named_object import (
+    MAIN,
+    address_of,
+    is_address,
+    load_object,
+    missing_module,
+    module_file,
+)
 
 Plugin = TypeVar("Plugin")
+
+PLUGINS_VARIABLE = "_TEMPER_PLUGINS"  # of a helper: what its parent has registered
+MOST_LISTED = 8  # names in a sentence
+
+_REGISTRIES: "list[Registry[Any]]" = []
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a plug-in comes from that is not built in; a run records it, to go on elsewhere.
+
+    Attributes:
+        address: `module:name`; None: a notebook or the script itself has made it, and no other
+            process can import it.
+        package: the installed package that holds it, as pip takes it; None: none does.
+    """
+
+    address: str | None
+    package: str | None = None
 
 
 class Registry(Generic[Plugin]):
@@ -20,29 +55,55 @@ class Registry(Generic[Plugin]):
     Args:
         what: the kind in words, for error messages.
         group: entry point group of installed packages, such as "temper.formats".
-        built_in: names that the module registers which implements them. They are known before it
-            is imported.
+        built_in: names of what `provide` will be given by the module that implements it. They are
+            known before that is imported.
     """
 
     def __init__(self, what: str, group: str, built_in: tuple[str, ...] = ()) -> None:
         self.what = what
         self.group = group
         self.built_in = built_in
-        self._plugins: dict[str, Plugin] = {}
+        self.contract: type | None = None
+        self._makes = True
+        self._registered: dict[str, Plugin] = {}
+        self._provided: dict[str, Plugin] = {}
+        self._loaded: dict[str, Plugin] = {}  # by name, or by address
+        self._adopted: dict[str, Origin] = {}  # of the run that goes on in this process
+        self._noted: dict[str, Origin] = {}  # of runs whose records this process has read
+        _REGISTRIES.append(self)
+
+    def provide(
+        self, plugins: Mapping[str, Plugin], contract: type | None = None, *, makes: bool = True
+    ) -> None:
+        """Say what is built in, once.
+
+        Args:
+            contract: what a plug-in makes has the methods and attributes of this class; a plug-in
+                is such a class, or a function that makes such an object. None: it is a function.
+            makes: False: a plug-in makes nothing, but is itself such an object.
+        """
+        self._provided = dict(plugins)
+        self.contract, self._makes = contract, makes
 
     def register(self, name: str, plugin: Plugin) -> None:
-        """Add a plug-in.
+        """Add a plug-in. It goes before one that is built in; the same one again, as a notebook's
+        cell that is run again defines it, takes its own place.
 
         Raises:
-            ValueError: the name is taken by another plug-in.
+            ValueError: the name is taken by another plug-in, or this one does not keep the
+                contract.
         """
-        if self._plugins.get(name, plugin) is not plugin:
+        if not name or is_address(name):
+            raise ValueError(f"{self.what} {name!r}: a name has no colon in it and is not empty")
+        known = self._registered.get(name, plugin)
+        if known is not plugin and not _is_defined_again(known, plugin):
             raise ValueError(f"{self.what} {name!r} is registered already: choose another name")
-        self._plugins[name] = plugin
+        self._check(name, plugin)
+        self._registered[name] = plugin
 
     def unregister(self, name: str) -> None:
         """Remove a plug-in that was added by a call."""
-        del self._plugins[name]
+        del self._registered[name]
 
     @contextmanager
     def registered(self, name: str, plugin: Plugin) -> Iterator[None]:
@@ -60,30 +121,276 @@ class Registry(Generic[Plugin]):
     def names(self) -> list[str]:
         """Built-in, registered and installed names."""
         installed = (point.name for point in entry_points(group=self.group))
-        return sorted({*self.built_in, *self._plugins, *installed})
+        own = {*self._own_names(), *self._adopted}
+        return sorted({*self.built_in, *self._provided, *own, *installed})
+
+    def is_here(self, name: str) -> bool:
+        """Whether there is such a plug-in; nothing is imported."""
+        return name in self.built_in or self.is_own(name) or name in self.names()
 
     def has(self, name: str) -> bool:
-        """Whether there is such a plug-in; nothing is imported."""
-        return name in self.built_in or name in self._plugins or name in self.names()
+        """Whether there is such a plug-in, or was one where a run began whose record was read."""
+        return self.is_here(name) or name in self._noted
+
+    def is_own(self, name: str) -> bool:
+        """Whether a call has registered the name: here, in the process that has started this, or
+        where the run began that goes on."""
+        return name in self._own_names() or name in self._adopted
 
     def get(self, name: str) -> Plugin:
-        """The plug-in of that name, loaded from its package if need be.
+        """The plug-in of that name or address, loaded from its module if need be.
 
         Raises:
-            ValueError: there is none; the text suggests the nearest one.
+            ValueError: there is none (the text suggests the nearest one), it cannot be loaded, or
+                it does not keep the contract.
         """
-        if name not in self._plugins:
-            found = entry_points(group=self.group, name=name)
-            if not found:
-                raise ValueError(self._unknown(name))
-            self._plugins[name] = next(iter(found)).load()
-        return self._plugins[name]
+        if name in self._registered:
+            found = self._registered[name]
+        else:
+            address = self._address(name)
+            if address is None and name in self._provided:
+                return self._provided[name]
+            key = address or name
+            if key not in self._loaded:
+                self._loaded[key] = self._load(name, address)
+            found = self._loaded[key]
+        self._check(name, found)  # again, as the contract may be known only by now
+        return found
+
+    def make(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+        """What the plug-in of that name makes.
+
+        Raises:
+            ValueError: as `get`; or what it has made does not keep the contract.
+        """
+        plugin: Any = self.get(name)
+        self._check_call(name, plugin, arguments, keywords)
+        made = plugin(*arguments, **keywords)
+        if self.contract is not None and (lacking := _lacking_in_object(made, self.contract)):
+            raise ValueError(
+                f"{self._shown(name, plugin)} does not keep the contract of"
+                f" {self.contract.__name__}: the {type(made).__name__} that it makes lacks"
+                f" {_listed(lacking, self.contract)}{_init_hint(made, self.contract)}"
+            )
+        return made
+
+    def require_shareable(self, name: str) -> None:
+        """Refuse a plug-in that no other process could import.
+
+        Raises:
+            ValueError: it is made in a notebook, in the script itself or inside a function.
+        """
+        plugin = self._registered.get(name)
+        is_hidden = name in self._registered and address_of(plugin) is None
+        if is_hidden or name.startswith(f"{MAIN}:"):
+            shown = self._shown(name, plugin) if is_hidden else f"{self.what} {name!r}"
+            raise ValueError(
+                f"{shown} is needed by another process, too,"
+                " which cannot import it from a notebook, from the script that is run or from"
+                " inside a function: put it into a module of its own beside the script, and"
+                " register it from there"
+            )
+
+    def addresses(self) -> dict[str, str]:
+        """Name → address of what was registered, here or where the run began that goes on; without
+        what no other process can import."""
+        found = {name: origin.address for name, origin in self._adopted.items()}
+        found |= _inherited(self.group)
+        found |= {name: address_of(plugin) for name, plugin in self._registered.items()}
+        return {name: address for name, address in found.items() if address is not None}
+
+    def origin(self, name: str) -> Origin | None:
+        """Where the plug-in of a name or an address comes from; None: it is built in, or there is
+        none. Nothing is imported."""
+        if name in self._registered:
+            address = address_of(self._registered[name])
+            return Origin(address, package_of(address))
+        if (address := self._address(name)) is not None:
+            return Origin(address, package_of(address))
+        if name in self._provided or name in self.built_in:
+            return None
+        for point in entry_points(group=self.group, name=name):
+            dist = point.dist
+            return Origin(point.value, f"{dist.name}=={dist.version}" if dist else None)
+        return None
+
+    def problem(self, name: str, recorded: Origin | None = None) -> str | None:
+        """The sentence for a name or an address that cannot be had here; None: it can. Nothing is
+        imported.
+
+        Args:
+            recorded: where it came from when the run began that goes on now.
+        """
+        is_name = not is_address(name)
+        if recorded is None and is_name:
+            return None if self.is_here(name) else self._unknown(name)
+        if name in self._own_names() or (is_name and self._is_installed(name)):
+            return None
+        address = name if recorded is None else recorded.address
+        if address is None:
+            return (
+                f"the {self.what} {name!r} was made in the notebook, or in the script, that began"
+                " this run: go on with it there"
+            )
+        return missing_module(self.what, address)
+
+    def _own_names(self) -> list[str]:
+        return [*self._registered, *_inherited(self.group)]
+
+    def _is_installed(self, name: str) -> bool:
+        return bool(entry_points(group=self.group, name=name))
+
+    def _address(self, name: str) -> str | None:
+        """Where to import a name from that this process has not registered; None: from nowhere, or
+        from where an installed package says."""
+        if (inherited := _inherited(self.group).get(name)) is not None:
+            return inherited
+        if is_address(name):
+            return name
+        adopted = self._adopted.get(name)
+        if adopted is None and name in self._noted and not self.is_here(name):
+            adopted = self._noted[name]
+        return adopted.address if adopted and not self._is_installed(name) else None
+
+    def _load(self, name: str, address: str | None) -> Plugin:
+        if address is not None:
+            found: Plugin = load_object(self.what, address)
+            return found
+        points = entry_points(group=self.group, name=name)
+        if not points:
+            raise ValueError(self._unknown(name))
+        point = next(iter(points))
+        try:
+            loaded: Plugin = point.load()
+        except Exception as error:  # whatever the package does when it is imported
+            raise ValueError(
+                f"{self.what} {name!r} cannot be loaded from {point.value} of an installed package:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+        return loaded
+
+    def _check(self, name: str, plugin: Any) -> None:
+        lacking: list[str] = []
+        if not self._makes and self.contract is not None:
+            lacking = _lacking_in_object(plugin, self.contract)
+        elif not callable(plugin):
+            kind = "function" if self.contract is None else "class or function"
+            raise ValueError(f"{self._shown(name, plugin)} is no {kind}")
+        elif isinstance(plugin, type) and self.contract is not None:
+            lacking = _lacking_in_class(plugin, self.contract)
+        if lacking and self.contract is not None:  # what a function makes is looked at later
+            raise ValueError(
+                f"{self._shown(name, plugin)} does not keep the contract of"
+                f" {self.contract.__name__}: it lacks {_listed(lacking, self.contract)}"
+            )
+
+    def _check_call(
+        self, name: str, plugin: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> None:
+        """An error inside the plug-in stays what it is; one in how it is called is a sentence."""
+        try:
+            inspect.signature(plugin).bind(*arguments, **keywords)
+        except TypeError as error:
+            given = ", ".join([*(type(one).__name__ for one in arguments), *keywords])
+            raise ValueError(
+                f"{self._shown(name, plugin)} cannot be called with ({given}): {error}"
+            ) from None
+        except ValueError:  # one that is built into Python may not say what it takes
+            return
+
+    def _shown(self, name: str, plugin: Any) -> str:
+        place = _place_of(plugin) or repr(plugin)
+        return f"{self.what} {name!r}" + ("" if place == name else f" ({place})")
 
     def _unknown(self, name: str) -> str:
         known = self.names()
         if known:
-            return unknown_name(self.what, name, known)
+            return f"{unknown_name(self.what, name, known)}, or one's own as module:name"
         return (
-            f"unknown {self.what} {name!r}, and there is no other: register it, or install a"
-            f" package that brings it (entry points in the group {self.group!r})"
+            f"unknown {self.what} {name!r}, and there is no other: register it, name it as"
+            f" module:name, or install a package that brings it (entry points in the group"
+            f" {self.group!r})"
         )
+
+
+def registered_addresses() -> str:
+    """What this process has registered and others can import, for `PLUGINS_VARIABLE` of a helper;
+    empty where there is nothing."""
+    found = {registry.group: registry.addresses() for registry in _REGISTRIES}
+    addresses = {group: known for group, known in found.items() if known}
+    return json.dumps(addresses) if addresses else ""
+
+
+def note_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
+    """Take the names for known that the record of a run holds (group → name → origin)."""
+    for registry in _REGISTRIES:
+        registry._noted.update(origins.get(registry.group, {}))
+
+
+def adopt_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
+    """From here on this process trains the run that was begun with these (group → name → origin):
+    its plug-ins go before what is built in, and those of a run before it are forgotten."""
+    for registry in _REGISTRIES:
+        registry._adopted = dict(origins.get(registry.group, {}))
+
+
+@cache
+def package_of(address: str | None) -> str | None:
+    """The installed package that holds a module, `name==version`; None: none does."""
+    if address is None:
+        return None
+    top = address.partition(":")[0].partition(".")[0]
+    file = module_file(top)
+    if file is None:
+        return None
+    for name in packages_distributions().get(top, ()):
+        package = distribution(name)
+        if file.is_relative_to(str(package.locate_file(""))):  # not another one of this name
+            return f"{name}=={package.version}"
+    return None
+
+
+def _inherited(group: str) -> dict[str, str]:
+    """Name → address of what the process that has started this one had registered."""
+    text = os.environ.get(PLUGINS_VARIABLE)
+    found: dict[str, str] = json.loads(text).get(group, {}) if text else {}
+    return found
+
+
+def _place_of(plugin: Any) -> str | None:
+    """Where it was defined; None: nobody can tell."""
+    module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
+    return f"{module}:{name}" if module and name else None
+
+
+def _is_defined_again(known: Any, plugin: Any) -> bool:
+    place = _place_of(plugin)
+    return place is not None and "<" not in place and place == _place_of(known)
+
+
+def _public(contract: type) -> list[str]:
+    return [name for name in dir(contract) if not name.startswith("_")]
+
+
+def _lacking_in_class(plugin: type, contract: type) -> list[str]:
+    abstract: frozenset[str] = getattr(plugin, "__abstractmethods__", frozenset())
+    return sorted(abstract | {name for name in _public(contract) if not hasattr(plugin, name)})
+
+
+def _lacking_in_object(made: Any, contract: type) -> list[str]:
+    annotated = {name for kind in contract.__mro__ for name in inspect.get_annotations(kind)}
+    return sorted(name for name in {*_public(contract), *annotated} if not hasattr(made, name))
+
+
+def _listed(lacking: list[str], contract: type) -> str:
+    """What must be written comes first; of what is no such thing at all the rest is a number."""
+    abstract: frozenset[str] = getattr(contract, "__abstractmethods__", frozenset())
+    ordered = sorted(lacking, key=lambda name: (name not in abstract, name))
+    more = len(ordered) - MOST_LISTED
+    return ", ".join(ordered[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _init_hint(made: Any, contract: type) -> str:
+    """Of a subclass whose __init__ forgot the contract's."""
+    is_own = isinstance(made, contract) and "__init__" in vars(type(made))
+    return " (does its __init__ call super().__init__?)" if is_own else ""

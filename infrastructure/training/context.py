@@ -20,7 +20,7 @@ where `max_steps` says. `context.run()` is the whole training in the real loop, 
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +111,11 @@ class TrainingContext:
     @property
     def num_epochs(self) -> int:
         return sum(phase.num_epochs for phase in self.trainer.prepare().phases)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """One's own settings, as `training.settings` holds them."""
+        return self.trainer.training_config.settings
 
     def start_epoch(self) -> None:
         """Make ready to train what this epoch's phase trains; the position stays where it is."""

@@ -52,7 +52,11 @@ from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.loop.loss_judge import LossJudge
 from infrastructure.training.loop.optimizer_step import OptimizerStep
-from infrastructure.training.model_adapters import adapter_name, get_model_adapter
+from infrastructure.training.model_adapters import (
+    adapter_name,
+    check_token_functions,
+    get_model_adapter,
+)
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.models.source import starts_from_scratch
 from infrastructure.training.observers.early_stopping import early_stopping
@@ -65,6 +69,7 @@ from infrastructure.training.quantum.functional import (
 )
 from infrastructure.training.quantum.gradient_steps import check_blocks
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
+from infrastructure.training.quantum.records_observer import quantum_extension_of
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.save_retry import SaveFailures
 from infrastructure.training.resume.fingerprint import base_facts, machine_facts, settings_of
@@ -141,6 +146,7 @@ class EnhancedTrainer:
         self.adapter.data_config = data_config
         self.adapter.memory_config = memory_config or self.adapter.memory_config
         self.adapter.saved_tokenizer = saved_tokenizer or self.adapter.saved_tokenizer
+        check_token_functions(self.adapter, training_config)
         self.strategy = training_strategy or get_training_strategy(
             training_config.strategy_for(model_config), training_config
         )
@@ -218,7 +224,7 @@ class EnhancedTrainer:
             )
             if self.data.num_examples == 0:
                 raise ValueError(f"{self.data_config.path}: no example is left to train on")
-            if QUANTUM in self.training_config.extensions:
+            if quantum_extension_of(self.hooks.hooks) is not None:
                 limit_data(self.data, self.quantum_config)
                 check_blocks(self.quantum_config, self.initialize_model())
         return self.data

@@ -9,6 +9,7 @@ import torch
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig, check_sections
+from infrastructure.config.merging.plugin_names import require_shareable
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
@@ -78,6 +79,8 @@ class TrainerFactory:
                 f"num_processes = {size}: the other processes build their parts from the"
                 f" configuration, and {' and '.join(given)} of your own cannot be given to them"
             )
+        if size > 1:
+            require_shareable(config)
         return Team(config, size, trainer.adapter, launch) if size > 1 else None
 
     def create_trainer(

@@ -30,7 +30,7 @@ progressive.growth progressive.init time_interpretation corruption mask_weightin
 time_step_masking num_time_steps time_step_bins time_step_mask_fractions store_all_time_steps
 time_step_cache_size quantization_enabled quantization_type backbone_quantized
 adapters_full_precision qlora_enabled qlora_rank qlora_alpha qlora_dropout qlora_lr
-qlora_progressive_enabled qlora_strategy qlora_ranks cache_mode
+qlora_progressive_enabled qlora_strategy qlora_ranks cache_mode loss settings
 quantum.problem answer data_budget target candidates num_blocks rank_budget background
 resources.quantum.solver resources.quantum.max_qubits resources.quantum.fallback
 """
@@ -75,11 +75,21 @@ def test_what_does_not_count_leaves_the_purpose_as_it_is(key: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("training.seed", 1), ("data.packing", False), ("model.lora_config.r", 4)],
+    [
+        *[("training.seed", 1), ("data.packing", False), ("model.lora_config.r", 4)],
+        *[("training.settings", {"stages": 3}), ("training.loss", "my_losses:focal")],
+    ],
 )
 def test_what_counts_makes_it_another(key: str, value: object) -> None:
     was, found = purpose_of(DeploymentConfig()), purpose_of(DeploymentConfig(**{key: value}))
     assert key in list(differing_keys(was, found))
+
+
+def test_a_mapping_counts_by_what_it_holds_where_that_was_recorded() -> None:
+    key = "training.settings"
+    was, found = (purpose_of(DeploymentConfig(**{key: {"stages": n}})) for n in (3, 4))
+    assert list(differing_keys(was, found)) == [key]
+    assert list(differing_keys({**was, key: True}, found)) == [], "as it was recorded before"
 
 
 def test_a_path_that_is_gone_counts_by_its_name(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_mappings_at_any_depth() -> None:
 def test_a_path_keeps_its_words_and_loses_its_password() -> None:
     assert redact_urls(f"/runs/{TOKENS[0]}/token=abcdef") == f"/runs/{TOKENS[0]}/token=abcdef"
     assert redact_urls("https://me:secret@host/x") == "https://***@host/x"
+    assert redact_urls("my_module:My_Place://me:secret@host") == "my_module:My_Place://***@host"
 
 
 def test_shapes_alone_leave_assignments() -> None:

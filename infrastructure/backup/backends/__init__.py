@@ -1,5 +1,11 @@
-"""Places where backups lie: another disk, Google Drive, an object store, the Hugging Face Hub."""
+"""Places where backups lie: another disk, Google Drive, an object store, the Hugging Face Hub, or a
+storage backend of somebody's own.
 
+To add one: `register_backend(scheme, class)`, an entry point in the group "temper.backends", or its
+address, `backup.place: module:Class://…`. The copier, which is a process of its own, imports it.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -8,10 +14,53 @@ from infrastructure.backup.backends.drive import DrivePlace, is_on_drive
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.backends.fsspec_place import FsspecPlace
 from infrastructure.backup.backends.hub import HubPlace
+from infrastructure.config import registries
+from infrastructure.core.named_object import is_address
+from infrastructure.core.registry import Registry
 
-__all__ = ["Content", "Place", "open_place"]
+__all__ = ["Content", "Place", "open_place", "register_backend", "require_backend"]
 
 DRIVE = "drive:"
+FOLDER, FSSPEC = "folder", "fsspec"  # of texts without a scheme, and of all other schemes
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def _open_folder(text: str) -> Place:
+    folder = _folder(text)
+    return DrivePlace(folder) if is_on_drive(folder) else FolderPlace(folder)
+
+
+def _open_file(text: str) -> Place:
+    return FolderPlace(_folder(unquote(urlsplit(text).path)))
+
+
+BACKENDS: Registry[Callable[[str], Place]] = registries.BACKENDS
+BACKENDS.provide(
+    {
+        FOLDER: _open_folder,
+        "file": _open_file,
+        "local": _open_file,
+        "drive": lambda text: DrivePlace(_folder(text.removeprefix(DRIVE))),
+        "hf": HubPlace,
+        FSSPEC: FsspecPlace,
+    },
+    Place,
+)
+
+
+def register_backend(name: str, backend: Callable[[str], Place]) -> None:
+    """Make `backup.place: name://…` a place that `backend` opens, given that whole text; it goes
+    before ours of that scheme, and before fsspec's.
+
+    The copier imports it from where it is defined: a module, not a notebook's cell.
+
+    Raises:
+        ValueError: the name is taken by another one's own, or `backend` lacks a method.
+    """
+    BACKENDS.register(name, backend)
 
 
 def open_place(text: str) -> Place:
@@ -19,24 +68,41 @@ def open_place(text: str) -> Place:
 
     Args:
         text: a folder (on a mounted Drive it is known as such; `drive:` before it says so, and
-            `file://` that it is none), an fsspec URL, or `hf://[datasets/]OWNER/NAME[/folder]`.
+            `file://` that it is none), an fsspec URL, `hf://[datasets/]OWNER/NAME[/folder]`, or one
+            of somebody's own backend: `name://…` or `module:Class://…`.
 
     Raises:
-        ValueError: no place has such a name.
+        ValueError: no place has such a name, or its backend cannot be used.
         MissingPackageError: what speaks to it is not installed.
+    """
+    place: Place = BACKENDS.make(backend_of(text), text)
+    return place
+
+
+def require_backend(text: str) -> None:
+    """Look at the backend of a place that another process will open, too.
+
+    Raises:
+        ValueError: it cannot be used, or that process could not import it.
+    """
+    BACKENDS.require_shareable(backend_of(text))
+
+
+def backend_of(text: str) -> str:
+    """The name, or the address, of the backend that opens a place.
+
+    Raises:
+        ValueError: the text is empty.
     """
     if not text.strip():
         raise ValueError("backup.place is empty: name a folder or a URL, or leave it out")
     if text.startswith(DRIVE):
-        return DrivePlace(_folder(text.removeprefix(DRIVE)))
-    if "://" not in text and "::" not in text:
-        folder = _folder(text)
-        return DrivePlace(folder) if is_on_drive(folder) else FolderPlace(folder)
-    scheme = text.partition("://")[0].lower()
-    if scheme in ("file", "local"):
-        return FolderPlace(_folder(unquote(urlsplit(text).path)))
-    return HubPlace(text) if scheme == "hf" else FsspecPlace(text)
-
-
-def _folder(text: str) -> Path:
-    return Path(text).expanduser().absolute()
+        return "drive"
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        return FSSPEC if "::" in text else FOLDER
+    if is_address(scheme):
+        return scheme
+    scheme = scheme.lower()
+    is_scheme = scheme not in (FOLDER, FSSPEC) or BACKENDS.is_own(scheme)
+    return scheme if is_scheme and BACKENDS.has(scheme) else FSSPEC

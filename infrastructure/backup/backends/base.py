@@ -80,8 +80,8 @@ class Place(FileOperations, abc.ABC):
             self.require_identity()
             return known
         self.identity = None
-        found = ids_at(self)
-        self.identity = found[0] if found else mark(self)
+        ids = ids_at(self)
+        self.identity = ids[0] if ids else mark(self)
         self.require_identity()
         return self.identity
 
@@ -93,10 +93,10 @@ class Place(FileOperations, abc.ABC):
                 folder below a mount that went away.
         """
         if self.identity is not None and not has_id(self, self.identity):
-            found = "another place" if ids_at(self) else "a folder without its marker"
+            actual = "another place" if ids_at(self) else "a folder without its marker"
             raise OSError(
                 errno.ENOTCONN,
-                f"{self.url} is {found}, not the place that this run is copied to: is the right"
+                f"{self.url} is {actual}, not the place that this run is copied to: is the right"
                 " disk mounted?",
             )
 
@@ -134,13 +134,23 @@ class Place(FileOperations, abc.ABC):
             OSError: the place cannot be reached.
         """
 
-    @abc.abstractmethod
     def advice(self, error: OSError) -> str:
         """One sentence: what a person can do about `error`."""
+        return f"check that {self.url} can be reached; copying is tried again"
 
     def caution(self, run_directory: Path) -> str | None:
         """One sentence on what this place does not protect `run_directory` from; None: nothing."""
         return None
+
+    def parts_of(self, path: Path) -> tuple[str, ...]:
+        """The names that lead from the place to `path`.
+
+        Raises:
+            ValueError: it leads out of the place.
+        """
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{path} leads out of the place {self.url}")
+        return path.parts
 
     @abc.abstractmethod
     def read(self, path: Path) -> Iterator[bytes]:
@@ -172,7 +182,7 @@ class Place(FileOperations, abc.ABC):
 
     @abc.abstractmethod
     def remove(self, path: Path) -> None:
-        """Remove a file, so that it no longer costs room where that is possible."""
+        """Remove a file, so that it no longer takes space where that is possible."""
 
     def free_bytes(self, directory: Path) -> int | None:
         return None
@@ -211,9 +221,9 @@ def require_content(place: Place, path: Path, content: Content) -> None:
     """
     shown = f"{place.url}/{path}"
     try:
-        found_bytes = place.size(path)
-        if found_bytes != content.size_bytes:
-            raise StorageError(f"{shown} has {found_bytes} bytes instead of {content.size_bytes}")
+        size_bytes = place.size(path)
+        if size_bytes != content.size_bytes:
+            raise StorageError(f"{shown} has {size_bytes} bytes instead of {content.size_bytes}")
         place.forget_cached(path)
         digest = hashlib.sha256()
         for chunk in place.read(path):

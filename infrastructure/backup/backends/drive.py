@@ -83,13 +83,13 @@ class DrivePlace(FolderPlace):
     def confirm(self, path: Path, content: Content) -> bool:
         self.require_identity()
         try:
-            found_bytes = self.size(path)
+            size_bytes = self.size(path)
             drive_id = self._drive_id(self.at(path))
         except FileNotFoundError:
             return False  # no proof that it is gone: a mount in trouble says so of every file
-        if found_bytes != content.size_bytes:
+        if size_bytes != content.size_bytes:
             raise StorageError(
-                f"{self.at(path)} has {found_bytes} bytes instead of {content.size_bytes}"
+                f"{self.at(path)} has {size_bytes} bytes instead of {content.size_bytes}"
             )
         if drive_id is None or drive_id.startswith(NOT_UPLOADED):
             return False
@@ -108,15 +108,15 @@ class DrivePlace(FolderPlace):
             raise OSError(errno.EACCES, "it cannot be written to", str(self.root))
 
     def advice(self, error: OSError) -> str:
-        found = ADVICE.get(error.errno or 0, f"look at {self.url}; copying is tried again")
-        return found.format(mount=self.anchor.parent)
+        text = ADVICE.get(error.errno or 0, f"look at {self.url}; copying is tried again")
+        return text.format(mount=self.anchor.parent)
 
     def caution(self, run_directory: Path) -> str | None:
         try:
-            is_told = self._drive_id(self.anchor) is not None
+            has_ids = self._drive_id(self.anchor) is not None
         except OSError:
             return None  # not mounted: the copier will say so
-        if is_told:
+        if has_ids:
             return None
         return (
             f"{self.anchor} does not say which files were uploaded: backups are copied there but"
@@ -188,10 +188,10 @@ def is_on_drive(path: Path, mounts: Path = MOUNTS) -> bool:
     if folder is None:
         return False
     try:
-        is_told = read_drive_id(folder) is not None
+        has_id = read_drive_id(folder) is not None
     except OSError:  # not mounted (any more)
         return True
     mount = mount_of(folder, mounts)
-    if is_told or mount is None:
+    if has_id or mount is None:
         return True
     return mount.is_fuse and "drive" in (mount.device, mount.kind.removeprefix("fuse."))

@@ -150,9 +150,7 @@ class FolderPlace(Place):
         Raises:
             ValueError: it leads out of the place.
         """
-        if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"{path} leads out of the place {self.url}")
-        return self.root / path
+        return self.root.joinpath(*self.parts_of(path))
 
     def _try(self, operation: Callable[[], Result]) -> Result:
         """A file that is missing because its disk is, is not missing."""

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from infrastructure.backup.backends.base import Content, Place, require_content
 from infrastructure.backup.backends.remote_errors import as_os_errors
 from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
+from infrastructure.config.registries import BACKENDS
 from infrastructure.core.errors import MissingPackageError, StorageError
+from infrastructure.core.lookup import unknown_name
 from infrastructure.core.optional import require
 from infrastructure.core.redact import redact, redact_urls
 
@@ -35,6 +37,7 @@ NO_STORES = {
     "dask", "wandb", "dvc", "root", "pyscript", "dir", "generic", "async_wrapper", "asyncwrapper",
     "asynclocal", "cached", "blockcache", "filecache", "simplecache",
 }
+NO_SCHEMES = {"folder", "fsspec"}  # names of our backends that stand before no URL
 BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "tos", "tosfs"}
 # fmt: on
 CHECKSUMS = ("ETag", "etag", "md5", "md5Hash", "md5Checksum", "sha256", "checksum")
@@ -105,8 +108,7 @@ class FsspecPlace(Place):
         return True
 
     def advice(self, error: OSError) -> str:
-        default = f"check that {self.url} can be reached; copying is tried again"
-        return ADVICE.get(error.errno or 0, default)
+        return ADVICE.get(error.errno or 0, super().advice(error))
 
     def caution(self, run_directory: Path) -> str | None:
         if self.url.startswith("memory:"):
@@ -148,9 +150,7 @@ class FsspecPlace(Place):
         Raises:
             ValueError: it leads out of the place.
         """
-        if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"{path} leads out of the place {self.url}")
-        return "/".join([self.root.rstrip("/"), *path.parts])
+        return "/".join([self.root.rstrip("/"), *self.parts_of(path)])
 
     def shown(self, path: Path) -> str:
         """The URL of `path`, without any secret."""
@@ -168,9 +168,9 @@ class FsspecPlace(Place):
 
     def _names(self, at: str) -> list[str]:
         self.file_system.invalidate_cache(at)
-        found = (str(name).rstrip("/") for name in self.file_system.ls(at, detail=False))
+        listed = (str(name).rstrip("/") for name in self.file_system.ls(at, detail=False))
         here = self.file_system._strip_protocol(at).strip("/")
-        names = {name.rpartition("/")[2] for name in found if name.strip("/") != here}
+        names = {name.rpartition("/")[2] for name in listed if name.strip("/") != here}
         return sorted(names - {""})
 
     def _write(self, at: str, buffers: Sequence[Buffer]) -> None:
@@ -200,8 +200,10 @@ def _root_of(url: str, scheme: str, shown: str) -> str:
         raise ValueError(
             f"backup.place {shown}: nothing can be kept there; name a store to write to"
         )
-    if scheme not in {*fsspec.available_protocols(), *fsspec.registry}:
-        raise ValueError(f"backup.place {shown}: fsspec knows no {scheme!r}")
+    known = {*fsspec.available_protocols(), *fsspec.registry}
+    if scheme not in known:
+        schemes = {*BACKENDS.names(), *known} - {*NO_STORES, *NO_SCHEMES}
+        raise ValueError(f"backup.place {shown}: {unknown_name('scheme', scheme, schemes)}")
     try:
         kind = fsspec.get_filesystem_class(scheme)
         return str(kind._strip_protocol(url))

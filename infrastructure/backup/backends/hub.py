@@ -80,18 +80,17 @@ class HubPlace(Place):
     def confirm(self, path: Path, content: Content) -> bool:
         self.commit()
         try:
-            found = self._info(path)
+            info = self._info(path)
         except FileNotFoundError as error:
             raise StorageError(f"{self.shown(path)} is gone") from error
-        if found.lfs is None:
+        if info.lfs is None:
             require_content(self, path, content)
-        elif (found.lfs.sha256, found.lfs.size) != (content.sha256, content.size_bytes):
+        elif (info.lfs.sha256, info.lfs.size) != (content.sha256, content.size_bytes):
             raise StorageError(f"{self.shown(path)} does not hold what was written to it")
         return True
 
     def advice(self, error: OSError) -> str:
-        default = f"check that {self.url} can be reached; copying is tried again"
-        return ADVICE.get(error.errno or 0, default)
+        return ADVICE.get(error.errno or 0, super().advice(error))
 
     def caution(self, run_directory: Path) -> str | None:
         with contextlib.suppress(OSError):  # not there yet, or the copier will say so
@@ -139,8 +138,8 @@ class HubPlace(Place):
     def names(self, directory: Path) -> list[str]:
         self.commit()
         at = self.at(directory)
-        found = self._ask(directory, lambda: [*self._tree(at or None)])
-        return sorted(entry.path.rpartition("/")[2] for entry in found)
+        entries = self._query(directory, lambda: [*self._tree(at or None)])
+        return sorted(entry.path.rpartition("/")[2] for entry in entries)
 
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         from huggingface_hub import CommitOperationAdd
@@ -188,9 +187,7 @@ class HubPlace(Place):
         Raises:
             ValueError: it leads out of the place.
         """
-        if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"{path} leads out of the place {self.url}")
-        return "/".join(part for part in (self.folder, *path.parts) if part)
+        return "/".join(part for part in (self.folder, *self.parts_of(path)) if part)
 
     def shown(self, path: Path) -> str:
         """The URL of `path`."""
@@ -215,15 +212,15 @@ class HubPlace(Place):
         from huggingface_hub.hf_api import RepoFile
 
         at = self.at(path)
-        found = self._ask(
+        entries = self._query(
             path, lambda: self.api.get_paths_info(self.repo_id, [at], repo_type=self.repo_type)
         )
-        for entry in found:
+        for entry in entries:
             if isinstance(entry, RepoFile) and entry.path == at:
                 return entry
         raise FileNotFoundError(errno.ENOENT, "no such file", self.shown(path))
 
-    def _ask(self, path: Path, question: Callable[[], Result]) -> Result:
+    def _query(self, path: Path, question: Callable[[], Result]) -> Result:
         """An answer of the Hub. To those without a token a private repository is not there; that is
         no empty place."""
         from huggingface_hub import get_token

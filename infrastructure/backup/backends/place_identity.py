@@ -47,12 +47,12 @@ def has_id(place: FileOperations, place_id: str) -> bool:
         OSError: the place does not answer.
     """
     try:
-        told = json.loads(b"".join(place.read(FOLDER / place_id)))
+        marker = json.loads(b"".join(place.read(FOLDER / place_id)))
     except FileNotFoundError:
         return False
     except ValueError:  # its writer was killed
         return False
-    return isinstance(told, dict) and told.get("id") == place_id
+    return isinstance(marker, dict) and marker.get("id") == place_id
 
 
 def mark(place: FileOperations) -> str:

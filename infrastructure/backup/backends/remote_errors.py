@@ -59,9 +59,9 @@ def as_os_errors(shown: str) -> Iterator[None]:
         raise
     except Exception as error:
         chain = list(_with_causes(error))
-        told = [number for each in chain if (number := errno_of(each)) != errno.EIO]
+        numbers = [number for each in chain if (number := errno_of(each)) != errno.EIO]
         text = redact("; from ".join(f"{type(each).__name__}: {each}" for each in chain))
-        raise OSError([*told, errno.EIO][0], text[:MAX_TEXT], shown) from None
+        raise OSError([*numbers, errno.EIO][0], text[:MAX_TEXT], shown) from None
 
 
 def _with_causes(error: BaseException | None) -> Iterator[Exception]:
@@ -72,9 +72,9 @@ def _with_causes(error: BaseException | None) -> Iterator[Exception]:
 
 def errno_of(error: Exception) -> int:
     """The number of the OSError that says what `error` does."""
-    said = " ".join([_code(error), type(error).__name__]).replace("_", "").lower()
+    text = " ".join([_code(error), type(error).__name__]).replace("_", "").lower()
     for word, number in WORDS_ERRNO.items():
-        if word in said:
+        if word in text:
             return number
     status = _status(error)
     if status is not None:
@@ -82,7 +82,7 @@ def errno_of(error: Exception) -> int:
         return STATUS_ERRNO.get(status, known)
     if isinstance(error, OSError) and error.errno:
         return error.errno
-    if "notfound" in said or "nosuchkey" in said:
+    if "notfound" in text or "nosuchkey" in text:
         return errno.ENOENT
     return _errno_of_kind(error)
 
@@ -99,14 +99,14 @@ def _errno_of_kind(error: Exception) -> int:
 def _status(error: Exception) -> int | None:
     """The HTTP status, wherever the library puts it."""
     response = getattr(error, "response", None)
-    found: Any = None
+    status: Any = None
     if isinstance(response, dict):  # boto
-        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     for holder in (response, error):
         for name in ("status_code", "status", "code"):
-            found = found if found is not None else getattr(holder, name, None)
+            status = status if status is not None else getattr(holder, name, None)
     with contextlib.suppress(TypeError, ValueError):
-        return int(found)
+        return int(status)
     return None
 
 

@@ -11,7 +11,7 @@ from infrastructure.config.base import Section
 from infrastructure.config.field_help import metadata_of, show
 from infrastructure.config.merging.precedence import Layer, Source
 from infrastructure.config.schema import FieldSpec, schema_of, value_at
-from infrastructure.config.types import Later
+from infrastructure.config.types import Later, RegisteredName
 from infrastructure.core.parts import PARTS as PARTS
 
 SourceOf = Callable[[str], Source]
@@ -55,8 +55,11 @@ def _waiting(config: Section) -> Iterator[tuple[FieldSpec, Later, Any]]:
 
 
 def _waits(spec: FieldSpec, later: Later, value: Any) -> bool:
-    """Whether the value, or one of a list's, waits for a later part."""
+    """Whether the value, or one of a list's, waits for a later part. What somebody has added under
+    a name that is kept for one is there."""
     if not later.values:
         return bool(value != spec.default)
     values = value if isinstance(value, list) else [value]
-    return any(one in later.values for one in values)
+    named = metadata_of(spec.info, RegisteredName)
+    waiting = [one for one in values if one in later.values]
+    return any(not (named and named.registry.is_here(one)) for one in waiting)

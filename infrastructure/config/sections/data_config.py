@@ -6,6 +6,7 @@ from annotated_types import Ge, Le
 from pydantic import Field
 
 from infrastructure.config.base import Section
+from infrastructure.config.registries import AUGMENTATIONS, FORMATS
 from infrastructure.config.types import (
     Auto,
     Count,
@@ -13,6 +14,7 @@ from infrastructure.config.types import (
     MemoryAmount,
     PathLike,
     Percent,
+    RegisteredName,
     ShareBelowOne,
 )
 
@@ -28,9 +30,9 @@ class DataConfig(Section):
     eval_path: DataPath | None = Field(
         default=None, description="Held-out data; none: a share of the training data is held out."
     )
-    format: str = Field(
+    format: Annotated[str, RegisteredName(FORMATS, ("auto",), is_late=True)] = Field(
         default="auto",
-        description="File format: auto, json, jsonl, csv, tsv, text, ... or a plug-in.",
+        description="File format: auto, json, jsonl, csv, text, ..., a plug-in or module:function.",
     )
     shape: str = Field(
         default="auto",
@@ -80,7 +82,9 @@ class DataConfig(Section):
     balance_by: str | None = Field(
         default=None, description='Draw equally from the values of this column; "task" for tasks.'
     )
-    augmentation: str | None = Field(default=None, description="Name of an augmentation plug-in.")
+    augmentation: Annotated[str | None, RegisteredName(AUGMENTATIONS, is_late=True)] = Field(
+        default=None, description="Name of an augmentation plug-in."
+    )
     max_bad_rows_percent: Percent = Field(
         default=5.0, description="Share of unusable rows above which training does not start."
     )

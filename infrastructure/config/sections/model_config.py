@@ -5,7 +5,18 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from infrastructure.config.base import ConfigurationError, Section
-from infrastructure.config.types import Allowed, Count, Later, PathText, Positive, ShareBelowOne
+from infrastructure.config.registries import ADAPTERS
+from infrastructure.config.types import (
+    Allowed,
+    Count,
+    Later,
+    PathText,
+    Positive,
+    RegisteredName,
+    ShareBelowOne,
+)
+
+LATER_ADAPTERS = ("dialogue", "multimodal")
 
 
 def _modules(value: object) -> object:
@@ -74,9 +85,11 @@ class ModelConfig(Section):
     backend: Literal["auto", "transformers", "unsloth"] = Field(
         default="auto", description="Library that loads the model; auto: transformers."
     )
-    adapter: Annotated[str, Later("adapters", ("dialogue", "multimodal"))] = Field(
-        default="standard", description="Model adapter: how to talk to the model."
-    )
+    adapter: Annotated[
+        str,
+        RegisteredName(ADAPTERS, LATER_ADAPTERS, is_late=True),
+        Later("adapters", LATER_ADAPTERS),
+    ] = Field(default="standard", description="Model adapter: how to talk to the model.")
     quantization: Literal["4bit", "8bit"] | None = Field(
         default=None, description="Load the base weights in 4 or 8 bits (bitsandbytes)."
     )

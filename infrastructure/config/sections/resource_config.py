@@ -1,11 +1,12 @@
 """Cache, memory, monitoring and machine limits. Looks at no machine."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
 from infrastructure.config.base import Section
+from infrastructure.config.registries import ALERT_SINKS
 from infrastructure.config.sampler_needs import most_variables
 from infrastructure.config.types import (
     Allowed,
@@ -18,6 +19,7 @@ from infrastructure.config.types import (
     PathText,
     Percent,
     Positive,
+    RegisteredName,
     ShareAboveZero,
     SplitCommas,
 )
@@ -122,10 +124,11 @@ class MonitorConfig(Section):
 
     interval: Duration = Field(default=2.0, description="Time between two looks at the machine.")
     alert_sinks: Annotated[
-        list[Literal["console", "log", "notebook", "webhook"]],
+        list[str],
         SplitCommas,
         EachOnce,
-        Allowed("a list of console, log, notebook, webhook, each once"),
+        RegisteredName(ALERT_SINKS),
+        Allowed("a list of console, log, notebook, webhook, or a name of one's own, each once"),
     ] = Field(
         default=["console", "log", "notebook"],
         description="Who is told of an alert; webhook: the address in ALERT_WEBHOOK_URL.",

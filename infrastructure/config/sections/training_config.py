@@ -3,10 +3,10 @@
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from infrastructure.config.base import ConfigurationError
-from infrastructure.config.registries import STRATEGIES
+from infrastructure.config.registries import EXTENSIONS, LOSSES, METRICS, SINKS, STRATEGIES
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.config.sections.stackwise_config import StackwiseFields
@@ -18,6 +18,7 @@ from infrastructure.config.types import (
     CountOrZero,
     Duration,
     EachOnce,
+    FromJson,
     Later,
     Names,
     NotNegative,
@@ -28,6 +29,7 @@ from infrastructure.config.types import (
     SplitCommas,
 )
 
+LATER_EXTENSIONS = ("memory", "multimodal")
 QUANTUM = "quantum"  # the extension that `optimization_frequency` switches on
 # One thing in two units: of each pair, giving one switches the other off.
 EPOCHS_OR_STEPS = {
@@ -161,8 +163,13 @@ class TrainingConfig(StackwiseFields):
         default=None,
         description="Epochs after which the next layer from the top trains too; none: off.",
     )
-    enabled_extensions: Annotated[Names, Later("extensions", ("memory", "multimodal"))] = Field(
-        default=[], description="Extensions by name, in their order, such as quantum."
+    enabled_extensions: Annotated[
+        Names,
+        RegisteredName(EXTENSIONS, LATER_EXTENSIONS, is_late=True),
+        Later("extensions", LATER_EXTENSIONS),
+    ] = Field(
+        default=[],
+        description="Extensions and observers by name, in their order, such as quantum.",
     )
     optimization_frequency: Count | None = Field(
         default=None,
@@ -172,13 +179,33 @@ class TrainingConfig(StackwiseFields):
         default=RecoveryConfig(), description="What is done about an error before giving up."
     )
     metrics_sinks: Annotated[
-        list[Literal["console", "jsonl", "csv", "tensorboard"]],
+        list[str],
         SplitCommas,
         EachOnce,
-        Allowed("a list of console, jsonl, csv, tensorboard, each once"),
+        RegisteredName(SINKS),
+        Allowed("a list of console, jsonl, csv, tensorboard, or a name of one's own, each once"),
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
         description="Where metrics are written.",
+    )
+    loss: Annotated[str, RegisteredName(LOSSES)] = Field(
+        default="cross_entropy",
+        description="Loss of a learnt token: cross_entropy, a registered name or module:function.",
+    )
+    metrics: Annotated[
+        list[str],
+        SplitCommas,
+        EachOnce,
+        RegisteredName(METRICS),
+        Allowed("a list of registered names or module:function, each once"),
+    ] = Field(default=[], description="Further means over held-out tokens, by name.")
+    settings: Annotated[
+        dict[str, JsonValue],
+        FromJson,
+        Allowed('a mapping from name to value, such as {"stages": 3}'),
+    ] = Field(
+        default={},
+        description="Settings of one's own strategy, adapter or extension, read by their name.",
     )
 
     def strategy_for(self, model: ModelConfig) -> str:
@@ -225,8 +252,27 @@ class TrainingConfig(StackwiseFields):
         asked = self.optimization_frequency is not None and QUANTUM not in self.enabled_extensions
         return [*self.enabled_extensions, QUANTUM] if asked else list(self.enabled_extensions)
 
+    def __getattr__(self, name: str) -> Any:
+        """One's own settings are read as ours are: `config.stages`."""
+        own = self.__dict__.get("settings", {})
+        if name in own:
+            return own[name]
+        if name.startswith("_"):  # pydantic's
+            return super().__getattr__(name)  # type: ignore[misc]
+        raise AttributeError(
+            f"TrainingConfig has no {name!r}: settings of one's own go into training.settings,"
+            f" which has {', '.join(own) or 'none'}"
+        )
+
     def check_together(self) -> None:
-        """Epochs and steps for the same thing: steps alone switch the default interval off."""
+        """Epochs and steps for the same thing: steps alone switch the default interval off. One's
+        own settings have names of their own."""
+        for name in self.settings:
+            if hasattr(type(self), name) or name in type(self).model_fields:
+                raise ConfigurationError(
+                    f"training.settings.{name}: {name} is a name of Temper's already: choose"
+                    " another one"
+                )
         for epochs, steps in EPOCHS_OR_STEPS.items():
             if getattr(self, epochs) is None or getattr(self, steps) is None:
                 continue

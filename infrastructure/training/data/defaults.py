@@ -8,13 +8,14 @@ from infrastructure.training.data.samples import use_sample_data
 
 
 def make_ready(config: DeploymentConfig) -> None:
-    """Give the sample data to a training that names none, then refuse what cannot be carried out;
-    a second call changes nothing.
+    """Give the sample data to a training that names none, have names mean what they meant where its
+    run began, then refuse what cannot be carried out; a second call changes nothing.
 
     Raises:
         ConfigurationError: a sentence for each setting that cannot be carried out.
     """
     use_sample_data(config)
+    config.adopt_plugins()
     config.check_supported()
 
 

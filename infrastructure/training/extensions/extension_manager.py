@@ -1,34 +1,36 @@
-"""Extensions by name: the configuration lists them, this makes them and calls them.
+"""Extensions and observers by name: the configuration lists them, this makes them and calls them.
 
-To add one from outside, call `register_extension`.
+To add one: `register_extension(name, factory)`, an entry point in the group "temper.extensions", or
+its address, `training.enabled_extensions: [module:Class]`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from infrastructure.core.lookup import look_up
-from infrastructure.training.extensions.extension_hooks import Extension, HookRunner
+from infrastructure.config import registries
+from infrastructure.core.registry import Registry
+from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
 
 # Is given the trainer, whose model, data and loop are made later: it keeps what it needs of it.
-ExtensionFactory = Callable[[Any], Extension]
+ExtensionFactory = Callable[[Any], Hook]
 
-EXTENSIONS: dict[str, ExtensionFactory] = {}
+EXTENSIONS: Registry[ExtensionFactory] = registries.EXTENSIONS
+EXTENSIONS.provide({}, Hook)  # `quantum` is brought by the trainer
 
 
 def register_extension(name: str, factory: ExtensionFactory) -> None:
-    """Make `training.enabled_extensions: [name]` use what `factory(trainer)` returns.
+    """Make `training.enabled_extensions: [name]` use what `factory(trainer)` returns: an extension
+    or an observer. It goes before a built-in one of that name, and one that is still to come.
 
     Raises:
-        ValueError: the name is taken.
+        ValueError: the name is taken by another one's own, or `factory` lacks a method.
     """
-    if name in EXTENSIONS:
-        raise ValueError(f"an extension called {name!r} is registered already")
-    EXTENSIONS[name] = factory
+    EXTENSIONS.register(name, factory)
 
 
 def create_extensions(
     names: Iterable[str], trainer: Any, own: Mapping[str, ExtensionFactory]
-) -> list[Extension]:
+) -> list[Hook]:
     """One new extension for each name, in order.
 
     Args:
@@ -36,10 +38,14 @@ def create_extensions(
         own: those that this trainer brings itself.
 
     Raises:
-        ValueError: a name is unknown; suggests the nearest one.
+        ValueError: a name is unknown (suggests the nearest one), or it cannot be used.
     """
-    known = {**EXTENSIONS, **own}
-    return [look_up("extension", name, known)(trainer) for name in names]
+    return [
+        own[name](trainer)
+        if name in own and not EXTENSIONS.is_own(name)
+        else EXTENSIONS.make(name, trainer)
+        for name in names
+    ]
 
 
 class ExtensionManager(HookRunner):

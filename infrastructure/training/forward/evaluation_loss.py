@@ -17,6 +17,8 @@ from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 
+Sums = dict[str, tuple[float, int]]  # of each number its sum, and how many it is the sum of
+
 
 @dataclass
 class EvaluationLoss:
@@ -26,7 +28,8 @@ class EvaluationLoss:
         may_halve: whether running out of memory is answered with smaller pieces.
         on_smaller: told the size of the pieces, and why, when they get smaller.
         most: examples that are measured together; None: as they come.
-        further: sums, over examples, of what the adapter's `compute_metrics` gives.
+        further: sums, and what they are over, of what the adapter's `compute_metrics` (over
+            examples) and `sum_metrics` (over items) give.
     """
 
     model: torch.nn.Module
@@ -38,7 +41,7 @@ class EvaluationLoss:
     loss_sum: float = 0.0
     num_items: int = 0
     num_examples: int = 0
-    further: dict[str, float] = field(default_factory=dict)
+    further: Sums = field(default_factory=dict)
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Sequence[Any]]) -> dict[str, float]:
@@ -49,7 +52,7 @@ class EvaluationLoss:
                 self._add(examples)
         if self.num_items == 0:
             return {}
-        means = {name: total / self.num_examples for name, total in self.further.items()}
+        means = {name: total / max(1, count) for name, (total, count) in self.further.items()}
         return {"eval_loss": self.loss_sum / self.num_items, **means}
 
     def _add(self, examples: Sequence[Any]) -> None:
@@ -76,16 +79,19 @@ class EvaluationLoss:
         self.loss_sum += loss_sum
         self.num_items += num_items
         self.num_examples += len(examples)
-        for name, mean in metrics.items():
-            self.further[name] = self.further.get(name, 0.0) + mean * len(examples)
+        for name, (total, count) in metrics.items():
+            before, counted = self.further.get(name, (0.0, 0))
+            self.further[name] = before + total, counted + count
         return True
 
-    def _measure_one(self, examples: Sequence[Any]) -> tuple[float, int, dict[str, float]]:
+    def _measure_one(self, examples: Sequence[Any]) -> tuple[float, int, Sums]:
         batch = self.adapter.prepare_batch(examples)
         with self.precision.autocast():
             output = self.adapter.compute_loss(self.model, batch)
-        metrics = self.adapter.compute_metrics(self.model, batch)
-        return float(output.loss_sum), output.num_items, metrics
+            sums = self.adapter.sum_metrics(self.model, batch)
+        means, count = self.adapter.compute_metrics(self.model, batch), len(examples)
+        of_examples = {name: (mean * count, count) for name, mean in means.items()}
+        return float(output.loss_sum), output.num_items, {**of_examples, **sums}
 
 
 def polled(batches: Iterator[Any], poll: Callable[[], None]) -> Iterator[Any]:

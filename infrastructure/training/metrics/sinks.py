@@ -1,5 +1,8 @@
 """Where metrics go: console, JSONL, CSV, TensorBoard; and the table of their names.
 
+To add a sink: `register_sink(name, class)`, an entry point in the group "temper.sinks", or its
+address, `training.metrics_sinks: [module:Class]`.
+
 A sink opens its file at the first record and raises what goes wrong; the logger decides what then.
 A record covers the optimizer steps since the one before it:
 
@@ -26,9 +29,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from infrastructure.config import registries
 from infrastructure.core.line_file import LineFile
-from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import require
+from infrastructure.core.registry import Registry
 from infrastructure.monitoring.drawing.formatting import (
     format_bytes,
     format_number,
@@ -53,7 +57,10 @@ EVALUATION = "evaluation"
 class Sink(ABC):
     """One destination of metrics. Called from one thread, in the order of the steps."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As it is called where it fails; of the class, unless it says otherwise."""
+        return type(self).__name__
 
     @abstractmethod
     def write(self, record: Record) -> None:
@@ -274,23 +281,44 @@ def tensorboard_tag(key: str, record: Record) -> str:
     return f"{record.get('kind', 'train')}/{key}"
 
 
-SINKS: dict[str, Callable[[Path], Sink]] = {
-    "console": lambda run_directory: ConsoleSink(),
-    "jsonl": lambda run_directory: JsonlSink(run_directory / "metrics.jsonl"),
-    "csv": lambda run_directory: CsvSink(run_directory / "metrics.csv"),
-    "tensorboard": lambda run_directory: TensorBoardSink(run_directory / "tensorboard"),
-}
+SINKS: Registry[Callable[[Path], Sink]] = registries.SINKS
+SINKS.provide(
+    {
+        "console": lambda run_directory: ConsoleSink(),
+        "jsonl": lambda run_directory: JsonlSink(run_directory / "metrics.jsonl"),
+        "csv": lambda run_directory: CsvSink(run_directory / "metrics.csv"),
+        "tensorboard": lambda run_directory: TensorBoardSink(run_directory / "tensorboard"),
+    },
+    Sink,
+)
+
+
+def register_sink(name: str, sink: Callable[[Path], Sink]) -> None:
+    """Make `training.metrics_sinks: [name]` write to what `sink(run_directory)` makes; it goes
+    before a built-in one of that name.
+
+    Raises:
+        ValueError: the name is taken by another one's own, or `sink` lacks a method.
+    """
+    SINKS.register(name, sink)
+
+
+def check_sinks(names: Iterable[str]) -> None:
+    """Raise ValueError where a sink of these names cannot be used."""
+    for name in names:
+        SINKS.get(name)
 
 
 def make_sinks(names: Iterable[str], run_directory: Path) -> list[Sink]:
     """The sinks of these names, writing into `run_directory`.
 
     Raises:
-        ValueError: a name is unknown (the text suggests the nearest) or given twice.
+        ValueError: a name is unknown (the text suggests the nearest) or given twice, or what it
+            stands for cannot be used.
         MissingPackageError: a sink needs a package that is not installed.
     """
     names = list(names)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"metrics_sinks names {', '.join(twice)} twice; give each sink once")
-    return [look_up("metrics sink", name, SINKS)(run_directory) for name in names]
+    return [SINKS.make(name, run_directory) for name in names]

@@ -1,14 +1,20 @@
 """What a model is to the loop: how to feed it and how to read its loss.
 
-To add a kind of model: a subclass of `ModelAdapter` in a file here, and one line in `ADAPTERS`.
+To add a kind of model: `register_adapter(name, class)` with a subclass of `ModelAdapter`, an entry
+point in the group "temper.adapters", or its address, `model.adapter: module:Class`.
 """
+
+from collections.abc import Callable
 
 import torch
 
+from infrastructure.config import registries
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.field_help import show
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.lazy import lazy_names
-from infrastructure.core.lookup import look_up
+from infrastructure.core.registry import Registry
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter as ModelAdapter
 from infrastructure.training.model_adapters.standard_adapter import (
     StandardModelAdapter as StandardModelAdapter,
@@ -18,12 +24,12 @@ from infrastructure.training.model_adapters.tactical_mappo_adapter import (
 )
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.source import registered_name
+from infrastructure.training.models.token_functions import CROSS_ENTROPY
 
-ADAPTERS: dict[str, type[ModelAdapter]] = {
-    "standard": StandardModelAdapter,
-    "tactical_mappo": TacticalMappoAdapter,
-}
-
+ADAPTERS: Registry[Callable[..., ModelAdapter]] = registries.ADAPTERS
+ADAPTERS.provide(
+    {"standard": StandardModelAdapter, "tactical_mappo": TacticalMappoAdapter}, ModelAdapter
+)
 _LATER = dict.fromkeys(("DialogueModelAdapter", "MultimodalModelAdapter"), "adapters")
 __getattr__ = lazy_names(__name__, {}, _LATER)
 
@@ -32,6 +38,16 @@ def adapter_name(model_config: ModelConfig) -> str:
     """A registered model says which adapter it needs; any other has the configured one."""
     name = registered_name(model_config.name)
     return MODELS[name].adapter if name in MODELS else model_config.adapter
+
+
+def register_adapter(name: str, adapter: Callable[..., ModelAdapter]) -> None:
+    """Make `model.adapter: name` use what `adapter(model_config, training_config, device)` makes;
+    it goes before a built-in one of that name.
+
+    Raises:
+        ValueError: the name is taken by another one's own, or `adapter` lacks a method.
+    """
+    ADAPTERS.register(name, adapter)
 
 
 def get_model_adapter(
@@ -43,7 +59,22 @@ def get_model_adapter(
     """The adapter called `name`.
 
     Raises:
-        ValueError: there is no such adapter; suggests the nearest one.
+        ValueError: there is no such adapter (suggests the nearest one), or it cannot be used.
     """
-    adapter = look_up("model adapter", name, ADAPTERS)
-    return adapter(model_config, training_config, torch.device(device))
+    made: ModelAdapter = ADAPTERS.make(name, model_config, training_config, torch.device(device))
+    return made
+
+
+def check_token_functions(adapter: ModelAdapter, training_config: TrainingConfig) -> None:
+    """Refuse a loss and metrics that an adapter would ignore.
+
+    Raises:
+        ConfigurationError: names the setting.
+    """
+    own = {"loss": training_config.loss != CROSS_ENTROPY, "metrics": training_config.metrics}
+    for name, is_given in own.items():
+        if is_given and not adapter.takes_token_functions:
+            raise ConfigurationError(
+                f"training.{name} = {show(getattr(training_config, name))} has no effect, because"
+                f" {type(adapter).__name__} computes its own: leave it out"
+            )

@@ -67,7 +67,20 @@ class ModelAdapter(ABC):
         saved_tokenizer: folder of the tokenizer that this run began with, when it is resumed.
         memory_config: limits of memory for whatever prepares its data.
         size_grid: how the lengths of its batches are rounded, where they vary.
+        takes_token_functions: whether `compute_loss` computes `training.loss`, and `sum_metrics`
+            what `training.metrics` names. Where not, both are refused.
     """
+
+    model_config: ModelConfig
+    training_config: TrainingConfig
+    device: torch.device
+    model: torch.nn.Module | None
+    tokenizer: Any
+    data_config: DataConfig
+    saved_tokenizer: Path | None
+    memory_config: MemoryConfig
+    size_grid: SizeGrid
+    takes_token_functions: bool = False
 
     def __init__(
         self, model_config: ModelConfig, training_config: TrainingConfig, device: torch.device
@@ -75,10 +88,10 @@ class ModelAdapter(ABC):
         self.model_config = model_config
         self.training_config = training_config
         self.device = torch.device(device)
-        self.model: torch.nn.Module | None = None
-        self.tokenizer: Any = None
+        self.model = None
+        self.tokenizer = None
         self.data_config = DataConfig()
-        self.saved_tokenizer: Path | None = None
+        self.saved_tokenizer = None
         self.memory_config = MemoryConfig()
         self.size_grid = SizeGrid.EXACT
 
@@ -108,6 +121,10 @@ class ModelAdapter(ABC):
 
     def compute_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         """Further held-out numbers of one batch, each a mean over its examples."""
+        return {}
+
+    def sum_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, tuple[float, int]]:
+        """Further held-out numbers of one batch, each as a sum over items, and their number."""
         return {}
 
     @abstractmethod

@@ -36,6 +36,7 @@ from infrastructure.training.models.packing_check import (
     token_embeddings,
 )
 from infrastructure.training.models.saving import save_model
+from infrastructure.training.models.token_functions import metrics_by_key, own_loss
 from infrastructure.training.models.token_loss import TokenLoss, backbone, supervised_targets
 from infrastructure.training.stackwise.masking import MaskedObjective, masked_objective
 from infrastructure.training.stackwise.trunk_output import IDS, LENGTHS, identity_of
@@ -52,11 +53,14 @@ class StandardModelAdapter(ModelAdapter):
             Set it by `set_objective`.
     """
 
+    takes_token_functions = True
+
     def __init__(
         self, model_config: ModelConfig, training_config: TrainingConfig, device: torch.device
     ) -> None:
         super().__init__(model_config, training_config, device)
-        self.token_loss = TokenLoss()
+        self.token_loss = TokenLoss(own_loss(training_config.loss))
+        self.metrics = metrics_by_key(training_config.metrics)
         self.packs = False
         self.names_examples = training_config.trunk_can_be_cached
         self.objective: MaskedObjective | None = None
@@ -185,6 +189,11 @@ class StandardModelAdapter(ModelAdapter):
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
         loss_sum, num_items = self.token_loss(model, batch, self.size_grid)
         return LossOutput(loss_sum, batch.get("num_items", num_items))
+
+    def sum_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, tuple[float, int]]:
+        if not self.metrics:
+            return {}
+        return self.token_loss.metric_sums(model, batch, self.metrics, self.size_grid)
 
     def count_items(self, examples: Sequence[TokenizedExample]) -> int:
         if self.objective is not None:

@@ -12,12 +12,32 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from infrastructure.optimization.size_grid import SizeGrid
+from infrastructure.training.models.token_functions import TokenFunction
 
 # Logits held at a time, and never fewer rows than keep a matrix product efficient. On a CPU 16 MB,
 # which the allocator reuses (larger blocks go back to the system, and come back as page faults).
 CPU_CHUNK_LOGITS = 1 << 22
 GPU_CHUNK_LOGITS = 1 << 25
 MIN_CHUNK_ROWS = 256
+
+
+def loss_sum(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    own: TokenFunction | None = None,
+) -> torch.Tensor:
+    """Sum over (N, V) logits and (N,) targets of what `own` gives in fp32 for each of them, (N,);
+    None: of their cross-entropies.
+
+    Args:
+        weights: (N,) fp32, of each target; None: all are 1.
+    """
+    if own is None:
+        return cross_entropy_sum(logits, targets, weights)
+    with torch.autocast(logits.device.type, enabled=False):
+        losses = own(logits.float(), targets)
+        return (losses if weights is None else weights * losses).sum()
 
 
 def cross_entropy_sum(
@@ -40,8 +60,9 @@ def head_loss(
     targets: torch.Tensor,
     grid: SizeGrid = SizeGrid.EXACT,
     weights: torch.Tensor | None = None,
+    own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Cross-entropy sum of `head(hidden)`, a chunk of logits at a time.
+    """Loss sum of `head(hidden)`, a chunk of logits at a time.
 
     A chunk has as many rows as `grid` says; those without a target are zeros, and count nowhere.
     Heads that are more than a weight (LoRA, quantised, offloaded) are called, and called again in
@@ -49,8 +70,9 @@ def head_loss(
 
     Args:
         weights: (N,) fp32, of each target, which get no gradient; None: all are 1.
+        own: as in `loss_sum`.
     """
-    if is_plain_linear(head):
+    if own is None and is_plain_linear(head):
         weight: torch.Tensor = head.weight  # type: ignore[assignment]
         return linear_cross_entropy_sum(hidden, weight, targets, grid, weights)
     given: Any = head
@@ -61,7 +83,7 @@ def head_loss(
         part: torch.Tensor, part_targets: torch.Tensor, part_weights: torch.Tensor | None
     ) -> torch.Tensor:
         rows = with_rows(part, min(num_rows, grid.up(len(part))))
-        return cross_entropy_sum(head(rows)[: len(part)], part_targets, part_weights)
+        return loss_sum(head(rows)[: len(part)], part_targets, part_weights, own)
 
     losses = [hidden.new_zeros((), dtype=torch.float32)]
     for start in range(0, len(hidden), num_rows):

@@ -1,4 +1,5 @@
-"""The sum of the cross-entropies of a language model's supervised tokens, at the lowest cost.
+"""The sum of the losses of a language model's supervised tokens, at the lowest cost: of their
+cross-entropies, or of what a function of somebody's own gives for each.
 
 Each target may have a weight, as diffusion objectives give them.
 
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from infrastructure.optimization.size_grid import SizeGrid
-from infrastructure.training.models.chunked_loss import cross_entropy_sum, head_loss
+from infrastructure.training.models.chunked_loss import head_loss, loss_sum
 from infrastructure.training.models.model_inputs import (
     IGNORED_LABEL,
     PROBE_ERRORS,
@@ -30,6 +31,7 @@ from infrastructure.training.models.model_inputs import (
     tolerance,
 )
 from infrastructure.training.models.packed_attention import model_arguments
+from infrastructure.training.models.token_functions import MetricSums, TokenFunction
 
 NUM_PROBE_TOKENS = 8
 
@@ -45,6 +47,7 @@ class Loss(Protocol):
         targets: torch.Tensor,
         grid: SizeGrid,
         weights: torch.Tensor | None = None,
+        own: TokenFunction | None = None,
     ) -> torch.Tensor: ...
 
 
@@ -81,9 +84,13 @@ class TokenLoss:
         reason: why the faster methods are not used; empty for the fastest.
         balances: whether the model adds a loss of its own, a mean over all tokens of a batch,
             padding too (a mixture of experts' balancing loss).
+
+    Args:
+        own: gives the loss of each supervised token, (N,); None: the cross-entropy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: TokenFunction | None = None) -> None:
+        self.own = own
         self.method: str | None = None
         self.reason = ""
         self.balances = False
@@ -113,6 +120,30 @@ class TokenLoss:
         Raises:
             ValueError: the model's forward gives no logits, so the sum cannot be known.
         """
+        return self._sum(model, batch, grid, batch.get("target_weights"), self.own)
+
+    def metric_sums(
+        self,
+        model: torch.nn.Module,
+        batch: Mapping[str, Any],
+        metrics: Mapping[str, TokenFunction],
+        grid: SizeGrid = SizeGrid.EXACT,
+    ) -> dict[str, tuple[float, int]]:
+        """Sum over the supervised tokens of a batch, and their number, by key; one more forward
+        pass for all metrics together."""
+        sums = MetricSums(metrics)
+        with torch.no_grad():
+            self._sum(model, batch, grid, None, sums)
+        return {key: (total, sums.count) for key, total in sums.sums.items()}
+
+    def _sum(
+        self,
+        model: torch.nn.Module,
+        batch: Mapping[str, Any],
+        grid: SizeGrid,
+        weights: torch.Tensor | None,
+        own: TokenFunction | None,
+    ) -> tuple[torch.Tensor, int]:
         if "targets" in batch:
             positions, targets = batch["target_positions"], batch["targets"]
         else:
@@ -120,8 +151,7 @@ class TokenLoss:
         self.prepare(model)
         assert self.method is not None
         arguments = model_arguments(model, batch)
-        weights = batch.get("target_weights")
-        loss = METHODS[self.method](model, arguments, positions, targets, grid, weights)
+        loss = METHODS[self.method](model, arguments, positions, targets, grid, weights, own)
         return loss, targets.numel()
 
 
@@ -132,10 +162,11 @@ def loss_from_hidden_states(
     targets: torch.Tensor,
     grid: SizeGrid,
     weights: torch.Tensor | None = None,
+    own: TokenFunction | None = None,
 ) -> torch.Tensor:
     """Decoder, then the head in chunks at `positions` only."""
     hidden = last_hidden_state(model, arguments).flatten(0, 1)[positions]
-    return head_loss(output_head(model), hidden, targets, grid, weights)
+    return head_loss(output_head(model), hidden, targets, grid, weights, own)
 
 
 def loss_from_kept_logits(
@@ -145,6 +176,7 @@ def loss_from_kept_logits(
     targets: torch.Tensor,
     grid: SizeGrid,
     weights: torch.Tensor | None = None,
+    own: TokenFunction | None = None,
 ) -> torch.Tensor:
     """The model's own logits, at the columns where any row has a supervised target."""
     length = arguments["input_ids"].shape[1]
@@ -152,7 +184,7 @@ def loss_from_kept_logits(
     missing = grid.up(len(columns)) - len(columns)
     columns = torch.cat([columns, columns[-1:].expand(missing)])  # computed, and not looked at
     logits = logits_of(call_model(model, {**arguments, "logits_to_keep": columns}))
-    return cross_entropy_sum(logits[positions // length, column_of_target], targets, weights)
+    return loss_sum(logits[positions // length, column_of_target], targets, weights, own)
 
 
 def loss_from_all_logits(
@@ -162,6 +194,7 @@ def loss_from_all_logits(
     targets: torch.Tensor,
     grid: SizeGrid,
     weights: torch.Tensor | None = None,
+    own: TokenFunction | None = None,
 ) -> torch.Tensor:
     """All of the model's own logits; a mixture of experts' balancing loss is added per token."""
     output = call_model(model, arguments)
@@ -171,7 +204,7 @@ def loss_from_all_logits(
             f"the model gives logits of shape {tuple(logits.shape)} for input ids of shape"
             f" {tuple(arguments['input_ids'].shape)}: they cannot be matched with the labels"
         )
-    loss = cross_entropy_sum(logits.flatten(0, 1)[positions], targets, weights)
+    loss = loss_sum(logits.flatten(0, 1)[positions], targets, weights, own)
     balancing_loss = getattr(output, "aux_loss", None)
     if balancing_loss is None:
         return loss

@@ -562,7 +562,7 @@ class ActivationCache:
 
 
 CACHES: Registry[Callable[..., Cache]] = registries.CACHES
-CACHES.register("disk", ActivationCache)
+CACHES.provide({"disk": ActivationCache}, Cache)
 
 
 def complete_key(

@@ -129,8 +129,7 @@ def replace_uniformly(ids: Ids, vocabulary: MaskVocabulary, random: np.random.Ra
 
 
 CORRUPTIONS: Registry[Corruption] = registries.CORRUPTIONS
-CORRUPTIONS.register("mask", replace_by_mask)
-CORRUPTIONS.register("uniform", replace_uniformly)
+CORRUPTIONS.provide({"mask": replace_by_mask, "uniform": replace_uniformly})
 WEIGHTINGS = ("inverse", "none")
 
 

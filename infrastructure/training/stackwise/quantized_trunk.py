@@ -160,10 +160,16 @@ def _restore_float(stored: Mapping[str, torch.Tensor], shape: torch.Size) -> tor
 
 
 QUANTIZATIONS: Registry[Quantization] = registries.QUANTIZATIONS
-QUANTIZATIONS.register("nf_fp8", Quantization(_store_fp8, _restore_fp8))
-QUANTIZATIONS.register("nf4", Quantization(_store_nf4, _restore_nf4))
-QUANTIZATIONS.register("fp16", Quantization(_store_fp16, _restore_float))
-QUANTIZATIONS.register("fp32", Quantization(_store_fp32, _restore_float))
+QUANTIZATIONS.provide(
+    {
+        "nf_fp8": Quantization(_store_fp8, _restore_fp8),
+        "nf4": Quantization(_store_nf4, _restore_nf4),
+        "fp16": Quantization(_store_fp16, _restore_float),
+        "fp32": Quantization(_store_fp32, _restore_float),
+    },
+    Quantization,
+    makes=False,
+)
 
 
 class QuantizedWeight(torch.nn.Module):

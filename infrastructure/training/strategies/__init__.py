@@ -1,10 +1,11 @@
 """Training algorithms. A strategy yields phases and does a train step.
 
-To add one: `STRATEGIES.register(name, class)` with a subclass of `TrainingStrategy`, or an entry
-point in the group "temper.strategies".
+To add one: `register_strategy(name, class)` with a subclass of `TrainingStrategy`, an entry point
+in the group "temper.strategies", or its address, `training.strategy: module:Class`.
 """
 
 import logging
+from collections.abc import Callable
 
 from infrastructure.config import registries
 from infrastructure.config.sections.training_config import TrainingConfig
@@ -20,11 +21,26 @@ from infrastructure.training.strategies.standard_strategy import (
     StandardTrainingStrategy as StandardTrainingStrategy,
 )
 
-STRATEGIES: Registry[type[TrainingStrategy]] = registries.STRATEGIES
-STRATEGIES.register("standard", StandardTrainingStrategy)
-STRATEGIES.register("finetune", FinetuningStrategy)
-STRATEGIES.register("progressive", StackwiseStrategy)
-STRATEGIES.register("end_to_end", StackwiseStrategy)
+STRATEGIES: Registry[Callable[..., TrainingStrategy]] = registries.STRATEGIES
+STRATEGIES.provide(
+    {
+        "standard": StandardTrainingStrategy,
+        "finetune": FinetuningStrategy,
+        "progressive": StackwiseStrategy,
+        "end_to_end": StackwiseStrategy,
+    },
+    TrainingStrategy,
+)
+
+
+def register_strategy(name: str, strategy: Callable[..., TrainingStrategy]) -> None:
+    """Make `training.strategy: name` use what `strategy(training_config, logger)` makes; it goes
+    before a built-in one of that name.
+
+    Raises:
+        ValueError: the name is taken by another one's own, or `strategy` lacks a method.
+    """
+    STRATEGIES.register(name, strategy)
 
 
 def get_training_strategy(
@@ -33,6 +49,7 @@ def get_training_strategy(
     """The strategy called `name`.
 
     Raises:
-        ValueError: there is no such strategy; suggests the nearest one.
+        ValueError: there is no such strategy (suggests the nearest one), or it cannot be used.
     """
-    return STRATEGIES.get(name)(training_config, logger)
+    made: TrainingStrategy = STRATEGIES.make(name, training_config, logger)
+    return made

@@ -53,14 +53,22 @@ class TrainingStrategy(ABC):
         objective: what hides tokens of the examples; None: nothing does. Given by the trainer.
     """
 
+    config: TrainingConfig
+    logger: logging.Logger
+    compute_loss: LossFunction | None
+    precision: Precision
+    entered: int
+    steps_per_epoch: int
+    objective: HasDraw | None
+
     def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
         self.config = config
         self.logger = logger or logging.getLogger(__name__)
-        self.compute_loss: LossFunction | None = None
+        self.compute_loss = None
         self.precision = Precision("fp32", "cpu")
         self.entered = NOT_ENTERED
         self.steps_per_epoch = 0
-        self.objective: HasDraw | None = None
+        self.objective = None
 
     @abstractmethod
     def train_step(

@@ -104,6 +104,33 @@ def test_two_spellings_as_keywords_must_agree() -> None:
         TrainingConfig(accumulation_steps=2, gradient_accumulation=4)
 
 
+def test_ones_own_settings_are_read_as_ours_are_and_go_into_a_place_of_their_own() -> None:
+    config = TrainingConfig(settings='{"stages": 3, "names": ["a"]}')
+    assert (config.stages, config.names, config.settings["stages"]) == (3, ["a"], 3)
+    assert config.model_copy(deep=True).stages == 3
+    assert not hasattr(config, "stage")
+    with pytest.raises(AttributeError, match=r"'stage'.*settings, which has stages, names"):
+        config.stage  # noqa: B018
+    with pytest.raises(ValueError, match=r"'stages'.* one's own go into training\.settings"):
+        TrainingConfig(stages=3)
+    for taken in ("batch_size", "qlora", "strategy_for"):
+        with pytest.raises(ValueError, match=f"{taken} is a name of Temper's already"):
+            TrainingConfig(settings={taken: 1})
+
+
+@pytest.mark.parametrize("setting", ["strategy", "loss", "corruption"])
+def test_an_address_is_a_name_and_a_wrong_name_tells_of_addresses(setting: str) -> None:
+    assert getattr(TrainingConfig(**{setting: "my_module:mine"}), setting) == "my_module:mine"
+    with pytest.raises(ValueError, match=f"^training.{setting}: unknown .* as module:name"):
+        TrainingConfig(**{setting: "my_module"})
+
+
+def test_a_wrong_name_in_a_list_gets_the_nearest() -> None:
+    assert TrainingConfig(metrics_sinks="csv,my:Sink").metrics_sinks == ["csv", "my:Sink"]
+    with pytest.raises(ValueError, match=r"each once, not .*; did you mean 'jsonl'?"):
+        TrainingConfig(metrics_sinks=["jsonnl"])
+
+
 def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(ValueError, match="'warmup' in TrainingConfig; did you mean 'warmup_steps'"):
         TrainingConfig(warmup=1)

@@ -19,6 +19,7 @@ from infrastructure.training.checkpoints.distributed import (
     save_distributed,
 )
 from tests.faults.pickle_scan import files_with_pickles
+from tests.forks import forked_python
 from tests.slow import slow_but
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def run(folder: Path, kind: str, action: str, num_processes: int) -> list[tuple[int, str]]:
     """Exit code and last line of each rank."""
     ranks = [
-        subprocess.Popen(
+        forked_python(
             [
                 sys.executable,
                 "-m",
@@ -43,7 +44,6 @@ def run(folder: Path, kind: str, action: str, num_processes: int) -> list[tuple[
                 **os.environ,
                 "RANK": str(rank),
                 "WORLD_SIZE": str(num_processes),
-                "OMP_NUM_THREADS": "1",
             },
         )
         for rank in range(num_processes)

@@ -1,12 +1,14 @@
 """Extensions are made by name; those of later parts are refused when a run starts."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.training.extensions import extension_manager
-from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.extensions.extension_manager import (
+    EXTENSIONS,
     create_extensions,
     register_extension,
 )
@@ -19,10 +21,17 @@ class Nudge(Extension):
         self.trainer = trainer
 
 
+class Watch(Observer):
+    """Does nothing, and looks on."""
+
+    def __init__(self, trainer: object) -> None: ...
+
+
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extension_manager, "EXTENSIONS", {})
+def registered() -> Iterator[None]:
     register_extension("nudge", Nudge)
+    yield
+    EXTENSIONS.unregister("nudge")
 
 
 @pytest.mark.usefixtures("registered")
@@ -38,7 +47,24 @@ def test_a_registered_extension_is_made_and_may_be_enabled() -> None:
 @pytest.mark.usefixtures("registered")
 def test_a_name_is_given_once() -> None:
     with pytest.raises(ValueError, match="registered already"):
-        register_extension("nudge", Nudge)
+        register_extension("nudge", Watch)
+
+
+def test_an_observer_may_be_enabled_too_and_no_other_class() -> None:
+    with EXTENSIONS.registered("watch", Watch):
+        (made,) = create_extensions(["watch"], "the trainer", {})
+    assert isinstance(made, Observer)
+    with pytest.raises(ValueError, match=r"'list'.*it lacks after_backward, after_loss"):
+        register_extension("list", list)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["memory", "quantum"])
+def test_ones_own_goes_before_a_name_that_is_taken_or_kept(name: str) -> None:
+    config = DeploymentConfig(training=TrainingConfig(enabled_extensions=[name]))
+    with EXTENSIONS.registered(name, Nudge):
+        (made,) = create_extensions([name], None, {"quantum": Watch})
+        assert type(made) is Nudge
+        config.check_supported()
 
 
 @pytest.mark.usefixtures("registered")

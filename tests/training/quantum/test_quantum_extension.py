@@ -2,9 +2,7 @@
 the step that they are used in; a kill changes nothing."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,7 +23,8 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum.overhead_budget import OverheadBudget
-from tests.deployment.runs import ROOT, deploy, losses, runs_of, small_settings
+from tests.deployment.runs import deploy, losses, runs_of, small_settings
+from tests.forks import outcome_of_forked
 from tests.training.quantum.quantum_runs import (
     extension_of,
     quantum_trainer,
@@ -241,10 +240,9 @@ sys.exit(main(sys.argv[1:]))
 
 def run(folder: Path, kill_at: int) -> int:
     """The real command, which dies in its question number `kill_at`."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-c", KILLED.format(kill_at=kill_at)]
     command = [*program, "train", "--config", "c.yaml"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True).returncode
+    return outcome_of_forked(command, cwd=folder).returncode
 
 
 def test_killed_in_a_quantum_step_and_gone_on_with(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from infrastructure.config import registries
 from infrastructure.core.registry import Registry
 from infrastructure.training.data.readers.rows import Conversation
 
 Augmentation = Callable[[Conversation, np.random.RandomState], Conversation]
 
-_AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation", "temper.augmentations")
+AUGMENTATIONS: Registry[Augmentation] = registries.AUGMENTATIONS
 
 
 def register_augmentation(name: str, function: Augmentation) -> None:
@@ -28,12 +29,12 @@ def register_augmentation(name: str, function: Augmentation) -> None:
     Raises:
         ValueError: the name is taken.
     """
-    _AUGMENTATIONS.register(name, function)
+    AUGMENTATIONS.register(name, function)
 
 
 def unregister_augmentation(name: str) -> None:
     """Forget an augmentation that `register_augmentation` added."""
-    _AUGMENTATIONS.unregister(name)
+    AUGMENTATIONS.unregister(name)
 
 
 def get_augmentation(name: str) -> Augmentation:
@@ -43,6 +44,6 @@ def get_augmentation(name: str) -> Augmentation:
         ValueError: there is none; the text suggests the nearest one.
     """
     try:
-        return _AUGMENTATIONS.get(name)
+        return AUGMENTATIONS.get(name)
     except ValueError as error:
         raise ValueError(f"data.augmentation: {error}") from error

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infrastructure.config import registries
 from infrastructure.core.files import file_sha256, readable_path
 from infrastructure.core.lookup import nearest, unknown_name
+from infrastructure.core.named_object import is_address
 from infrastructure.core.redact import public_address
 from infrastructure.core.registry import Registry
 from infrastructure.training.data.readers.file_type import (
@@ -59,7 +61,7 @@ READERS: dict[str, Reader] = {
     "hdf5": read_hdf5,
     HUGGINGFACE: read_huggingface,
 }
-TEXT_FORMATS = {"json", "jsonl", "csv", "tsv", "text"}
+TEXTFORMATS = {"json", "jsonl", "csv", "tsv", "text"}
 EXTENSIONS = {
     ".json": "json",
     ".jsonl": "jsonl",
@@ -77,11 +79,12 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?(@[\w.\[\]:%+-]+)?")
 
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://|https?:/", re.IGNORECASE)
 
-_FORMATS: Registry[PluginReader] = Registry("data format", "temper.formats")
+FORMATS: Registry[PluginReader] = registries.FORMATS
 
 
 def register_format(name: str, reader: PluginReader) -> None:
     """Teach Temper a file format; it is used for files that end in `.name` and by `format=name`.
+    A reader in a module needs no name: `format=module:function`.
 
     An installed package does the same with an entry point in the group "temper.formats".
 
@@ -93,12 +96,12 @@ def register_format(name: str, reader: PluginReader) -> None:
     """
     if name in READERS:
         raise ValueError(f"data format {name!r} is built in: choose another name")
-    _FORMATS.register(name, reader)
+    FORMATS.register(name, reader)
 
 
 def unregister_format(name: str) -> None:
     """Forget a format that `register_format` added."""
-    _FORMATS.unregister(name)
+    FORMATS.unregister(name)
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class DataFile:
             raise ValueError(f"{self.name}: the compressed file is cut off or damaged") from error
 
     def _reader(self) -> Reader:
-        return READERS.get(self.format) or _reader_of_plugin(_FORMATS.get(self.format))
+        return READERS.get(self.format) or _reader_of_plugin(FORMATS.get(self.format))
 
     def sha256(self) -> str:
         """Hash of the content, wherever the file lies."""
@@ -202,7 +205,7 @@ def refuse_no_data(path: Path, advice: str) -> None:
     Raises:
         ValueError: says what it is, and what to do.
     """
-    if path.suffix.lower().removeprefix(".") in _FORMATS.names():
+    if _is_plugin(path.suffix.lower().removeprefix(".")):
         return
     what = what_it_is(read_head(path))
     if what is None or what[0] in (PARQUET, HDF5):
@@ -212,9 +215,15 @@ def refuse_no_data(path: Path, advice: str) -> None:
     raise ValueError(f"{path.name} is no data, it is {kind}: {remedy}")
 
 
+def _is_plugin(name: str) -> bool:
+    return name not in READERS and FORMATS.is_here(name)
+
+
 def _check_format(data_format: str) -> None:
-    known = ["auto", *READERS, *_FORMATS.names()]
-    if data_format not in known:
+    if is_address(data_format):
+        FORMATS.get(data_format)
+    elif data_format != "auto" and not FORMATS.is_here(data_format):
+        known = ["auto", *FORMATS.names()]
         raise ValueError(f"data.format: {unknown_name('data format', data_format, known)}")
 
 
@@ -293,7 +302,7 @@ def _format_by_name(path: Path) -> str | None:
         suffixes = suffixes[:-1]
     extension = suffixes[-1] if suffixes else ""
     plugin = extension.removeprefix(".")
-    return EXTENSIONS.get(extension) or (plugin if plugin in _FORMATS.names() else None)
+    return EXTENSIONS.get(extension) or (plugin if _is_plugin(plugin) else None)
 
 
 def _data_file(path: Path, name: str, data_format: str) -> DataFile:
@@ -304,10 +313,10 @@ def _data_file(path: Path, name: str, data_format: str) -> DataFile:
         refuse_no_data(path, "give the file that was meant")
         raise ValueError(
             f"{path} has no ending that names a data format: set data.format (known:"
-            f" {', '.join(sorted([*READERS, *_FORMATS.names()]))})"
+            f" {', '.join(FORMATS.names())})"
         )
     head = read_head(path)
-    if chosen in TEXT_FORMATS:
+    if chosen in TEXTFORMATS:
         check_text(path, head)
     else:
         check_binary(path, head, chosen)

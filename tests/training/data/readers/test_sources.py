@@ -21,6 +21,8 @@ from infrastructure.training.data.readers.row_limits import (
 )
 from infrastructure.training.data.readers.rows import BadRow, Row
 from infrastructure.training.data.readers.sources import (
+    FORMATS,
+    READERS,
     DataFile,
     discover,
     register_format,
@@ -485,3 +487,7 @@ def test_content_hash_does_not_depend_on_the_place(tmp_path: Path) -> None:
     datasets.Dataset.from_list(ROWS[:2]).save_to_disk(str(tmp_path / "y"))
     assert one_file(tmp_path / "x").sha256() == one_file(tmp_path / "x").sha256()
     assert one_file(tmp_path / "x").sha256() != one_file(tmp_path / "y").sha256()
+
+
+def test_the_configuration_knows_the_formats_that_there_are() -> None:
+    assert sorted(FORMATS.built_in) == sorted(READERS)

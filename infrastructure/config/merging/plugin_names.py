@@ -1,0 +1,100 @@
+"""Plug-ins that a configuration names: where they come from, and those that are nowhere, which are
+told before any work is done.
+
+Nothing is imported for it: whether a module is there is asked, not whether it is any good.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from infrastructure.config.base import Section
+from infrastructure.config.field_help import metadata_of
+from infrastructure.config.merging.precedence import Source
+from infrastructure.config.registries import BACKENDS
+from infrastructure.config.schema import schema_of, value_at
+from infrastructure.config.types import RegisteredName, names_in
+from infrastructure.core.named_object import is_address
+from infrastructure.core.registry import Origin, Registry
+
+Origins = Mapping[str, Mapping[str, Origin]]  # group → name → where it comes from
+
+PLACE = "backup.place"
+
+
+def plugins_in(config: Section) -> Iterator[tuple[str, Registry[Any], str]]:
+    """(setting, registry, name or address) of each name that a configuration chooses."""
+    for spec in schema_of(type(config)).fields.values():
+        named: RegisteredName | None = metadata_of(spec.info, RegisteredName)
+        for name in names_in(value_at(config, spec.key)) if named else ():
+            if named is not None and (name not in named.others or named.registry.is_own(name)):
+                yield spec.key, named.registry, name
+    scheme, separator, _ = (value_at(config, PLACE) or "").partition("://")
+    if separator and (is_address(scheme) or BACKENDS.has(scheme)):
+        yield PLACE, BACKENDS, scheme
+
+
+def unknown_plugins(
+    config: Section, source_of: Callable[[str], Source], recorded: Origins
+) -> Iterator[str]:
+    """A sentence for each name that no registry has, each address whose module is nowhere, and each
+    package that the run began with.
+
+    Args:
+        recorded: where they came from when the run began that goes on now.
+    """
+    of_package: dict[str, list[str]] = {}
+    for key, registry, name in plugins_in(config):
+        origin = recorded.get(registry.group, {}).get(name)
+        if (problem := registry.problem(name, origin)) is None:
+            continue
+        if origin is not None and origin.package is not None:
+            of_package.setdefault(origin.package, []).append(f"{key} ({name})")
+        else:
+            yield f"{key}: {problem} ({source_of(key).place})"
+    for package, needed_by in of_package.items():
+        yield (
+            f"this run needs the package {package} for {', '.join(needed_by)}, and it is not"
+            f" installed here: pip install {package}"
+        )
+
+
+def origins_of(config: Section, recorded: Origins) -> dict[str, dict[str, Origin]]:
+    """Where the plug-ins of a configuration come from, those left out that are built in."""
+    found: dict[str, dict[str, Origin]] = {}
+    for _, registry, name in plugins_in(config):
+        was, origin = recorded.get(registry.group, {}).get(name), registry.origin(name)
+        if was is not None and (origin is None or replace(origin, package=was.package) == was):
+            origin = was  # the package may not be installed where only the record is read
+        if origin is not None:
+            found.setdefault(registry.group, {})[name] = origin
+    return found
+
+
+def require_shareable(config: Section) -> None:
+    """Refuse a plug-in that another process would need and cannot import.
+
+    Raises:
+        ValueError: names the setting; says where to put it.
+    """
+    for key, registry, name in plugins_in(config):
+        try:
+            registry.require_shareable(name)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from None
+
+
+def as_json(origins: Origins) -> dict[str, Any]:
+    """As `run.json` holds them."""
+    return {
+        group: {name: asdict(origin) for name, origin in named.items()}
+        for group, named in origins.items()
+    }
+
+
+def from_json(saved: Mapping[str, Any]) -> dict[str, dict[str, Origin]]:
+    """What `as_json` gave."""
+    return {
+        group: {name: Origin(**origin) for name, origin in named.items()}
+        for group, named in saved.items()
+    }

@@ -1,0 +1,115 @@
+"""Somebody's own class or function by its address, `module:name`.
+
+A module is looked for where Python looks, and then in the current folder: the `temper` command
+does not have that one in its path, and nothing that is installed is hidden by a file that lies
+there by chance.
+"""
+
+import importlib
+import re
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.lookup import nearest
+
+ADDRESS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+MAIN = "__main__"
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is written as `module:name`."""
+    return ADDRESS.fullmatch(text) is not None
+
+
+def load_object(what: str, address: str) -> Any:
+    """What `module:name` stands for; its module is imported.
+
+    Args:
+        what: the kind of thing in words, for error messages.
+
+    Raises:
+        ValueError: there is no such module, it cannot be imported, or it has no such name; says
+            where it was looked for.
+    """
+    module_name, _, name = address.partition(":")
+    if missing := missing_module(what, address):
+        raise ValueError(missing)
+    here = str(Path.cwd())
+    if not _is_known(module_name) and here not in sys.path:
+        sys.path.append(here)  # for good: the module may import its neighbours later
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # whatever the module does when it is imported
+        raise ValueError(
+            f"the {what} {address} cannot be loaded: importing {module_name} raises"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    file = getattr(found, "__file__", None) or module_name
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [known for known in vars(found) if not known.startswith("_")]
+            meant = nearest(part, names)
+            hint = f"; did you mean {meant!r}?" if meant else ""
+            raise ValueError(f"the {what} {address} cannot be loaded: {file} has no {part!r}{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def missing_module(what: str, address: str) -> str | None:
+    """The sentence for a text that is no address, or whose module is nowhere; nothing is
+    imported."""
+    if not is_address(address):
+        return f"the {what} {address} cannot be loaded: write it as module:name"
+    top = address.partition(":")[0].partition(".")[0]
+    if _is_known(top) or _is_here(top):
+        return None
+    entries = (entry for entry in sys.path if entry not in ("", str(Path.cwd())))
+    return (
+        f"the {what} {address} cannot be loaded: there is no module {top} in {Path.cwd()} (the"
+        f" current folder), nor in {', '.join(dict.fromkeys(entries))}; put {top}.py into the"
+        " current folder, or its folder into PYTHONPATH"
+    )
+
+
+def address_of(found: Any) -> str | None:
+    """The `module:name` by which another process finds the same class or function; None: none
+    does, as it is made in a notebook, in the script itself or inside a function."""
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == MAIN:
+        return None
+    address = f"{module}:{name}"
+    if not is_address(address):
+        return None
+    there: Any = sys.modules.get(module)
+    for part in name.split("."):
+        there = getattr(there, part, None)
+    return address if there is found else None
+
+
+def module_file(module_name: str) -> Path | None:
+    """The file that a module is, or would be, imported from; None: there is none. Nothing is
+    imported."""
+    try:
+        spec = find_spec(module_name)
+    except (ImportError, ValueError):
+        return None
+    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+    return next((Path(place) for place in places if place and Path(place).exists()), None)
+
+
+def _is_known(module_name: str) -> bool:
+    """Whether Python finds it without the current folder's help."""
+    top = module_name.partition(".")[0]
+    if top in sys.modules:
+        return True
+    try:
+        return find_spec(top) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _is_here(top: str) -> bool:
+    return PathFinder.find_spec(top, [str(Path.cwd())]) is not None

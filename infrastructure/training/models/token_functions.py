@@ -1,0 +1,113 @@
+"""Losses and metrics of single tokens, ours and those that somebody has added, by name.
+
+A function is given logits (N, V) in fp32 and target ids (N,) of learnt tokens only, and gives one
+number for each, (N,). So whatever it computes, nothing that is masked is learnt, and no way to
+split a batch changes the gradient: sums and means over tokens are not its business.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from infrastructure.config import registries
+from infrastructure.core.registry import Registry
+
+TokenFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+CROSS_ENTROPY = "cross_entropy"
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Of each token, (N,). `chunked_loss` computes its sum faster, and that is taken."""
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
+LOSSES: Registry[TokenFunction] = registries.LOSSES
+LOSSES.provide({CROSS_ENTROPY: cross_entropy})
+METRICS: Registry[TokenFunction] = registries.METRICS
+
+
+def register_loss(name: str, loss: TokenFunction) -> None:
+    """Make `training.loss: name` train on what `loss(logits, targets)` gives for each token.
+
+    Args:
+        loss: from logits (N, V) in fp32 and target ids (N,) to one differentiable number for each
+            token, (N,).
+
+    Raises:
+        ValueError: the name is taken by another one's own.
+    """
+    LOSSES.register(name, loss)
+
+
+def register_metric(name: str, metric: TokenFunction) -> None:
+    """Make `training.metrics: [name]` log `eval_<name>`: the mean of what `metric(logits, targets)`
+    gives for each held-out token, called and answered as a loss is.
+
+    Raises:
+        ValueError: the name is taken by another one's own.
+    """
+    METRICS.register(name, metric)
+
+
+def own_loss(name: str) -> TokenFunction | None:
+    """The loss of that name; None: the built-in one.
+
+    Raises:
+        ValueError: there is none, or it cannot be loaded.
+    """
+    if name == CROSS_ENTROPY and not LOSSES.is_own(name):
+        return None
+    return checked(f"loss {name!r}", LOSSES.get(name))
+
+
+def metrics_by_key(names: Sequence[str]) -> dict[str, TokenFunction]:
+    """Key in the metrics (`eval_…`, of a `module:function` the function's name) → metric.
+
+    Raises:
+        ValueError: there is no such metric, it cannot be loaded, or two have one key.
+    """
+    found: dict[str, TokenFunction] = {}
+    for name in names:
+        key = f"eval_{name.rpartition(':')[2]}"
+        if key in found or key == "eval_loss":
+            raise ValueError(f"training.metrics: {name} would be {key}, which another one is")
+        found[key] = checked(f"metric {name!r}", METRICS.get(name))
+    return found
+
+
+def checked(shown: str, function: TokenFunction) -> TokenFunction:
+    """A function whose answers are looked at: one that is a mean already, or has another shape,
+    would be summed without a word."""
+
+    def call(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        values = function(logits, targets)
+        if not isinstance(values, torch.Tensor) or values.shape != targets.shape:
+            shape = list(values.shape) if isinstance(values, torch.Tensor) else type(values)
+            raise ValueError(
+                f"the {shown} gives {shape} for {len(targets)} tokens: let it give one number for"
+                f" each token, a tensor of shape {list(targets.shape)}"
+            )
+        return values
+
+    return call
+
+
+class MetricSums:
+    """Sums of metrics over the tokens that it is called with, in place of a loss.
+
+    Attributes:
+        sums: by key, over `count` tokens.
+    """
+
+    def __init__(self, metrics: Mapping[str, TokenFunction]) -> None:
+        self.metrics = metrics
+        self.sums = dict.fromkeys(metrics, 0.0)
+        self.count = 0
+
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        for key, metric in self.metrics.items():
+            self.sums[key] += float(metric(logits, targets).sum())
+        self.count += len(targets)
+        return torch.zeros_like(targets, dtype=torch.float32)

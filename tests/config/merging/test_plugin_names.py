@@ -1,0 +1,79 @@
+"""Plug-ins that are nowhere are told when a run starts, and nothing is imported for it."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.merging.plugin_names import require_shareable
+from infrastructure.config.registries import ADAPTERS, EXTENSIONS
+
+
+def make(*arguments: object) -> object:
+    """In the place of a class: what a function makes is looked at when it is made."""
+    return arguments
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"training.strategy": "no_such:X"}, r"training\.strategy: .* no module no_such in "),
+        ({"training.metrics": "no_such:x,math:sqrt"}, r"training\.metrics: the metric no_such:x"),
+        ({"monitor.alert_sinks": "no_such:X"}, r"alert_sinks: the alert sink no_such:X"),
+        ({"model.adapter": "standart"}, r"model\.adapter: .*did you mean 'standard'"),
+        ({"training.enabled_extensions": "quantun"}, r"did you mean 'quantum'.*keyword"),
+    ],
+)
+def test_what_is_nowhere_is_told(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        DeploymentConfig(**settings).check_supported()
+
+
+def test_what_is_there_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "their_strategy.py").write_text("raise SystemExit('imported')")
+    DeploymentConfig(**{"training.strategy": "their_strategy:X"}).check_supported()
+    assert "their_strategy" not in sys.modules
+
+
+def test_ones_own_goes_before_a_name_that_is_kept_for_later() -> None:
+    config = DeploymentConfig(
+        **{"model.adapter": "dialogue", "training.enabled_extensions": ["memory"]}
+    )
+    assert len(config.problems()) == 2
+    with ADAPTERS.registered("dialogue", make), EXTENSIONS.registered("memory", make):
+        assert config.problems() == []
+
+
+def test_what_a_run_began_with_is_known_again_and_called_by_its_package() -> None:
+    origins = {
+        "temper.strategies": {"theirs": {"address": "nowhere:X", "package": "theirs==1.2"}},
+        "temper.backends": {"theirs": {"address": "nowhere:Place", "package": "theirs==1.2"}},
+        "temper.losses": {"mine": {"address": None, "package": None}},
+    }
+    values = {"training": {"strategy": "theirs", "loss": "mine"}, "backup": {"place": "theirs://x"}}
+    saved = {"values": values, "sources": {}, "plugins": origins}
+    config = DeploymentConfig.from_dict(saved)
+    assert config.to_dict()["plugins"] == origins
+    assert config.changed([]).to_dict()["plugins"] == origins
+    loss, package = config.problems()
+    assert loss.startswith("training.loss: the loss 'mine' was made in the notebook, or in the scr")
+    assert package == (
+        "this run needs the package theirs==1.2 for training.strategy (theirs), backup.place"
+        " (theirs), and it is not installed here: pip install theirs==1.2"
+    )
+    assert "plugins" not in DeploymentConfig().to_dict()
+    with pytest.raises(ValueError, match=r"training\.strategy: unknown training strategy 'theirs'"):
+        DeploymentConfig(**{"training.strategy": "theirs"}).check_supported()
+
+
+def test_what_only_this_process_knows_is_refused_where_another_needs_it() -> None:
+    config = DeploymentConfig(**{"model.adapter": "local"})
+    require_shareable(config)
+    with (
+        ADAPTERS.registered("local", lambda *arguments: None),
+        pytest.raises(ValueError, match=r"^model\.adapter: .*into a module of its own beside"),
+    ):
+        require_shareable(config)

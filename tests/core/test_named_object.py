@@ -1,0 +1,115 @@
+"""Somebody's own class or function by its address."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infrastructure.core.lookup import look_up
+from infrastructure.core.named_object import address_of, is_address, load_object, missing_module
+
+SOURCE = """
+class Curriculum:
+    class Inner: ...
+
+
+def late():
+    import their_neighbour
+
+    return their_neighbour.VALUE
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, which, as for the `temper` command, is not in Python's path."""
+    monkeypatch.chdir(tmp_path)
+    here = [entry for entry in sys.path if entry not in ("", str(tmp_path))]
+    monkeypatch.setattr(sys, "path", here)
+    (tmp_path / "their_module.py").write_text(SOURCE)
+    (tmp_path / "their_neighbour.py").write_text("VALUE = 3\n")
+    (tmp_path / "json.py").write_text("raise SystemExit('a file that lies there by chance')\n")
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if name.startswith("their_"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("module:Class", True),
+        ("package.module:Class.method", True),
+        ("standard", False),
+        ("s3://bucket", False),
+        ("a:", False),
+        (":b", False),
+        ("a b:c", False),
+        ("drive:/folder", False),
+        ("a::b", False),
+        ("1a:b", False),
+    ],
+)
+def test_what_an_address_looks_like(text: str, expected: bool) -> None:
+    assert is_address(text) is expected
+
+
+def test_a_module_of_the_current_folder_is_found_and_may_import_its_neighbours_later() -> None:
+    assert missing_module("strategy", "their_module:Curriculum") is None
+    assert "their_module" not in sys.modules, "looking imports nothing"
+    assert load_object("strategy", "their_module:Curriculum").__name__ == "Curriculum"
+    assert load_object("strategy", "their_module:Curriculum.Inner").__name__ == "Inner"
+    assert load_object("strategy", "their_module:late")() == 3
+
+
+def test_what_is_installed_is_not_hidden_by_a_file_that_lies_there() -> None:
+    assert load_object("function", "infrastructure.core.lookup:look_up") is look_up
+    assert load_object("function", "json:dumps")([1]) == "[1]"
+
+
+def test_a_module_that_is_nowhere_says_where_it_was_looked_for(folder: Path) -> None:
+    for refuse in (load_object, lambda what, address: _raised(missing_module(what, address))):
+        with pytest.raises(ValueError, match="the strategy no_such:X cannot be loaded") as caught:
+            refuse("strategy", "no_such:X")
+        assert f"no module no_such in {folder} (the current folder), nor in " in str(caught.value)
+        assert sys.path[-1] in str(caught.value)
+        assert "put no_such.py into the current folder" in str(caught.value)
+
+
+def _raised(sentence: str | None) -> None:
+    raise ValueError(sentence)
+
+
+def test_a_module_that_cannot_be_imported_says_why(folder: Path) -> None:
+    (folder / "their_broken.py").write_text("import no_such_package\n")
+    with pytest.raises(ValueError, match="importing their_broken raises ModuleNotFoundE"):
+        load_object("sink", "their_broken:X")
+
+
+def test_a_name_that_the_module_does_not_have_gets_the_nearest(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"their_module\.py has no 'Curiculum'; did you mean 'Cur"):
+        load_object("strategy", "their_module:Curiculum")
+
+
+def test_a_text_that_is_no_address_says_how_one_is_written() -> None:
+    with pytest.raises(ValueError, match="write it as module:name"):
+        load_object("strategy", "their_module:")
+
+
+def test_only_what_another_process_can_import_has_an_address() -> None:
+    assert address_of(look_up) == "infrastructure.core.lookup:look_up"
+    assert address_of(load_object("strategy", "their_module:Curriculum.Inner")) == (
+        "their_module:Curriculum.Inner"
+    )
+
+    class Local: ...
+
+    assert address_of(Local) is None
+    assert address_of(lambda: None) is None
+    assert address_of(3) is None
+    in_a_notebook = type("Cell", (), {"__module__": "__main__"})
+    assert address_of(in_a_notebook) is None
+    hidden = type("look_up", (), {"__module__": "infrastructure.core.lookup"})
+    assert address_of(hidden) is None, "that address is another object's"

@@ -1,0 +1,296 @@
+"""Plug-ins by name: which one is meant, and which are refused."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
+
+import pytest
+
+from infrastructure.core import registry as registry_module
+from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.registry import (
+    PLUGINS_VARIABLE,
+    Origin,
+    Registry,
+    adopt_origins,
+    note_origins,
+    registered_addresses,
+)
+
+GROUP = "temper.tests"
+
+
+class Sink:
+    """A contract."""
+
+    name: str
+
+    def write(self, record: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Whole(Sink):
+    def __init__(self, name: str = "whole") -> None:
+        self.name = name
+
+
+class Lacking:
+    """No `write`."""
+
+    name = "lacking"
+
+    def close(self) -> None: ...
+
+
+class Other(Whole): ...
+
+
+def make_lacking(name: str = "x") -> Lacking:
+    return Lacking()
+
+
+@pytest.fixture
+def sinks() -> Iterator[Registry[Any]]:
+    registry: Registry[Any] = Registry("sink", GROUP, ("console", "file"))
+    registry.provide({"console": Whole, "file": Whole}, Sink)
+    yield registry
+    registry_module._REGISTRIES.remove(registry)
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make entry points, name → value, those of installed packages."""
+
+    def make(**values: str) -> None:
+        points = EntryPoints(EntryPoint(name, value, GROUP) for name, value in values.items())
+        monkeypatch.setattr(registry_module, "entry_points", lambda **by: points.select(**by))
+
+    return make
+
+
+def test_ones_own_goes_before_what_is_built_in_and_that_before_what_is_installed(
+    sinks: Registry[Any], install: Callable[..., None]
+) -> None:
+    install(console=f"{__name__}:Other", remote="tests.core.test_registry:Other")
+    assert sinks.get("console") is Whole
+    assert sinks.get("remote").__name__ == "Other"
+    assert not sinks.is_own("console")
+    with sinks.registered("console", Other):
+        assert sinks.get("console") is Other
+        assert sinks.is_own("console")
+    assert sinks.get("console") is Whole
+    assert sinks.names() == ["console", "file", "remote"]
+
+
+def test_ones_own_goes_first_also_before_the_built_in_ones_are_there() -> None:
+    registry: Registry[Any] = Registry("sink", GROUP, ("console",))
+    registry.register("console", Other)
+    registry.provide({"console": Whole}, Sink)
+    assert registry.get("console") is Other
+    registry_module._REGISTRIES.remove(registry)
+
+
+def test_an_address_is_a_name(sinks: Registry[Any]) -> None:
+    assert sinks.get("tests.core.test_registry:Other").__name__ == "Other"
+    assert sinks.make("tests.core.test_registry:Other", "mine").name == "mine"
+    with pytest.raises(ValueError, match="has no colon"):
+        sinks.register("a:b", Whole)
+
+
+def test_a_name_is_given_once_but_a_cell_may_run_again(sinks: Registry[Any]) -> None:
+    def cell() -> type:
+        return type("Mine", (Whole,), {"__module__": "__main__"})
+
+    sinks.register("mine", cell())
+    again = cell()
+    sinks.register("mine", again)
+    assert sinks.get("mine") is again
+    with pytest.raises(ValueError, match="sink 'mine' is registered already"):
+        sinks.register("mine", Other)
+
+
+def test_an_unknown_name_gets_the_nearest_and_all_there_are(
+    sinks: Registry[Any], install: Callable[..., None]
+) -> None:
+    install(remote=f"{__name__}:Other")
+    with pytest.raises(
+        ValueError, match=r"did you mean 'console'.*console, file, remote"
+    ) as caught:
+        sinks.get("consol")
+    assert "module:name" in str(caught.value)
+
+
+def test_a_kind_without_any_says_how_to_add_one() -> None:
+    registry: Registry[Any] = Registry("metric", GROUP)
+    with pytest.raises(ValueError, match="there is no other: register it, name it as module:name"):
+        registry.get("accuracy")
+    registry_module._REGISTRIES.remove(registry)
+
+
+@pytest.mark.parametrize("plugin", [Lacking, 3])
+def test_what_does_not_keep_the_contract_is_refused_when_it_is_registered(
+    sinks: Registry[Any], plugin: Any
+) -> None:
+    sentence = "it lacks write" if plugin is Lacking else "is no class or function"
+    with pytest.raises(ValueError, match=f"sink 'mine' .*{sentence}"):
+        sinks.register("mine", plugin)
+    assert not sinks.has("mine")
+
+
+def test_the_same_from_a_module_and_from_a_package(
+    sinks: Registry[Any], install: Callable[..., None]
+) -> None:
+    install(remote="tests.core.test_registry:Lacking", broken="no_such_module:X")
+    for name in ("tests.core.test_registry:Lacking", "remote"):
+        with pytest.raises(ValueError, match=r"Lacking.* does not keep .* of Sink: it lacks write"):
+            sinks.get(name)
+    with pytest.raises(ValueError, match="'broken' cannot be loaded from no_such_module:X of an"):
+        sinks.get("broken")
+
+
+def test_what_a_function_makes_is_looked_at(sinks: Registry[Any]) -> None:
+    sinks.register("made", make_lacking)
+    with pytest.raises(ValueError, match=r"make_lacking.*the Lacking that it makes lacks write"):
+        sinks.make("made")
+
+
+def test_how_it_is_called_is_told_and_an_error_inside_stays_what_it_is(
+    sinks: Registry[Any],
+) -> None:
+    def fails(name: str) -> Whole:
+        raise TypeError("planted")
+
+    sinks.register("made", make_lacking)
+    sinks.register("fails", fails)
+    with pytest.raises(ValueError, match=r"'made' .* called with \(str, int\): too many position"):
+        sinks.make("made", "x", 3)
+    with pytest.raises(TypeError, match="planted"):
+        sinks.make("fails", "x")
+
+
+def test_an_init_that_forgot_its_base_is_named(sinks: Registry[Any]) -> None:
+    class Forgetful(Sink):
+        def __init__(self) -> None: ...
+
+    sinks.register("forgetful", Forgetful)
+    with pytest.raises(ValueError, match=r"lacks name \(does its __init__ call super"):
+        sinks.make("forgetful")
+
+
+def test_a_plugin_may_be_the_object_itself() -> None:
+    registry: Registry[Any] = Registry("quantization", GROUP)
+    registry.provide({}, Sink, makes=False)
+    registry.register("fine", Whole())
+    assert registry.get("fine").name == "whole"
+    with pytest.raises(ValueError, match="it lacks close, name, write"):
+        registry.register("mine", make_lacking)
+    registry_module._REGISTRIES.remove(registry)
+
+
+def test_an_abstract_method_is_lacking(sinks: Registry[Any]) -> None:
+    from abc import ABC, abstractmethod
+
+    class Abstract(ABC):
+        @abstractmethod
+        def write(self) -> None: ...
+
+    sinks.provide({}, Abstract)
+    with pytest.raises(ValueError, match="it lacks write"):
+        sinks.register("mine", type("Mine", (Abstract,), {}))
+
+
+def test_a_helper_process_knows_what_was_registered(sinks: Registry[Any]) -> None:
+    sinks.register("mine", Other)
+    sinks.register("local", type("Local", (Whole,), {"__module__": "__main__"}))
+    assert json.loads(registered_addresses())[GROUP] == {"mine": "tests.core.test_registry:Other"}
+    helper = HelperProcess(
+        "tests.core.helper_registry", GROUP, "mine", stdout=subprocess.PIPE, own_session=False
+    )
+    assert helper.stdout is not None
+    with helper.stdout as told:
+        assert json.loads(told.read()) == ["Other", True, ["mine"], True]
+    assert helper.wait(60) == 0, helper.last_words
+
+
+def test_what_no_other_process_could_import_is_refused_where_one_needs_it(
+    sinks: Registry[Any],
+) -> None:
+    sinks.register("fine", Other)
+    sinks.register("local", type("Local", (Whole,), {"__module__": "__main__"}))
+    sinks.require_shareable("fine")
+    sinks.require_shareable("console")
+    with pytest.raises(ValueError, match=r"sink 'local' .*put it into a module of its own"):
+        sinks.require_shareable("local")
+
+
+def test_an_origin_says_where_a_plugin_comes_from(
+    sinks: Registry[Any], install: Callable[..., None]
+) -> None:
+    install(remote=f"{__name__}:Other")
+    sinks.register("mine", Other)
+    sinks.register("local", type("Local", (Whole,), {"__module__": "__main__"}))
+    here = f"{__name__}:Other"
+    assert sinks.origin("mine") == sinks.origin(here) == sinks.origin("remote") == Origin(here)
+    assert sinks.origin("local") == Origin(None)
+    assert sinks.origin("console") is None
+    assert sinks.origin("pytest:fixture") == Origin(
+        "pytest:fixture", f"pytest=={pytest.__version__}"
+    )
+
+
+def test_a_run_that_goes_on_has_its_own_plugins_and_the_next_one_has_not(
+    sinks: Registry[Any],
+) -> None:
+    here = Origin(f"{__name__}:Other")
+    note_origins({GROUP: {"theirs": Origin("no_such_module:X"), "noted": here}})
+    assert sinks.has("theirs")
+    assert not sinks.is_here("theirs")
+    adopt_origins({GROUP: {"console": here, "theirs": here}})
+    assert sinks.get("console") is sinks.get("theirs") is sinks.get("noted") is Other
+    assert sinks.is_own("console"), "it is not the one that is built in"
+    assert json.loads(registered_addresses())[GROUP]["theirs"] == f"{__name__}:Other"
+    adopt_origins({})
+    assert sinks.get("console") is Whole
+    assert not sinks.is_own("theirs")
+
+
+@pytest.mark.parametrize(
+    ("origin", "sentence"),
+    [
+        (
+            Origin("no_such:X"),
+            "there is no module no_such in .*put no_such.py into the current fold",
+        ),
+        (Origin(None), "was made in the notebook, or in the script, that began this run: go on wi"),
+        (None, "unknown sink 'mine'"),
+        (Origin("tests.core.test_registry:Other"), None),
+    ],
+)
+def test_what_a_run_began_with_and_is_not_here_says_how_to_get_it(
+    sinks: Registry[Any], origin: Origin | None, sentence: str | None
+) -> None:
+    problem = sinks.problem("mine", origin)
+    assert (problem is None) if sentence is None else re.search(sentence, str(problem))
+    with sinks.registered("mine", Other):
+        assert sinks.problem("mine", origin) is None
+
+
+def test_an_installed_package_is_taken_although_its_module_has_moved(
+    sinks: Registry[Any], install: Callable[..., None]
+) -> None:
+    install(remote=f"{__name__}:Other")
+    moved = Origin("their.old_module:Other", "theirs==1")
+    assert sinks.problem("remote", moved) is None
+    adopt_origins({GROUP: {"remote": moved}})
+    assert sinks.get("remote").__name__ == "Other"
+    adopt_origins({})
+
+
+def test_a_process_that_nobody_started_has_inherited_nothing() -> None:
+    probe = f"import os; assert {PLUGINS_VARIABLE!r} not in os.environ"
+    subprocess.run([sys.executable, "-c", probe], check=True)
