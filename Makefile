@@ -6,7 +6,7 @@ SHELL := bash
 ENVIRONMENT := infrastructure/deployment/environment.sh
 PYTHON := .venv/bin/python
 TEMPER := .venv/bin/temper
-SOURCES := infrastructure colab notebooks tests benchmarks
+SOURCES := infrastructure colab temper notebooks tests benchmarks
 TEST_FLAGS := -n 3 --dist worksteal --durations 25 # processes of one thread each; some wait for others that they have started
 
 # What a notebook's side does before there is any PyTorch: installing, Drive, secrets, form, panel.

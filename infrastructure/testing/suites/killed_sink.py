@@ -1,0 +1,19 @@
+"""A process that writes records and is killed at once: `killed_sink SUITE DIRECTORY COUNT`."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from infrastructure.testing.suites.sink import suite_at, write_records
+
+
+def main() -> None:
+    """Write, and die of SIGKILL: no buffer of Python's is written any more."""
+    address, directory, count = sys.argv[1:]
+    write_records(suite_at(address), Path(directory), int(count))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

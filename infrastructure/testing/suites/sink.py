@@ -1,0 +1,119 @@
+"""What a metrics sink must do: the line before a kill is the one that people look for."""
+
+import importlib
+import math
+import signal
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.named_object import address_of
+from infrastructure.training.metrics.sinks import Sink
+
+WRITER = "infrastructure.testing.suites.killed_sink"
+KILLED_SECONDS = 120.0
+NUM_RECORDS = 5
+
+
+class SinkSuite:
+    """Subclass it and give `make` and, where it can be read, `read`. The kill is a real one, in a
+    process that imports the subclass: define it in a module.
+
+    Attributes:
+        can_forget: whether `truncate_after` takes later records away; a screen cannot unsay.
+        survives_kill: whether what `write` has returned from is there after a kill.
+    """
+
+    can_forget = True
+    survives_kill = True
+
+    def make(self, directory: Path) -> Sink:
+        """A new sink that writes into `directory`, as the process makes it that goes on."""
+        raise NotImplementedError
+
+    def read(self, directory: Path) -> list[dict[str, Any]]:
+        """The records that lie in `directory`, in their order, with `step` and `loss` at least."""
+        raise SkipTest("what it has written cannot be read")
+
+    def test_records_come_in_their_order(self, tmp_path: Path) -> None:
+        sink = self.make(tmp_path)
+        for step in range(1, NUM_RECORDS + 1):
+            sink.write(record(step))
+        sink.close()
+        self._expect(tmp_path, {step: step / 2 for step in range(1, NUM_RECORDS + 1)})
+
+    def test_what_was_written_is_there_after_a_kill(self, tmp_path: Path) -> None:
+        if not self.survives_kill:
+            raise SkipTest("it may lose the newest")
+        address = address_of(type(self))
+        assert address is not None, f"{type(self).__qualname__} is no class of a module"
+        writer = HelperProcess(WRITER, address, str(tmp_path), str(NUM_RECORDS))
+        code = writer.wait(KILLED_SECONDS)
+        assert code == -signal.SIGKILL, f"it was to be killed: {writer.fate()}"
+        self._expect(tmp_path, {step: step / 2 for step in range(1, NUM_RECORDS + 1)})
+
+    def test_a_run_that_goes_on_adds_to_what_there_is(self, tmp_path: Path) -> None:
+        for step in (1, 2, 3):
+            sink = self.make(tmp_path)
+            sink.truncate_after(step - 1)
+            sink.write(record(step))
+            sink.close()
+        self._expect(tmp_path, {1: 0.5, 2: 1.0, 3: 1.5})
+
+    def test_steps_that_are_done_again_are_forgotten(self, tmp_path: Path) -> None:
+        sink = self.make(tmp_path)
+        for step in range(1, 6):
+            sink.write(record(step))
+        sink.truncate_after(3)
+        sink.write(record(4, loss=9.0))
+        sink.close()
+        if not self.can_forget:
+            raise SkipTest("it cannot unsay what it has shown")
+        self._expect(tmp_path, {1: 0.5, 2: 1.0, 3: 1.5, 4: 9.0})
+
+    def test_it_takes_whatever_a_record_holds(self, tmp_path: Path) -> None:
+        sink = self.make(tmp_path)
+        sink.write(record(1, loss=math.nan, grad_norm=math.inf))
+        sink.write(record(2, eval_of_mine=0.5, note='a "text", with\na break', nothing=None))
+        sink.write({"step": 2, "epoch": 0, "kind": "evaluation", "eval_loss": 1.0})
+        sink.close()
+        first = self.read(tmp_path)[0]
+        assert math.isnan(float(first["loss"])), f"a loss that is NaN is shown as {first['loss']}"
+
+    def test_a_record_after_the_end_opens_it_again(self, tmp_path: Path) -> None:
+        sink = self.make(tmp_path)
+        sink.close()
+        sink.write(record(1))
+        sink.close()
+        sink.close()
+        self._expect(tmp_path, {1: 0.5})
+
+    def test_it_has_a_name(self, tmp_path: Path) -> None:
+        name = self.make(tmp_path).name
+        assert isinstance(name, str), f"its name is no text: {name!r}"
+        assert name, "its name is empty"
+
+    def _expect(self, directory: Path, losses: dict[int, float]) -> None:
+        found = [(int(one["step"]), float(one["loss"])) for one in self.read(directory)]
+        expected = list(losses.items())
+        assert found == expected, f"of (step, loss) {expected} there is {found}"
+
+
+def record(step: int, **further: Any) -> dict[str, Any]:
+    """A record as the training hands it over."""
+    return {"step": step, "epoch": 0, "loss": step / 2, **further}
+
+
+def write_records(suite: SinkSuite, directory: Path, count: int) -> None:
+    """Write `count` records, and close nothing: the process is about to be killed."""
+    sink = suite.make(directory)
+    for step in range(1, count + 1):
+        sink.write(record(step))
+
+
+def suite_at(address: str) -> SinkSuite:
+    """The suite of an address."""
+    module, _, name = address.partition(":")
+    made: SinkSuite = getattr(importlib.import_module(module), name)()
+    return made

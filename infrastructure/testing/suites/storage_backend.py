@@ -1,0 +1,217 @@
+"""What a place for backups must do: the copier prunes what it believes to be confirmed, so a place
+that says more than it knows loses work."""
+
+import errno
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from infrastructure.backup.backends.base import Content, Place
+from infrastructure.backup.backends.place_identity import FOLDER
+from infrastructure.backup.format.file_operations import Buffer
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.store import Store
+from infrastructure.core.errors import StorageError
+
+FILE = Path("run-1/objects/ab/abcd")
+HELLO: list[Buffer] = [b"hello ", bytearray(b"there"), memoryview(b"!")]
+LARGE_BYTES = 5 * 1024**2 + 7  # more than one piece of any reader
+
+
+class StorageBackendSuite:
+    """Subclass it and give `open`.
+
+    What a place has written others see at the latest when it was closed: it may gather names.
+
+    Attributes:
+        confirm_seconds: how long the place may say "not yet" of what was written.
+    """
+
+    confirm_seconds = 10.0
+
+    def open(self, folder: Path) -> Place:
+        """The place that belongs to `folder`, opened anew: each call is another process's first
+        look at the same files."""
+        raise NotImplementedError
+
+    def test_what_is_written_is_read(self, tmp_path: Path) -> None:
+        place = self.open(tmp_path)
+        large = os.urandom(LARGE_BYTES)
+        place.write(FILE, HELLO)
+        place.write(FILE.with_name("large"), [large[:100], large[100:]])
+        place.write(FILE.with_name("empty"), [])
+        for seen in (place, self.open(tmp_path)):
+            for name, expected in (("abcd", b"hello there!"), ("large", large), ("empty", b"")):
+                path = FILE.with_name(name)
+                found = b"".join(seen.read(path))
+                assert found == expected, f"{name}: {len(found)} of {len(expected)} bytes are read"
+                assert seen.size(path) == len(expected), f"{name} has another size"
+
+    def test_memory_is_filled_to_the_end(self, tmp_path: Path) -> None:
+        large = os.urandom(LARGE_BYTES)
+        place = self.open(tmp_path)
+        place.write(FILE, [large])
+        memory = memoryview(bytearray(LARGE_BYTES))
+        *_, end = place.read_into(FILE, memory)
+        assert end == LARGE_BYTES, f"read_into stops at {end} of {LARGE_BYTES} bytes"
+        assert bytes(memory) == large, "read_into fills the memory with other bytes"
+
+    def test_a_file_is_listed_as_soon_as_it_was_written(self, tmp_path: Path) -> None:
+        place, other = self.open(tmp_path), self.open(tmp_path)
+        for count in range(1, 6):
+            place.write(FILE.with_name(f"{count}"), [b"x"])
+            expected = [f"{n}" for n in range(1, count + 1)]
+            for seen in (place, other, self.open(tmp_path)):
+                names = sorted(seen.names(FILE.parent))
+                assert names == expected, f"{expected} were written, {names} are listed"
+        assert "run-1" in place.names(Path()), "a folder is not listed in the one above it"
+        assert place.names(Path("run-1")) == ["objects"], "names are those of one folder, and plain"
+
+    def test_what_was_never_written_is_not_there(self, tmp_path: Path) -> None:
+        place = self.open(tmp_path)
+        place.write(FILE, HELLO)
+        missing = FILE.with_name("missing")
+        asked: dict[str, Callable[[], object]] = {
+            "read": lambda: list(place.read(missing)),
+            "size": lambda: place.size(missing),
+            "names": lambda: place.names(Path("run-2")),
+            "remove": lambda: place.remove(missing),
+        }
+        for name, ask in asked.items():
+            try:
+                found = ask()
+            except FileNotFoundError:
+                continue
+            raise AssertionError(f"{name} of what is not there gives {found!r}: FileNotFoundError")
+
+    def test_a_second_write_replaces_the_whole_file(self, tmp_path: Path) -> None:
+        place = self.open(tmp_path)
+        place.write(FILE, [b"a damaged copy that is longer"])
+        place.write(FILE, HELLO)
+        place.close()
+        found = b"".join(self.open(tmp_path).read(FILE))
+        assert found == b"hello there!", f"after a second write the file holds {found!r}"
+        assert place.size(FILE) == len(found), "after a second write it has the size of the first"
+
+    def test_neighbours_stay_as_they_are(self, tmp_path: Path) -> None:
+        """Names that begin with one another, in folders that do."""
+        place = self.open(tmp_path)
+        near = [FILE, FILE.with_name("abcde"), Path("run-1/objects/abc/abcd"), Path("run-10/x")]
+        for path in near:
+            place.write(path, [str(path).encode()])
+        place.write(FILE, [b"another"])
+        place.remove(FILE)
+        for path in near[1:]:
+            found = b"".join(place.read(path))
+            assert found == str(path).encode(), f"writing {FILE} has changed {path}"
+        assert place.names(FILE.parent) == ["abcde"], "a folder lists what lies in another"
+
+    def test_what_is_removed_is_gone(self, tmp_path: Path) -> None:
+        place = self.open(tmp_path)
+        place.write(FILE, HELLO)
+        place.write(FILE.with_name("other"), HELLO)
+        place.remove(FILE)
+        for seen in (place, self.open(tmp_path)):
+            assert seen.names(FILE.parent) == ["other"], "a removed file is still listed"
+            try:
+                list(seen.read(FILE))
+            except FileNotFoundError:
+                continue
+            raise AssertionError("a removed file can still be read")
+
+    def test_what_was_written_is_confirmed(self, tmp_path: Path) -> None:
+        place, content = self.open(tmp_path), Content.of(HELLO)
+        place.identify()
+        place.write(FILE, HELLO)
+        end = time.monotonic() + self.confirm_seconds
+        while not place.confirm(FILE, content):
+            assert time.monotonic() < end, f"not confirmed after {self.confirm_seconds} s"
+            time.sleep(0.05)
+
+    def test_other_bytes_are_never_confirmed(self, tmp_path: Path) -> None:
+        place, content = self.open(tmp_path), Content.of(HELLO)
+        place.identify()
+        for damage in (b"hello there", b"hello there?", b"", None):
+            if damage is not None:
+                place.write(FILE, [damage])
+            else:
+                place.remove(FILE)
+            place.close()
+            try:
+                confirmed = self.open(tmp_path).confirm(FILE, content)
+            except StorageError:
+                continue
+            assert not confirmed, f"a file that holds {damage!r} is confirmed as {content}"
+            assert damage is None, f"{damage!r} is told as not yet there: raise StorageError"
+
+    def test_a_place_is_known_again(self, tmp_path: Path) -> None:
+        first = self.open(tmp_path).identify()
+        assert first, "a place has no identity"
+        assert self.open(tmp_path).identify() == first, "the same place has another identity"
+        assert self.open(tmp_path).identify(first) == first, "the place is not taken for itself"
+        other = Path(tempfile.mkdtemp(dir=tmp_path))
+        assert self.open(other).identify() != first, "another place has the same identity"
+
+    def test_looking_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        place = self.open(tmp_path)
+        place.identify()
+        place.probe()
+        place.sweep(Path("run-1"))
+        left = [name for name in _names(place, FOLDER) if name.startswith("probe-")]
+        assert not left, f"probing leaves {left}"
+        place.write(FILE, HELLO)
+        place.sweep(Path("run-1"))
+        assert b"".join(place.read(FILE)) == b"hello there!", "sweeping takes a whole file away"
+
+    def test_no_path_leads_out(self, tmp_path: Path) -> None:
+        place = self.open(tmp_path)
+        for path in (Path("../x"), Path("run-1/../../x"), Path("/etc/passwd")):
+            try:
+                place.write(path, [b"x"])
+            except ValueError:
+                continue
+            raise AssertionError(f"{path} is written: it leads out of the place")
+
+    def test_an_error_has_advice(self, tmp_path: Path) -> None:
+        advice = self.open(tmp_path).advice(OSError(errno.EIO, "planted"))
+        assert len(advice) > 20, f"advice of {advice!r}: tell what a person can do"
+
+    def test_a_store_of_versions_lies_in_it(self, tmp_path: Path) -> None:
+        place = self.open(tmp_path)
+        store = Store(Path("run-1"), place, compress=True)
+        for step in (1, 2, 3):
+            store.commit(_tensors(step), {}, step=step)
+        place.close()
+        again = Store(Path("run-1"), self.open(tmp_path))
+        name, rejected = again.newest()
+        assert not rejected, f"versions are damaged: {rejected}"
+        assert name == store.versions()[0], "the newest version is not found"
+        found = dict(again.load(again.read(str(name))))
+        expected = _tensors(3)
+        assert found.keys() == expected.keys(), f"tensors {sorted(found)} come back"
+        for key, tensor in expected.items():
+            assert bytes(found[key].data) == bytes(tensor.data), f"{key} has other bytes"
+        store.remove_all_but([str(name)])
+        place.close()
+        left = Store(Path("run-1"), self.open(tmp_path)).versions()
+        assert left == [name], f"{len(left)} versions are there after all but one were removed"
+
+
+def _names(place: Place, directory: Path) -> list[str]:
+    try:
+        return place.names(directory)
+    except FileNotFoundError:
+        return []
+
+
+def _tensors(step: int) -> Mapping[str, TensorBytes]:
+    """Some that stay and some that change."""
+    return dict(_each(step))
+
+
+def _each(step: int) -> Iterator[tuple[str, Any]]:
+    for name, value in (("model/kept", 0), ("model/weight", step), ("optimizer/moment", step)):
+        yield name, TensorBytes("F32", (256,), bytes([value]) * 1024)

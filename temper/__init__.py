@@ -1,0 +1,55 @@
+"""`import temper`: what people use and what they add to, in one place. No code of its own.
+
+A name is loaded when it is asked for, so that importing costs nothing.
+"""
+
+from infrastructure.core.lazy import lazy_names
+
+_TRAINING = "infrastructure.training"
+_PLACES = {
+    # a training
+    "DeploymentConfig": "infrastructure.config.deployment_config",
+    "EnhancedTrainer": f"{_TRAINING}.enhanced_trainer",
+    "TemperCallback": f"{_TRAINING}.hf_bridge",
+    "TrainingConfig": "infrastructure.config.sections.training_config",
+    "TrainingDeployment": "infrastructure.deployment.deploy_training",
+    "UnifiedTrainer": f"{_TRAINING}.unified_trainer",
+    "initialize_training": f"{_TRAINING}.context",
+    "load_config": "infrastructure.config.sources.load",
+    # parts of one's own, by name
+    "register_adapter": f"{_TRAINING}.model_adapters",
+    "register_alert_sink": "infrastructure.monitoring.watching.alert_sinks",
+    "register_augmentation": f"{_TRAINING}.data.encoding.augmentation",
+    "register_backend": "infrastructure.backup.backends",
+    "register_extension": f"{_TRAINING}.extensions.extension_manager",
+    "register_format": f"{_TRAINING}.data.readers.sources",
+    "register_loss": f"{_TRAINING}.models.token_functions",
+    "register_metric": f"{_TRAINING}.models.token_functions",
+    "register_model": f"{_TRAINING}.models.registry",
+    "register_sink": f"{_TRAINING}.metrics.sinks",
+    "register_strategy": f"{_TRAINING}.strategies",
+    # what they are made from
+    "Content": "infrastructure.backup.backends.base",
+    "DataSource": f"{_TRAINING}.model_adapters.base_adapter",
+    "Extension": f"{_TRAINING}.extensions.extension_hooks",
+    "FolderPlace": "infrastructure.backup.backends.folder",
+    "LossOutput": f"{_TRAINING}.model_adapters.base_adapter",
+    "ModelAdapter": f"{_TRAINING}.model_adapters.base_adapter",
+    "Observer": f"{_TRAINING}.extensions.extension_hooks",
+    "Phase": f"{_TRAINING}.core.state",
+    "Place": "infrastructure.backup.backends.base",
+    "Sink": f"{_TRAINING}.metrics.sinks",
+    "StandardModelAdapter": f"{_TRAINING}.model_adapters.standard_adapter",
+    "StandardTrainingStrategy": f"{_TRAINING}.strategies.standard_strategy",
+    "StepOutput": f"{_TRAINING}.core.state",
+    "TrainingState": f"{_TRAINING}.core.state",
+    "TrainingStrategy": f"{_TRAINING}.strategies.base_strategy",
+    "require_content": "infrastructure.backup.backends.base",
+}
+
+__all__ = [*_PLACES]
+__getattr__ = lazy_names(__name__, _PLACES)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PLACES])

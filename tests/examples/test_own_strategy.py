@@ -1,0 +1,53 @@
+"""The example is short, runs as it stands, and keeps the contract."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.testing.suites.strategy import TrainingStrategySuite
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_LINES = 30
+
+
+def example(name: str) -> Any:
+    """A module of `examples/`, imported and not run."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class TestHeadFirst(TrainingStrategySuite):
+    settings: ClassVar[dict[str, Any]] = {"settings": {"head_epochs": 1}}
+
+    def make(self, config: TrainingConfig) -> TrainingStrategy:
+        made: TrainingStrategy = example("own_strategy").HeadFirst(config)
+        return made
+
+
+def test_it_is_short() -> None:
+    assert len((ROOT / "examples/own_strategy.py").read_text().splitlines()) <= MOST_LINES
+
+
+def test_it_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/own_strategy.py")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    [run] = [path.parent for path in (tmp_path / "runs").glob("*/run.json")]
+    log = map(json.loads, (run / "logs/training/training.jsonl").read_text().splitlines())
+    assert [line["phase"] for line in log if "phase" in line] == ["head", "all"]

@@ -1,0 +1,172 @@
+"""Our adapters keep the contract, and an adapter with a defect does not."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.testing.suites.adapter import ModelAdapterSuite
+from infrastructure.testing.suites.strategy import MODEL
+from infrastructure.training.model_adapters import get_model_adapter
+from infrastructure.training.model_adapters.base_adapter import Batch, LossOutput, ModelAdapter
+from infrastructure.training.model_adapters.layers_adapter import (
+    LayersAdapter,
+    LayersModel,
+    LoaderSource,
+)
+from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from tests.testing.suites.planted import failure, without_defect
+from tests.training.data.builders import pairs, write_jsonl
+
+CPU = torch.device("cpu")
+
+
+def with_data(adapter: ModelAdapter, folder: Path, **data: Any) -> ModelAdapter:
+    rows = write_jsonl(folder / "rows.jsonl", pairs(20))
+    adapter.data_config = DataConfig(path=str(rows), max_length=48, num_workers=0, **data)
+    return adapter
+
+
+class TestStandard(ModelAdapterSuite):
+    data: ClassVar[dict[str, Any]] = {}
+    training: ClassVar[dict[str, Any]] = {}
+
+    def make(self, folder: Path) -> ModelAdapter:
+        training = TrainingConfig(mixed_precision=False, **self.training)
+        adapter = get_model_adapter("standard", ModelConfig(embedded=MODEL), training)
+        return with_data(adapter, folder, **self.data)
+
+
+class TestStandardInPaddedRows(TestStandard):
+    data: ClassVar[dict[str, Any]] = {"packing": False}
+
+
+class TestStandardWithHiddenTokens(TestStandard):
+    training: ClassVar[dict[str, Any]] = {"time_step_masking": True}
+
+
+class TestTacticalMappo(ModelAdapterSuite):
+    learns_in_evaluation = False
+
+    def make(self, folder: Path) -> ModelAdapter:
+        model = ModelConfig(name="tactical_mappo")
+        return get_model_adapter("tactical_mappo", model, TrainingConfig())
+
+
+class TestLayers(ModelAdapterSuite):
+    def make(self, folder: Path) -> ModelAdapter:
+        torch.manual_seed(0)
+        rows = TensorDataset(torch.randn(12, 4), torch.arange(12) % 3)
+        source = LoaderSource(DataLoader(rows, batch_size=4), 0)
+        layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)]
+        model = LayersModel(layers, None, None, torch.zeros(1, 4))
+        return LayersAdapter(model, source, None, ModelConfig(), TrainingConfig(), CPU)
+
+
+# Defects, each in an adapter that is else sound.
+
+
+class IgnoresTheMask(StandardModelAdapter):
+    """As where labels are the input ids."""
+
+    def prepare_batch(self, examples: Sequence[Any]) -> Batch:
+        return super().prepare_batch([_all_learnt(example) for example in examples])
+
+    def count_items(self, examples: Sequence[Any]) -> int:
+        return super().count_items([_all_learnt(example) for example in examples])
+
+
+def _all_learnt(example: Any) -> Any:
+    supervised = np.ones_like(example.supervised)
+    supervised[0] = False
+    return replace(example, supervised=supervised)
+
+
+class GivesMeans(StandardModelAdapter):
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
+        output = super().compute_loss(model, batch)
+        return LossOutput(output.loss_sum / output.num_items, output.num_items)
+
+
+class CountsAllTokens(StandardModelAdapter):
+    def count_items(self, examples: Sequence[Any]) -> int:
+        return self.count_tokens(examples)
+
+
+class ForgetsItsModel(StandardModelAdapter):
+    def initialize_model(self) -> torch.nn.Module:
+        model = super().initialize_model()
+        self.model = None
+        return model
+
+
+class HasItsOwnSeed(StandardModelAdapter):
+    seeds = itertools.count()
+
+    def initialize_model(self) -> torch.nn.Module:
+        torch.manual_seed(next(self.seeds))
+        model = super().initialize_model()
+        torch.nn.init.normal_(next(model.parameters()))
+        return model
+
+
+class LearnsMoreOfLargeBatches(StandardModelAdapter):
+    """The same loss, and half as much again of its gradient."""
+
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
+        loss, count = vars(super().compute_loss(model, batch)).values()
+        share = 0.5 if count > 40 else 0.0
+        return LossOutput(loss + share * (loss - loss.detach()), count)
+
+
+class Drifts(StandardModelAdapter):
+    calls = 0
+
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
+        self.calls += 1
+        output = super().compute_loss(model, batch)
+        return LossOutput(output.loss_sum * (1 + self.calls / 1e6), output.num_items)
+
+
+class IsNoJson(StandardModelAdapter):
+    def describe(self) -> dict[str, Any]:
+        return {"name": "mine", "shape": (1, 2)}
+
+
+DEFECTS: list[tuple[type[StandardModelAdapter], str, str]] = [
+    (IgnoresTheMask, "test_what_is_masked_is_not_learnt", "masked items are counted"),
+    (GivesMeans, "test_a_loss_is_a_sum_over_items", "give a sum over items, not a mean"),
+    (CountsAllTokens, "test_items_are_counted_before_the_forward_pass", "count_items says"),
+    (ForgetsItsModel, "test_the_model_is_remembered_and_lies_on_the_device", "not remember"),
+    (HasItsOwnSeed, "test_the_same_seed_gives_the_same_weights", "other weights"),
+    (LearnsMoreOfLargeBatches, "test_a_split_batch_has_the_same_gradient", "another gradient"),
+    (Drifts, "test_evaluating_twice_gives_the_same", "evaluated twice"),
+    (IsNoJson, "test_it_describes_itself", "no JSON"),
+]
+
+
+@pytest.mark.parametrize(("kind", "test", "sentence"), DEFECTS)
+def test_a_defect_is_seen(
+    kind: type[StandardModelAdapter], test: str, sentence: str, tmp_path: Path
+) -> None:
+    class Suite(ModelAdapterSuite):
+        def make(self, folder: Path) -> ModelAdapter:
+            training = TrainingConfig(mixed_precision=False)
+            return with_data(kind(ModelConfig(embedded=MODEL), training, CPU), folder)
+
+    told = failure(Suite(), test, tmp_path)
+    assert told is not None
+    assert sentence in told
+
+
+def test_each_test_has_a_defect_that_it_sees() -> None:
+    assert without_defect(ModelAdapterSuite, {test for _, test, _ in DEFECTS}) == []

@@ -1,0 +1,193 @@
+"""Our sources keep the contract, and a source with a defect does not."""
+
+import random
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from infrastructure.testing.suites.data_source import DataSourceSuite
+from infrastructure.training.data.serving.example_order import epoch_order
+from infrastructure.training.model_adapters.base_adapter import DataSource
+from infrastructure.training.model_adapters.layers_adapter import LoaderSource
+from infrastructure.training.models.tactical_mappo import EnvironmentSeeds
+from tests.testing.suites.planted import failure, without_defect
+from tests.training.data.builders import pairs, pipeline, write_jsonl
+
+
+class TestPipeline(DataSourceSuite):
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def open(self, folder: Path, seed: int = 0) -> DataSource:
+        data = write_jsonl(folder / "rows.jsonl", pairs(40))
+        return pipeline(data, folder / "cache", seed=seed, **self.settings)
+
+
+class TestStreamedPipeline(TestPipeline):
+    settings: ClassVar[dict[str, Any]] = {"streaming": True, "buffer_size": 7}
+
+
+class TestLoader(DataSourceSuite):
+    holds_out = False
+
+    def open(self, folder: Path, seed: int = 0) -> DataSource:
+        rows = TensorDataset(torch.arange(22.0)[:, None])
+        return LoaderSource(DataLoader(rows, batch_size=4, shuffle=True), seed)
+
+
+class TestLoaderInItsOwnOrder(DataSourceSuite):
+    holds_out = shuffles = False
+
+    def open(self, folder: Path, seed: int = 0) -> DataSource:
+        rows = TensorDataset(torch.arange(22.0)[:, None])
+        return LoaderSource(DataLoader(rows, batch_size=4), seed)
+
+
+class TestEnvironmentSeeds(DataSourceSuite):
+    repeats = False
+
+    def open(self, folder: Path, seed: int = 0) -> DataSource:
+        return EnvironmentSeeds(seed, num_examples=18, num_evaluation_examples=5)
+
+
+Batches = Generator[Sequence[int], None, None]
+
+
+class Sound:
+    """Numbers in an order of seed and epoch; what defects are planted in."""
+
+    num_examples = 22
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    @property
+    def fingerprint(self) -> str:
+        return "numbers"
+
+    def order(self, epoch: int) -> list[int]:
+        return [int(n) for n in epoch_order(self.num_examples, self.seed, epoch)]
+
+    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Batches:
+        rest = self.order(epoch)[start_example:]
+        for start in range(0, len(rest), batch_size):
+            yield rest[start : start + batch_size]
+
+    def evaluation_batches(self, batch_size: int) -> Batches:
+        for start in range(100, 105, batch_size):
+            yield list(range(start, min(105, start + batch_size)))
+
+
+class RowsChangeOrder(Sound):
+    """As with a generator that somebody else draws from, too."""
+
+    def order(self, epoch: int) -> list[int]:
+        return random.sample(range(self.num_examples), self.num_examples)
+
+
+class OrderOfTheHistory(Sound):
+    """The n-th epoch that is read, whichever it is."""
+
+    read = -1
+
+    def order(self, epoch: int) -> list[int]:
+        self.read += 1
+        return super().order(self.read)
+
+
+class BeginsAnew(Sound):
+    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Batches:
+        yield from super().train_batches(epoch, 0, batch_size)
+
+
+class ShufflesBatches(Sound):
+    def order(self, epoch: int) -> list[int]:
+        return list(range(self.num_examples))
+
+    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Batches:
+        batches = [*super().train_batches(epoch, start_example, batch_size)]
+        for index in epoch_order(len(batches), self.seed, epoch):
+            yield batches[int(index)]
+
+
+class DropsLast(Sound):
+    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Batches:
+        for batch in super().train_batches(epoch, start_example, batch_size):
+            if len(batch) == batch_size:
+                yield batch
+
+
+class LosesExamples(Sound):
+    def order(self, epoch: int) -> list[int]:
+        return [n % 20 if epoch else n for n in super().order(epoch)]
+
+
+class NeverShuffles(Sound):
+    def order(self, epoch: int) -> list[int]:
+        return list(range(self.num_examples))
+
+
+class OtherFingerprints(Sound):
+    @property
+    def fingerprint(self) -> str:
+        return f"{id(self)}-{random.random()}"
+
+
+class TrainsOnHeldOut(Sound):
+    def evaluation_batches(self, batch_size: int) -> Batches:
+        yield list(range(3))
+
+
+class DrawsHeldOut(Sound):
+    def evaluation_batches(self, batch_size: int) -> Batches:
+        yield random.sample(range(100, 200), 5)
+
+
+class GoesOnWhereAReaderStopped(Sound):
+    at = 0
+
+    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Batches:
+        for batch in super().train_batches(epoch, start_example + self.at, batch_size):
+            self.at += len(batch)
+            yield batch
+        self.at = 0
+
+
+DEFECTS: list[tuple[Callable[[int], Sound], str, str]] = [
+    (RowsChangeOrder, "test_the_order_is_that_of_seed_and_epoch_alone", "another order"),
+    (OrderOfTheHistory, "test_the_order_is_that_of_seed_and_epoch_alone", "another one was read"),
+    (BeginsAnew, "test_an_epoch_goes_on_where_it_was_left", "from example 1 on"),
+    (ShufflesBatches, "test_the_batch_size_changes_no_order", "in batches of"),
+    (DropsLast, "test_an_epoch_has_as_many_examples_as_it_says", "num_examples is 22"),
+    (LosesExamples, "test_every_epoch_holds_the_same_examples", "lost examples"),
+    (NeverShuffles, "test_another_epoch_and_another_seed_is_another_order", "another epoch"),
+    (OtherFingerprints, "test_the_fingerprint_says_which_examples_there_are", "fingerprint"),
+    (TrainsOnHeldOut, "test_what_is_held_out_is_always_the_same_and_not_trained_on", "trained on"),
+    (DrawsHeldOut, "test_what_is_held_out_is_always_the_same_and_not_trained_on", "held-out"),
+    (GoesOnWhereAReaderStopped, "test_a_reader_that_stops_early_leaves_no_trace", "stopped early"),
+]
+
+
+class TestSound(DataSourceSuite):
+    def open(self, folder: Path, seed: int = 0) -> DataSource:
+        return Sound(seed)
+
+
+@pytest.mark.parametrize(("kind", "test", "sentence"), DEFECTS)
+def test_a_defect_is_seen(
+    kind: Callable[[int], Sound], test: str, sentence: str, tmp_path: Path
+) -> None:
+    class Suite(DataSourceSuite):
+        def open(self, folder: Path, seed: int = 0) -> DataSource:
+            return kind(seed)
+
+    told = failure(Suite(), test, tmp_path)
+    assert told is not None
+    assert sentence in told
+
+
+def test_each_test_has_a_defect_that_it_sees() -> None:
+    assert without_defect(DataSourceSuite, {test for _, test, _ in DEFECTS}) == []

@@ -1,0 +1,178 @@
+"""Our strategies keep the contract, and a strategy with a defect does not."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.testing.suites.strategy import TrainingStrategySuite
+from infrastructure.training.core.state import Phase, StepOutput
+from infrastructure.training.strategies import get_training_strategy
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
+from tests.testing.suites.planted import failure, without_defect
+
+
+class TestStandard(TrainingStrategySuite):
+    name = "standard"
+
+    def make(self, config: TrainingConfig) -> TrainingStrategy:
+        return get_training_strategy(self.name, config)
+
+
+class TestFinetune(TestStandard):
+    name = "finetune"
+    settings: ClassVar[dict[str, Any]] = {
+        "strategy": "finetune",
+        "unfreeze_interval": 1,
+        "layerwise_lr_decay": 0.9,
+    }
+
+
+class TestProgressive(TestStandard):
+    name = "progressive"
+    settings: ClassVar[dict[str, Any]] = {
+        "strategy": "progressive",
+        "progressive": {"target_stacks": 2},
+    }
+
+
+class TestStackwise(TestStandard):
+    name = "end_to_end"
+    settings: ClassVar[dict[str, Any]] = {
+        "strategy": "end_to_end",
+        "end_to_end_scope": "stackwise",
+        "progressive": {"target_stacks": 2},
+    }
+
+
+# Defects, each in a strategy that is else sound.
+
+EMBEDDING = "embed_tokens"
+
+
+class OtherPhases(StandardTrainingStrategy):
+    asked = 0
+
+    def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
+        self.asked += 1
+        return [Phase(f"phase {self.asked}", num_epochs)]
+
+
+class NamesWhatIsNotThere(StandardTrainingStrategy):
+    def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
+        return [Phase("train", num_epochs, frozenset({"no.such.weight"}))]
+
+
+class LeavesOutWhatItNames(StandardTrainingStrategy):
+    """Its phase says that everything trains."""
+
+    def train_step(self, model: Any, *arguments: Any, **keywords: Any) -> StepOutput:
+        output = super().train_step(model, *arguments, **keywords)
+        for name, parameter in model.named_parameters():
+            if EMBEDDING in name:
+                parameter.grad = None
+        return output
+
+
+class TrainsMoreThanItNames(StandardTrainingStrategy):
+    """Its phase says that the embedding stays."""
+
+    def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
+        names = (name for name, _ in model.named_parameters())
+        return [Phase("train", num_epochs, frozenset(n for n in names if EMBEDDING not in n))]
+
+    def update_parameters(self, model: Any, *arguments: Any) -> torch.Tensor:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.999)
+        return super().update_parameters(model, *arguments)
+
+
+class StepsInTrainStep(StandardTrainingStrategy):
+    def train_step(self, model: Any, batch: Any, optimizer: Any, *more: Any) -> StepOutput:
+        output = super().train_step(model, batch, optimizer, *more)
+        optimizer.step()
+        return output
+
+
+class HoldsTheGraph(StandardTrainingStrategy):
+    def train_step(self, *arguments: Any) -> StepOutput:
+        output = super().train_step(*arguments)
+        return StepOutput(output.loss_sum.requires_grad_(), output.num_items)
+
+
+class MeansOfTheMicroBatch(StandardTrainingStrategy):
+    """Divides by the items of each piece."""
+
+    def train_step(self, model: Any, batch: Any, *more: Any) -> StepOutput:
+        alone = {key: value for key, value in batch.items() if key != "total_items"}
+        return super().train_step(model, alone, *more)
+
+
+class KeepsGradients(StandardTrainingStrategy):
+    def update_parameters(self, model: Any, *arguments: Any) -> torch.Tensor:
+        kept = [(p, p.grad) for p in model.parameters()]
+        norm = super().update_parameters(model, *arguments)
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+        return norm
+
+
+class RateOfTheCalls(StandardTrainingStrategy):
+    """A schedule that counts how often it was asked."""
+
+    def rate_factor(self, total_steps: int) -> Any:
+        asked = iter(range(10_000))
+        return lambda step: 1 / (1 + next(asked))
+
+
+class CountsItsSteps(StandardTrainingStrategy):
+    """What it does depends on the steps that this process has done."""
+
+    steps = 0
+
+    def unscale_gradients(self, optimizer: Any, scaler: Any) -> None:
+        super().unscale_gradients(optimizer, scaler)
+        self.steps += 1
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad += self.steps
+
+
+DEFECTS: list[tuple[type[TrainingStrategy], str, str]] = [
+    (OtherPhases, "test_phases_are_always_the_same_ones", "asked twice"),
+    (
+        NamesWhatIsNotThere,
+        "test_phases_are_always_the_same_ones",
+        "the model does not have",
+    ),
+    (LeavesOutWhatItNames, "test_a_phase_trains_what_it_says", "does not train ["),
+    (TrainsMoreThanItNames, "test_a_phase_trains_what_it_says", "which it does not name"),
+    (StepsInTrainStep, "test_a_micro_batch_only_gathers_gradients", "changes weights"),
+    (HoldsTheGraph, "test_a_micro_batch_only_gathers_gradients", "detach it"),
+    (MeansOfTheMicroBatch, "test_a_split_batch_has_the_same_gradient", "total_items"),
+    (KeepsGradients, "test_an_update_changes_weights_and_forgets_gradients", "leaves gradients"),
+    (RateOfTheCalls, "test_the_learning_rate_is_that_of_the_step_alone", "going on after 5"),
+    (CountsItsSteps, "test_a_training_that_goes_on_gives_the_same_bits", "other bits"),
+]
+
+
+@pytest.mark.parametrize(("kind", "test", "sentence"), DEFECTS)
+def test_a_defect_is_seen(
+    kind: type[TrainingStrategy], test: str, sentence: str, tmp_path: Path
+) -> None:
+    class Suite(TrainingStrategySuite):
+        def make(self, config: TrainingConfig) -> TrainingStrategy:
+            return kind(config)
+
+    told = failure(Suite(), test, tmp_path)
+    assert told is not None
+    assert sentence in told
+
+
+def test_each_test_has_a_defect_that_it_sees() -> None:
+    assert without_defect(TrainingStrategySuite, {test for _, test, _ in DEFECTS}) == []
