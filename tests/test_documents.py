@@ -46,6 +46,9 @@ SCHEMA = schema_of(DeploymentConfig)
 FOREIGN_NAMES = {"save_steps", "load_best_model_at_end"}
 FOREIGN_FLAGS = {"--with-unsloth", "--nproc-per-node", "--selections", "--kinds", "--read-before"}
 
+# Modules that the reader of a document writes.
+OWN_MODULES = {"my_parts"}
+
 # Names that stand for any name.
 EXAMPLES = {"--x", "--no-x", "model.a.b", "infrastructure/a/b.py", "tests/a/test_b.py"}
 
@@ -399,7 +402,8 @@ def imported(tree: ast.Module) -> dict[str, Any]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found[alias.asname or alias.name] = importlib.import_module(alias.name)
+                if alias.name not in OWN_MODULES:
+                    found[alias.asname or alias.name] = importlib.import_module(alias.name)
         elif isinstance(node, ast.ImportFrom):
             module = importlib.import_module(str(node.module))
             for alias in node.names:

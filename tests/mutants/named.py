@@ -23,7 +23,7 @@ NAMED = {
         "pass",
     ),
     "a Trainer's best loss is not restored": (
-        "infrastructure/training/hf_bridge/bridged_training.py",
+        "infrastructure/training/hf_bridge/trainer_state.py",
         "state.best_evaluation_loss = math.inf if best is None else best",
         "pass",
     ),

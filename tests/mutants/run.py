@@ -115,12 +115,13 @@ def test_files() -> list[Path]:
     ]
 
 
-def draw(number: int, seed: int) -> list[Mutant]:
-    """The defects whose names, with the seed, have the smallest hashes.
+def draw(number: int, seed: int, paths: Sequence[str] | None = None) -> list[Mutant]:
+    """The defects of `paths` (default: all) whose names, with the seed, have the smallest hashes.
 
     So an edit of a module draws others in few places, and what was found before stays of use.
     """
-    found = [m for path in modules() for m in mutants_of(path, (ROOT / path).read_text())]
+    paths = modules() if paths is None else paths
+    found = [m for path in paths for m in mutants_of(path, (ROOT / path).read_text())]
     found.sort(key=lambda mutant: hashlib.sha256(f"{seed}:{mutant.key}".encode()).digest())
     return named_mutants(ROOT) + found[:number]
 

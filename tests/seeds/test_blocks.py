@@ -56,6 +56,8 @@ from infrastructure.training import (
     should_optimize,
 )
 from infrastructure.training.core.error_handlers import is_device_fault, is_out_of_memory
+from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.extensions.extension_manager import EXTENSIONS
 from infrastructure.training.other_names import ELSEWHERE
 from infrastructure.training.strategies import STRATEGIES, TrainingStrategy
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
@@ -456,9 +458,6 @@ def test_the_trainers_of_001(config: DeploymentConfig) -> None:
 def test_a_strategy_as_001_adds_it(config: DeploymentConfig) -> None:
     """The sample leaves the step's logic out ("..."): here it is the standard one."""
 
-    class CurriculumConfig(TrainingConfig):
-        curriculum_stages: int = 3
-
     names = execute(
         "001 Example: Adding a New Training Strategy", {"TrainingStrategy": TrainingStrategy}
     )
@@ -466,8 +465,10 @@ def test_a_strategy_as_001_adds_it(config: DeploymentConfig) -> None:
     strategy.train_step = StandardTrainingStrategy.train_step
     with STRATEGIES.registered("curriculum", strategy):
         wanted = sections(config)
-        training = CurriculumConfig(strategy="curriculum", max_steps=2, batch_size=4)
-        wanted["training_config"] = training
+        own = {"curriculum_stages": 3}
+        wanted["training_config"] = TrainingConfig(
+            strategy="curriculum", settings=own, max_steps=2, batch_size=4
+        )
         made = execute("001 Example: Adding a New Training Strategy 2", dict(wanted))["strategy"]
         assert (made.curriculum_stages, made.current_stage) == (3, 0)
         assert execute("001 For Users", wanted)["trainer"].train().step == 2
@@ -481,6 +482,17 @@ def test_a_strategy_as_001_adds_it(config: DeploymentConfig) -> None:
 def test_the_extensions_of_001(config: DeploymentConfig) -> None:
     wanted = sections(config) | {"EnhancedTrainer": training_names.EnhancedTrainer}
     execute("001 Example: Using Model Extensions", wanted)
+
+
+def test_the_same_as_it_stands_with_a_memory_of_ones_own(config: DeploymentConfig) -> None:
+    class Memory(Extension):
+        def __init__(self, trainer: Any) -> None:
+            self.trainer = trainer
+
+    wanted = sections(config) | {"EnhancedTrainer": training_names.EnhancedTrainer}
+    with EXTENSIONS.registered("memory", Memory):
+        names = execute("001 Example: Using Model Extensions", wanted)
+    assert [one.name for one in names["trainer"].hooks.extensions] == ["Memory", "quantum"]
 
 
 def test_the_same_with_the_extension_that_is_there(config: DeploymentConfig) -> None:
