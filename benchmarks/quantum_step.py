@@ -30,7 +30,7 @@ from benchmarks.selection_pools import Rows, make_rows, off_topic_rows, read_que
 from benchmarks.turns import interval
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.resource_config import QuantumResources
+from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.quantum_step import quantum_solve
@@ -45,7 +45,7 @@ LEARNING_RATE, WARMUP_STEPS = 2e-3, 10
 PRETRAINING_STEPS = 300
 EVALUATE_EVERY = 20
 SEARCH = "quantum"
-RESOURCES = QuantumResources(solver="dense_annealer", timeout=4)
+RESOURCES = QuantumConfig(solver="dense_annealer", timeout=4)
 FP32 = choose_precision("fp32", torch.device("cpu"))
 
 Examples = list[Any]

@@ -12,6 +12,8 @@ from typing import Any
 PREFIXES = {
     "optimization.": "training.",
     "processing.": "training.",
+    "resource.quantum.": "quantum.",
+    "resources.quantum.": "quantum.",
     "resource.": "resources.",
     "training.qlora.": "training.qlora_",
     "qlora.": "training.qlora_",
@@ -69,5 +71,5 @@ def spelt_in_section(section: str, values: Mapping[str, Any]) -> Iterator[tuple[
             inner = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
             for sub, sub_value in inner.items():
                 yield f"{name}.{sub}", canonical(f"{path}.{sub}"), sub_value
-        elif canonical_section(path) != QLORA:
-            yield name, canonical(path), value
+        elif (meant := canonical_section(path)) != QLORA:
+            yield name, canonical(path) if meant == path else meant, value

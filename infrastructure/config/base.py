@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from infrastructure.config.aliases import spelt_in_section
 from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
 from infrastructure.config.field_help import allowed, metadata_of, show
-from infrastructure.config.types import Allowed, UnknownNameError
+from infrastructure.config.types import Allowed, UnknownNameError, UsedWhen
 from infrastructure.core.lookup import nearest
 
 
@@ -26,9 +26,11 @@ class Section(BaseModel):
 
     Attributes:
         prefix: where the section stands in the configuration, such as "training".
+        used_when: conditions of all its fields.
     """
 
     prefix: ClassVar[str] = ""
+    used_when: ClassVar[tuple[UsedWhen, ...]] = ()
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
 
     def __init__(self, /, **values: Any) -> None:

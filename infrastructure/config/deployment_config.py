@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StringConstraints
 
-from infrastructure.config.aliases import KEYS
+from infrastructure.config.aliases import KEYS, canonical
 from infrastructure.config.base import ConfigurationError, Section
 from infrastructure.config.merging import planned as later
 from infrastructure.config.merging import plugin_names
@@ -16,8 +16,8 @@ from infrastructure.config.merging.cross_checks import (
     misfits,
     several_processes,
     testing_off,
-    unused_notes,
 )
+from infrastructure.config.merging.effect import noted_without_effect, refused_without_effect
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, merge, nested
 from infrastructure.config.merging.stackwise_cross_checks import stackwise_costs
 from infrastructure.config.schema import schema_of, value_at
@@ -26,6 +26,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.resource_config import (
+    OPTIMIZES_MEMORY,
     CacheConfig,
     MemoryConfig,
     MonitorConfig,
@@ -153,7 +154,7 @@ class DeploymentConfig(Section):
         default=None,
         description="Time between two rounds of checks during the training; none: before it only.",
     )
-    max_memory_percent: Percent = Field(
+    max_memory_percent: Annotated[Percent, OPTIMIZES_MEMORY] = Field(
         default=85.0, description="Main memory above which memory is released, in percent."
     )
 
@@ -250,14 +251,15 @@ class DeploymentConfig(Section):
         return [
             *later.unsupported(self, self.source),
             *plugin_names.unknown_plugins(self, self.source, self._plugins),
-            *misfits(self, self.source),
+            *misfits(self),
+            *refused_without_effect(self, self.source),
             *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
             *testing_off(self.enable_testing, self.testing_interval),
         ]
 
     def notes(self) -> list[str]:
         """What to tell when a run starts: settings without effect, and those that cost much."""
-        unused = [*later.notes(self, self.source), *unused_notes(self, self.source)]
+        unused = [*later.notes(self, self.source), *noted_without_effect(self, self.source)]
         costs = stackwise_costs(self.model, self.training)
         return [*unused, *costs, *self._environment_notes]
 
@@ -317,8 +319,8 @@ class DeploymentConfig(Section):
         config = cls(**without_masked_place(saved))
         config._plugins = plugins
         config._settings = {
-            key: Setting(key, config.value(key), Source(Layer(told["layer"]), told["place"]))
-            for key, told in saved["sources"].items()
+            key: Setting(key, config.value(key), Source(Layer(source["layer"]), source["place"]))
+            for key, source in ((canonical(k), s) for k, s in saved["sources"].items())
         }
         return config
 

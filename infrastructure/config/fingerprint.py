@@ -8,61 +8,29 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from infrastructure.config.aliases import canonical
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.field_help import metadata_of
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.training_config import QUANTUM
+from infrastructure.config.types import SameResult
 
-SECTIONS_THAT_COUNT = ("model.", "data.", "training.", "quantum.", "resources.quantum.")
-# These only where there is a quantum step.
-OF_THE_QUANTUM_STEP = ("quantum.", "resources.quantum.")
-# Inside those sections. Outside of them nothing counts.
-DOES_NOT_COUNT = frozenset(
-    {
-        "data.num_workers",
-        "data.prefetch_factor",
-        "data.pin_memory",
-        "data.max_bad_rows_percent",
-        "training.checkpoint_interval",
-        "training.checkpoint_frequency",
-        "training.checkpoint_seconds",
-        "training.keep_checkpoints",
-        "training.gradient_checkpointing_mode",
-        "training.keep_best",
-        "training.keep_every",
-        "training.compress_checkpoints",
-        "training.deadline",
-        "training.validation_prompts",
-        "training.log_frequency",
-        "training.metrics",
-        "training.metrics_sinks",
-        "training.recovery.out_of_memory",
-        "training.recovery.not_finite",
-        "training.recovery.loss_spike",
-        "training.recovery.loss_spike_factor",
-        "training.recovery.max_rollbacks",
-        "training.recovery.max_failed_saves",
-        "training.cache_dir",
-        "training.cache_storage",
-        "training.cache_size",
-        "training.save_stacks",
-        "training.save_rack",
-        "quantum.max_overhead_percent",
-        "resources.quantum.timeout",
-    }
-)
+SECTIONS_THAT_COUNT = ("model.", "data.", "training.", "quantum.")
+OF_THE_QUANTUM_STEP = "quantum."  # these only where there is one
 # Where something lies. Equal content in another place is the same training.
 PLACES = ("model.name", "data.path", "data.eval_path", "data.chat_template")
 
 
 def counts(key: str) -> bool:
     """Whether a canonical key decides what the training comes to."""
-    return key.startswith(SECTIONS_THAT_COUNT) and key not in DOES_NOT_COUNT
+    spec = schema_of(DeploymentConfig).fields.get(key)
+    return key.startswith(SECTIONS_THAT_COUNT) and not (spec and metadata_of(spec.info, SameResult))
 
 
 def purpose_of(config: DeploymentConfig) -> dict[str, Any]:
     """The settings that count, by key, as JSON values; places as they are found from anywhere."""
     nested = config.to_dict()["values"]
-    left_out = () if QUANTUM in config.training.extensions else OF_THE_QUANTUM_STEP
+    left_out: str | tuple[()] = () if QUANTUM in config.training.extensions else OF_THE_QUANTUM_STEP
     keys = [key for key in config.present_keys() if counts(key) and not key.startswith(left_out)]
     found = {key: _inside(nested, key) for key in keys}
     fields = schema_of(DeploymentConfig).fields
@@ -75,6 +43,7 @@ def differing_keys(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Itera
     A local path that is gone counts by its name alone: a run that goes on elsewhere finds its data
     in another folder, and what lies in it is compared by content before the training goes on.
     """
+    recorded = current_keys(recorded)
     for key in dict.fromkeys([*recorded, *now]):
         was, found = recorded.get(key), now.get(key)
         if key not in recorded and found == _default(key):  # recorded before there was this setting
@@ -83,6 +52,11 @@ def differing_keys(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Itera
             continue
         if was != found and not (key in PLACES and _has_moved(was, found)):
             yield key
+
+
+def current_keys(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded purpose by the keys of today: some have been renamed."""
+    return {canonical(key): value for key, value in recorded.items()}
 
 
 def _default(key: str) -> Any:

@@ -1,4 +1,4 @@
-"""What each sampler that `resources.quantum` may name needs here, and the largest problem it takes.
+"""What each sampler that `quantum.solver` may name needs here, and the largest problem it takes.
 
 Imports none of their packages and asks no machine, so a configuration is checked before anything
 takes time. The samplers themselves are in `quantum/samplers/`.

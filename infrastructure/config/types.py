@@ -6,6 +6,7 @@ look at the machine: a share such as "90%" becomes bytes where the total is know
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -48,6 +49,30 @@ class Later:
     part: str
     values: tuple[Any, ...] = ()
     today: str = ""
+
+
+@dataclass(frozen=True)
+class UsedWhen:
+    """Marks a field, or a whole section, that has an effect only under a condition.
+
+    Attributes:
+        holds: whether it has one, in a whole configuration.
+        otherwise: why it has none.
+        remedy: what to do then.
+    """
+
+    holds: Callable[[Any], object]
+    otherwise: str
+    remedy: str = "leave it out"
+
+
+@dataclass(frozen=True)
+class SameResult:
+    """Marks a field that says where, how fast, how safely or how visibly a result is computed: a
+    run goes on with any value of it, and comes to the same weights."""
+
+
+SAME_RESULT = SameResult()
 
 
 class UnknownNameError(ValueError):

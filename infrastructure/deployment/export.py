@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.stackwise_cross_checks import STACKWISE
+from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.going_on import commit_of_base, configuration_of
 from infrastructure.run.checkpoint_paths import verify

@@ -8,7 +8,7 @@ from typing import Any
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import differing_keys, purpose_of
+from infrastructure.config.fingerprint import current_keys, differing_keys, purpose_of
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.checksums import write_record
@@ -34,6 +34,7 @@ def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentCo
         settings = settings_now(run, recorded)
     elif (store := Store(run.checkpoints)).root == checkpoint.parent.parent:
         settings = settings_in(store.read(checkpoint.stem).values) or recorded
+    settings = current_keys(settings)
     changed = [key for key in differing_keys(recorded, settings) if key in recorded]
     return config.changed([Setting(key, settings[key], AS_IT_WENT_ON) for key in changed])
 

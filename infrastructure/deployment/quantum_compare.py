@@ -38,7 +38,7 @@ PLAIN = {
     RANK_ALLOCATION: ("diagonal_fisher", "random"),
 }
 # What means nothing where no sampler is asked.
-OF_A_SAMPLER = tuple(f"resources.quantum.{name}" for name in ("solver", "fallback", "timeout"))
+OF_A_SAMPLER = tuple(f"quantum.{name}" for name in ("solver", "fallback", "timeout"))
 SCATTER = "One run each: a difference that another training.seed would turn around says nothing."
 
 Row = dict[str, Any]
@@ -95,7 +95,7 @@ def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> Dep
     if answer == NONE:
         others = [name for name in config.training.enabled_extensions if name != QUANTUM]
         changes |= {"training.enabled_extensions": others, "training.optimization_frequency": None}
-        changes |= _undone(config, ("quantum.", "resources.quantum."))
+        changes |= _undone(config, ("quantum.",))
     elif answer == SAMPLER:
         changes |= _undone(config, ("quantum.answer",))
     else:

@@ -67,13 +67,13 @@ class FormulatedProblem:
         if self.bqm.vartype is not dimod.BINARY or self._cqm is not None:
             raise SamplerError(
                 f"{n} variables are more than the {max_variables} that may be asked about"
-                " (resources.quantum.max_qubits, and what the sampler takes), and only a"
+                " (quantum.max_qubits, and what the sampler takes), and only a"
                 " binary model without constraints can be asked in part"
             )
         if self.num_ones is not None and self.num_ones >= max_variables:
             raise SamplerError(
                 f"{self.num_ones} of {n} are to be chosen, and {max_variables} may be asked about"
-                " (resources.quantum.max_qubits, and what the sampler takes): nothing is left to"
+                " (quantum.max_qubits, and what the sampler takes): nothing is left to"
                 " decide"
             )
         return _part(self.bqm, max_variables)

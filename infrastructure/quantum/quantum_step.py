@@ -9,7 +9,7 @@ from typing import Any
 import dimod
 
 from infrastructure.config.sampler_needs import check_sampler
-from infrastructure.config.sections.resource_config import QuantumResources
+from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.core.errors import MissingPackageError, MissingSecretError, SamplerError
 from infrastructure.core.redact import redact
 from infrastructure.quantum.formulated_problem import FormulatedProblem
@@ -70,7 +70,7 @@ class Solution:
         return cls(**{**known, "sample": sample})
 
 
-def create_chain(resources: QuantumResources) -> FallbackSampler:
+def create_chain(config: QuantumConfig) -> FallbackSampler:
     """The samplers of a configuration as one, the preferred one first.
 
     Kept between questions, its processes stay warm; `close_chain` ends them.
@@ -81,12 +81,12 @@ def create_chain(resources: QuantumResources) -> FallbackSampler:
         MissingSecretError: the environment does not say how its machine is reached.
     """
     samplers: dict[str, dimod.Sampler] = {}
-    for key, name in resources.samplers():
+    for key, name in config.samplers():
         try:
             check_sampler(name)
             samplers.setdefault(name, create_sampler(name))
         except (ValueError, MissingPackageError, MissingSecretError) as error:
-            raise type(error)(f"resources.quantum.{key}: {error}") from None
+            raise type(error)(f"quantum.{key}: {error}") from None
     return FallbackSampler(samplers)
 
 
@@ -98,7 +98,7 @@ def close_chain(chain: FallbackSampler) -> None:
 
 def quantum_solve(
     problem: QuantumProblem,
-    resources: QuantumResources | None = None,
+    config: QuantumConfig | None = None,
     *,
     seed: int = 0,
     initial: Sample | None = None,
@@ -109,8 +109,8 @@ def quantum_solve(
     The answer is a function of problem, seed and `initial` where `info["bound_hit"]` is False.
 
     Args:
-        resources: who is asked, how large a question may be, and how long all may take; None: what
-            the problem says, else the defaults.
+        config: which sampler solves it, how large a problem may be, and how long all may take;
+            None: what the problem says, else the defaults.
         initial: an assignment to begin with, for samplers that can.
         chain: kept by `create_chain` from question to question; None: made for this one.
 
@@ -118,9 +118,9 @@ def quantum_solve(
         ValueError: the problem cannot be formulated, or no sampler has such a name.
         SamplerError: no sampler answered and the problem has no alternative.
     """
-    resources = resources or problem.resources or QuantumResources()
-    deadline = Deadline(resources.timeout)
-    samplers = chain or create_chain(resources)
+    config = config or problem.config or QuantumConfig()
+    deadline = Deadline(config.timeout)
+    samplers = chain or create_chain(config)
     try:
         for sampler in samplers.samplers.values():
             if isinstance(sampler, ProcessSampler):
@@ -132,7 +132,7 @@ def quantum_solve(
         if initial is not None:
             given["initial_states"] = initial
         began = deadline.elapsed_seconds
-        answer = _query(question, samplers, deadline, resources.largest_problem, given)
+        answer = _query(question, samplers, deadline, config.largest_problem, given)
         solver_seconds = deadline.elapsed_seconds - began
         taken = _compared(answer, question)
         assert taken.sample is not None

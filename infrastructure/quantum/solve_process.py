@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from infrastructure.config.sections.resource_config import QuantumResources
+from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import quantum_solve
 from infrastructure.quantum.samplers import messages as wire
@@ -21,16 +21,16 @@ PROBLEM = "problem"
 Message = tuple[dict[str, Any], dict[str, wire.Array]]
 
 
-def question_of(problem: QuantumProblem, resources: QuantumResources, seed: int) -> Message:
+def question_of(problem: QuantumProblem, config: QuantumConfig, seed: int) -> Message:
     """What this process is asked; its answer is a `Solution` as JSON values."""
     packed = np.frombuffer(pickle.dumps(problem, protocol=5), np.uint8)
-    return {"resources": resources.model_dump(mode="json"), "seed": seed}, {PROBLEM: packed}
+    return {"config": config.model_dump(mode="json"), "seed": seed}, {PROBLEM: packed}
 
 
 def solved(values: dict[str, Any], arrays: dict[str, wire.Array]) -> Message:
     """The answer to `question_of`."""
     problem = pickle.loads(arrays[PROBLEM].data)
-    solution = quantum_solve(problem, QuantumResources(**values["resources"]), seed=values["seed"])
+    solution = quantum_solve(problem, QuantumConfig(**values["config"]), seed=values["seed"])
     return solution.to_json(), {}
 
 

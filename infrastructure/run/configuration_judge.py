@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import counts, differing_keys
+from infrastructure.config.fingerprint import counts, current_keys, differing_keys
 from infrastructure.config.schema import schema_of
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.lookup import nearest
@@ -122,7 +122,7 @@ def shown_name(key: str) -> str:
 
 
 def _settings(was: Facts, found: Facts) -> Iterator[Difference]:
-    before, now = was["settings"], found["settings"]
+    before, now = current_keys(was["settings"]), found["settings"]
     for key in dict.fromkeys([*differing_keys(before, now), *MEASURED]):
         values = before.get(key), now.get(key)
         if key in RESOLVED:  # checkpoints of before have no measured numbers

@@ -17,11 +17,7 @@ from infrastructure.config.deployment_config import check_sections
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
-from infrastructure.config.sections.resource_config import (
-    CacheConfig,
-    MemoryConfig,
-    QuantumResources,
-)
+from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.sections.training_config import QUANTUM, TrainingConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.integers import ceil_div
@@ -108,7 +104,7 @@ class EnhancedTrainer:
         cache_config: where prepared data is kept, and how much of it.
         memory_config: limits of memory for whatever prepares the data.
         memory_budget: what `batch_size: auto` may take.
-        quantum_config, quantum_resources: what a quantum step decides, and who answers.
+        quantum_config: what a quantum step decides, and which sampler solves it.
         checkpoint_directory: where checkpoints go; None saves none.
         hooks: observers and extensions besides `training_config.enabled_extensions`.
     """
@@ -127,7 +123,6 @@ class EnhancedTrainer:
         memory_config: MemoryConfig | None = None,
         memory_budget: MemoryBudget | None = None,
         quantum_config: QuantumConfig | None = None,
-        quantum_resources: QuantumResources | None = None,
         checkpoint_directory: Path | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
@@ -137,7 +132,6 @@ class EnhancedTrainer:
         self.data_config = data_config
         self.cache_config = cache_config or CacheConfig()
         self.quantum_config = quantum_config or QuantumConfig()
-        self.quantum_resources = quantum_resources or QuantumResources()
         self.device = choose_device(device)
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
         self.adapter = model_adapter or get_model_adapter(
@@ -288,7 +282,7 @@ class EnhancedTrainer:
         loop, state = self.prepare(), self.state
         assert state is not None
         gradients = last_gradients(loop, state)
-        return TrainerGradients(gradients, self.quantum_config, self.quantum_resources)
+        return TrainerGradients(gradients, self.quantum_config)
 
     @property
     def quantization(self) -> str | None:

@@ -35,11 +35,11 @@ ELSEWHERE = {
     " get_performance_summary(); MetricsLogger writes them down",
     "Profiler": "monitor.profile_steps records steps of a run with PyTorch's profiler, and"
     " MemoryOptimizer().memory_profiler(name) measures the memory of a block",
-    "QuantumResourceManager": "resources.quantum names the sampler, its limits and its fallback;"
+    "QuantumResourceManager": "quantum.solver names the sampler, its limits and its fallback;"
     " quantum_solve(problem) asks it",
     "RackTrainer": "training.strategy end_to_end has one phase, of the whole rack with one loss;"
     " UnifiedTrainer(config).train_all_layers(dataloader, model_layers) trains so what you give it",
-    "ResourceErrorHandler": "training.recovery and resources.quantum.fallback say what is done;"
+    "ResourceErrorHandler": "training.recovery and quantum.fallback say what is done;"
     " is_device_fault(error) of infrastructure.training.core.error_handlers tells a GPU's error",
     "ResourceManager": "MemoryOptimizer().optimize() frees memory, and find_fastest(config) of"
     " infrastructure.deployment.tuning (temper tune) measures the fastest settings",

@@ -55,7 +55,6 @@ class TrainerFactory:
             memory_config=config.memory,
             memory_budget=MemoryBudget.of(config),
             quantum_config=config.quantum,
-            quantum_resources=config.resources.quantum,
             **options,
         )
         apply_resource_limits(trainer, config)

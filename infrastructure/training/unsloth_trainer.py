@@ -85,7 +85,6 @@ def parts_of(config: DeploymentConfig) -> dict[str, Any]:
         "device": config.device,
         "memory_budget": MemoryBudget.of(config),
         "quantum_config": config.quantum,
-        "quantum_resources": config.resources.quantum,
         "checkpoint_directory": own_loop_checkpoints(config),
     }
 

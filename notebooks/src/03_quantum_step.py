@@ -39,7 +39,7 @@ preset = "quick"  # @param ["quick", "none"]
 budget, candidates, solver = 0.5, 40, "auto"
 
 settings = {"quantum.data_budget": budget, "quantum.candidates": candidates}
-settings["resources.quantum.solver"] = solver
+settings["quantum.solver"] = solver
 config = colab.configure(preset, **settings, **session.settings())
 
 # %% [markdown]

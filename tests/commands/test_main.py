@@ -119,7 +119,7 @@ assert code == 2, code
         ("tune --mode sidewise", "--mode"),
         ("quantum compare --mode sidewise", "--mode"),
         ("train --keep-checkpoints 1", "keep_checkpoints"),
-        ("train --quantum-solver leap_hybrid", "resources.quantum.solver: the sampler leap_hybrid"),
+        ("train --quantum-solver leap_hybrid", "quantum.solver: the sampler leap_hybrid"),
         ("train nowhere.jsonl", "nowhere.jsonl"),
         ("train --eval-data nowhere.jsonl", "nowhere.jsonl"),
         ("train --model ./nowhere", "./nowhere"),

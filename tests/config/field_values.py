@@ -34,7 +34,7 @@ SPECIAL: dict[str, Any] = {
     "training.metrics": ["math:sqrt", "math:exp"],
     "training.settings": {"stages": 3, "names": ["a"]},
     "training.recovery.loss_spike_factor": 2.5,
-    "resources.quantum.fallback": ["tabu", "exact"],
+    "quantum.fallback": ["tabu", "exact"],
     "monitor.alert_sinks": ["log", "webhook"],
     "monitor.prometheus": "0.0.0.0:9400",
     "model.lora_config.target_modules": ["q_proj", "v_proj"],

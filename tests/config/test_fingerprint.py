@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import DOES_NOT_COUNT, counts, differing_keys, purpose_of
+from infrastructure.config.fingerprint import counts, differing_keys, purpose_of
 from infrastructure.config.schema import schema_of
 from tests.config.field_values import other_value
 
@@ -32,19 +32,27 @@ time_step_cache_size quantization_enabled quantization_type backbone_quantized
 adapters_full_precision qlora_enabled qlora_rank qlora_alpha qlora_dropout qlora_lr
 qlora_progressive_enabled qlora_strategy qlora_ranks cache_mode loss settings
 quantum.problem answer data_budget target candidates num_blocks rank_budget background
-resources.quantum.solver resources.quantum.max_qubits resources.quantum.fallback
+solver max_qubits fallback
+"""
+# These say where, how fast, how safely and how visibly the same is computed.
+SAME_RESULT = """
+data.num_workers prefetch_factor pin_memory max_bad_rows_percent
+training.checkpoint_interval checkpoint_frequency checkpoint_seconds keep_checkpoints
+gradient_checkpointing_mode keep_best keep_every compress_checkpoints deadline validation_prompts
+log_frequency metrics metrics_sinks
+recovery.out_of_memory recovery.not_finite recovery.loss_spike recovery.loss_spike_factor
+recovery.max_rollbacks recovery.max_failed_saves
+cache_dir cache_storage cache_size save_stacks save_rack
+quantum.max_overhead_percent timeout
 """
 OUTSIDE = ("backup.", "cache.", "memory.", "monitor.", "resources.gpu.")
 ROOT = {key for key in FIELDS if "." not in key}
 
 
-def keys_that_count() -> set[str]:
+def keys_in(text: str) -> set[str]:
     found, section = set(), ""
-    for word in COUNT.split():
+    for word in text.split():
         first, dot, rest = word.partition(".")
-        if word.startswith("resources."):
-            found.add(word)
-            continue
         if dot and first in ("model", "data", "training", "quantum"):
             section, word = first, rest
         found.add(f"{section}.{word}")
@@ -53,9 +61,19 @@ def keys_that_count() -> set[str]:
 
 def test_every_key_is_on_one_side() -> None:
     inside = {key for key in FIELDS if not key.startswith(OUTSIDE)} - ROOT
-    assert keys_that_count() | DOES_NOT_COUNT == inside
-    assert not keys_that_count() & DOES_NOT_COUNT
-    assert {key for key in FIELDS if counts(key)} == keys_that_count()
+    assert keys_in(COUNT) | keys_in(SAME_RESULT) == inside
+    assert not keys_in(COUNT) & keys_in(SAME_RESULT)
+    assert {key for key in FIELDS if counts(key)} == keys_in(COUNT)
+
+
+def test_a_purpose_that_was_recorded_under_older_keys_is_the_same() -> None:
+    on = {"training.optimization_frequency": 10, "quantum.solver": "tabu"}
+    now = purpose_of(DeploymentConfig(**on))
+    older = {key: value for key, value in now.items() if key != "quantum.solver"}
+    older["resources.quantum.solver"] = "tabu"
+    assert list(differing_keys(older, now)) == []
+    older["resources.quantum.solver"] = "exact"
+    assert list(differing_keys(older, now)) == ["quantum.solver"]
 
 
 def test_the_quantum_step_counts_where_there_is_one() -> None:
@@ -67,7 +85,9 @@ def test_the_quantum_step_counts_where_there_is_one() -> None:
     assert [*differing_keys(purpose_of(DeploymentConfig(**on)), found)] == ["quantum.data_budget"]
 
 
-@pytest.mark.parametrize("key", sorted({*DOES_NOT_COUNT, *ROOT, "backup.place", "cache.disk_size"}))
+@pytest.mark.parametrize(
+    "key", sorted({*keys_in(SAME_RESULT), *ROOT, "backup.place", "cache.disk_size"})
+)
 def test_what_does_not_count_leaves_the_purpose_as_it_is(key: str) -> None:
     other = DeploymentConfig(**{key: other_value(FIELDS[key])})
     assert purpose_of(other) == purpose_of(DeploymentConfig())

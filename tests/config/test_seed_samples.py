@@ -39,12 +39,12 @@ YAML_SAMPLES: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
         {
             "resources.gpu.memory_limit": "40GB",
             "resources.gpu.compute_capability": 8.0,
-            "resources.quantum.solver": "azure-quantum",
-            "resources.quantum.max_qubits": 5000,
-            "resources.quantum.timeout": 300,
+            "quantum.solver": "azure-quantum",
+            "quantum.max_qubits": 5000,
+            "quantum.timeout": 300,
         },
-        {"resources.quantum.solver"},
-        {"resources.quantum.max_qubits", "resources.quantum.timeout"},
+        {"quantum.solver"},
+        {"quantum.max_qubits", "quantum.timeout"},
     ),
     "003_sections": ({}, set(), set()),
     "003_cache": (

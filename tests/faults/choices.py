@@ -48,7 +48,7 @@ NEW_RUN = "new_run"  # asked for again, it begins another one
 
 # Names that a registry holds: their fields are texts, because others may add to them.
 REGISTERED: dict[str, tuple[str, ...]] = {
-    "resources.quantum.solver": tuple(SAMPLERS),
+    "quantum.solver": tuple(SAMPLERS),
     "quantum.answer": tuple(dict.fromkeys((SAMPLER, *sum(BASELINES.values(), ())))),
 }
 # What a value needs beside it to mean anything. The first key that fits counts.
@@ -56,7 +56,7 @@ QUANTUM: dict[str, Any] = {
     "training.enabled_extensions": ["quantum"],
     "training.optimization_frequency": 1,
     "quantum.max_overhead_percent": 1e6,
-    "resources.quantum.max_qubits": 8,
+    "quantum.max_qubits": 8,
 }
 ONE_STACK: dict[str, Any] = {"training.progressive.target_stacks": 1}
 GROWING: dict[str, Any] = {"training.strategy": "progressive", **ONE_STACK}
@@ -95,7 +95,6 @@ NEEDS: dict[str, dict[str, Any]] = {
     "quantum.problem=rank_allocation": {**QUANTUM, "model.lora_config": True},
     "quantum.background": {**QUANTUM, "quantum.problem": "block_selection"},
     "quantum.": QUANTUM,
-    "resources.quantum.": QUANTUM,
 }
 PROBLEM_OF_ANSWER = {a: problem for problem, some in BASELINES.items() for a in some}
 # Compiling takes the better part of a minute, and unsloth changes the process that imports it.
@@ -174,7 +173,7 @@ def refusal(choice: Choice) -> str | None:
     config = DeploymentConfig().changed([Setting(choice.key, choice.value, ASSIGNED_SOURCE)])
     if later := list(unsupported(config, config.source)):
         return later[0].partition(" = ")[0]
-    if choice.key == "resources.quantum.solver":
+    if choice.key == "quantum.solver":
         try:
             check_sampler(choice.value)
         except (MissingPackageError, MissingSecretError) as error:

@@ -74,8 +74,8 @@ QUANTUM = {
     "training.enabled_extensions": ["quantum"],
     "training.optimization_frequency": 2,
     "quantum.max_overhead_percent": 1e6,
-    "resources.quantum.timeout": 5,
-    "resources.quantum.max_qubits": 8,
+    "quantum.timeout": 5,
+    "quantum.max_qubits": 8,
 }
 # What is trained, and where it is copied to.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from tests.faults.choices import (
 )
 from tests.slow import slow
 
-SOLVER, ANSWER = "resources.quantum.solver", "quantum.answer"
+SOLVER, ANSWER = "quantum.solver", "quantum.answer"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import dimod
 import numpy as np
 import pytest
 
-from infrastructure.config.sections.resource_config import QuantumResources
+from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.core.errors import SamplerError
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample, Training
 from infrastructure.quantum.quantum_step import (
@@ -53,8 +53,8 @@ def plain_answers(bqm: dimod.BinaryQuadraticModel) -> dict[str, Sample]:
     return {"none": dict.fromkeys(bqm.variables, low), "all": dict.fromkeys(bqm.variables, 1)}
 
 
-def resources(solver: str = "auto", **given: Any) -> QuantumResources:
-    return QuantumResources(solver=solver, **{"timeout": 60, **given})
+def resources(solver: str = "auto", **given: Any) -> QuantumConfig:
+    return QuantumConfig(solver=solver, **{"timeout": 60, **given})
 
 
 @pytest.fixture(scope="module")

@@ -4,59 +4,8 @@ from collections.abc import Iterator
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import TrainingConfig
-
-STACKWISE = ("progressive", "end_to_end")
-_MASKS = "num_time_steps time_step_bins time_step_mask_fractions time_interpretation corruption"
-# By why they have no effect: the settings of the training section.
-_OF_MASKS = (*_MASKS.split(), "mask_weighting")
-_QLORA = ("rank", "alpha", "dropout", "lr", "strategy", "ranks")
-_OF_QLORA = tuple(f"qlora_{name}" for name in _QLORA)
-_OF_THE_CACHE = ("cache_mode", "cache_dtype", "cache_size", "cache_dir", "cache_storage")
-_OF_UNITS_IN_TURN = ("train_head", "with_top", "progressive.new_stack_precision")
-
-
-def unused_settings(model: ModelConfig, training: TrainingConfig) -> Iterator[tuple[str, str]]:
-    """The settings that have no effect here, each with the reason."""
-    is_stackwise = training.strategy_for(model) in STACKWISE
-    in_turn = training.trains_units_in_turn
-    if training.mode != "fused":
-        yield "fusion_mode", "training.mode is not fused"
-    if training.mode not in ("blockwise", "fused"):
-        yield "block_size", "training.mode has no blocks"
-    if training.strategy != "end_to_end" and not (is_stackwise and not in_turn):
-        yield "end_to_end_scope", "training.strategy is not end_to_end"
-    if not is_stackwise or training.mode is not None:
-        yield "progressive.target_stacks", "training.mode or strategy makes no stacks of their own"
-    if training.strategy != "progressive":
-        for name in ("progressive.growth", "progressive.init"):
-            yield name, "training.strategy is not progressive"
-    if not in_turn:
-        for name in (*_OF_UNITS_IN_TURN, "progressive.trunk_strategy"):
-            yield name, "no unit of layers trains after another"
-    if not is_stackwise:
-        for name in ("local_loss", "save_stacks", "save_rack"):
-            yield name, "the training is not stack-wise: give training.strategy or mode"
-    if training.local_loss != "reconstruct":
-        yield "reconstruct_weight", "training.local_loss is not reconstruct"
-    if not training.time_step_masking:
-        for name in _OF_MASKS:
-            yield name, "training.time_step_masking is off"
-    if not training.trunk_can_be_cached or training.cache_activations is False:
-        for name in _OF_THE_CACHE:
-            yield name, "no frozen trunk is cached"
-    if not (training.time_step_masking and training.trunk_can_be_cached):
-        for name in ("store_all_time_steps", "time_step_cache_size"):
-            yield name, "no activations of time steps are cached"
-    if not (training.quantization_enabled or training.backbone_quantized):
-        yield "quantization_type", "training.quantization_enabled is off"
-    if not (training.qlora_enabled or training.trunk_is_adapted):
-        if training.progressive.new_stack_precision != "nf_fp8":
-            for name in (*_OF_QLORA, "adapters_full_precision"):
-                yield name, "training.qlora_enabled is off"
-        yield "qlora_progressive_enabled", "training.qlora_enabled is off"
-    if training.qlora_strategy != "variable":
-        yield "qlora_ranks", "training.qlora_strategy is not variable"
 
 
 def stackwise_misfits(

@@ -6,13 +6,20 @@ from annotated_types import Ge, Le
 from pydantic import Field
 
 from infrastructure.config.base import Section
-from infrastructure.config.types import LARGEST, NotNegative, PathText, Positive
+from infrastructure.config.types import LARGEST, NotNegative, PathText, Positive, UsedWhen
 
 
 class BackupConfig(Section):
     """The copy of a run that this machine's death cannot reach."""
 
     prefix: ClassVar[str] = "backup"
+    used_when: ClassVar[tuple[UsedWhen, ...]] = (
+        UsedWhen(
+            lambda config: config.backup.place is not None,
+            "nothing is copied without backup.place",
+            "give that too, or leave it out",
+        ),
+    )
 
     place: PathText | None = Field(
         default=None,

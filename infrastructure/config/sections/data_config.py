@@ -8,6 +8,7 @@ from pydantic import Field
 from infrastructure.config.base import Section
 from infrastructure.config.registries import AUGMENTATIONS, FORMATS
 from infrastructure.config.types import (
+    SAME_RESULT,
     Auto,
     Count,
     DataPath,
@@ -16,6 +17,17 @@ from infrastructure.config.types import (
     Percent,
     RegisteredName,
     ShareBelowOne,
+    UsedWhen,
+)
+
+_WITHOUT_EVAL_PATH = UsedWhen(
+    lambda config: config.data.eval_path is None or not config.data.validation_split,
+    "data.eval_path is held out instead",
+)
+_STREAMING = UsedWhen(
+    lambda config: config.data.streaming,
+    "it is the buffer of data.streaming, which is off",
+    "switch that on, or leave it out",
 )
 
 
@@ -60,21 +72,25 @@ class DataConfig(Section):
     train_on: Literal["answers", "all"] = Field(
         default="answers", description="Which tokens are learnt: those of answers or all."
     )
-    validation_split: ShareBelowOne = Field(
+    validation_split: Annotated[ShareBelowOne, _WITHOUT_EVAL_PATH] = Field(
         default=0.1, description="Share of the training data held out where there is no eval_path."
     )
-    num_workers: Annotated[int, Ge(0), Le(1024)] | Auto = Field(
+    num_workers: Annotated[Annotated[int, Ge(0), Le(1024)] | Auto, SAME_RESULT] = Field(
         default="auto", description="Processes that prepare data; 0: in the training process."
     )
-    prefetch_factor: Count = Field(
+    prefetch_factor: Annotated[Count, SAME_RESULT] = Field(
         default=2, description="Batches made ahead, in a thread, while the model is busy."
     )
-    pin_memory: bool = Field(default=True, description="Page-locked batches where there is a GPU.")
+    pin_memory: Annotated[bool, SAME_RESULT] = Field(
+        default=True, description="Page-locked batches where there is a GPU."
+    )
     streaming: bool = Field(
         default=False,
         description="Read while training, through a bounded buffer; for very large data.",
     )
-    buffer_size: Count = Field(default=1000, description="Examples in the streaming buffer.")
+    buffer_size: Annotated[Count, _STREAMING] = Field(
+        default=1000, description="Examples in the streaming buffer."
+    )
     memory_limit: MemoryAmount | None = Field(
         default=None,
         description='Memory that prepared data may take: "8GB", or "90%" of the machine.',
@@ -85,9 +101,14 @@ class DataConfig(Section):
     augmentation: Annotated[str | None, RegisteredName(AUGMENTATIONS, is_late=True)] = Field(
         default=None, description="Name of an augmentation plug-in."
     )
-    max_bad_rows_percent: Percent = Field(
+    max_bad_rows_percent: Annotated[Percent, SAME_RESULT] = Field(
         default=5.0, description="Share of unusable rows above which training does not start."
     )
     chat_template: Annotated[str | None, PathLike] = Field(
         default=None, description="Chat template: Jinja text or a file; none: the tokenizer's own."
     )
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are rows that are measured and not trained on."""
+        return self.eval_path is not None or self.validation_split > 0

@@ -14,8 +14,16 @@ from infrastructure.config.types import (
     Positive,
     RegisteredName,
     ShareBelowOne,
+    UsedWhen,
 )
 
+_EMBEDDED = UsedWhen(
+    lambda config: config.model.name == "embedded",
+    "it shapes the embedded model, and model.name is another",
+)
+_NOT_EMBEDDED = UsedWhen(
+    lambda config: config.model.name != "embedded", "the embedded model comes without code"
+)
 LATER_ADAPTERS = ("dialogue", "multimodal")
 
 
@@ -47,6 +55,7 @@ class EmbeddedModelConfig(Section):
     """Shape of the Llama-style model that is built from scratch, without a download."""
 
     prefix: ClassVar[str] = "model.embedded"
+    used_when: ClassVar[tuple[UsedWhen, ...]] = (_EMBEDDED,)
 
     hidden_size: Count = Field(default=128, description="Width of the residual stream.")
     num_layers: Count = Field(default=4, description="Number of decoder layers.")
@@ -102,7 +111,7 @@ class ModelConfig(Section):
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = Field(
         default="auto", description="Attention implementation; auto: the fastest that is there."
     )
-    trust_remote_code: bool = Field(
+    trust_remote_code: Annotated[bool, _NOT_EMBEDDED] = Field(
         default=False,
         description="Run Python code that comes with a model. Off for good reason.",
     )

@@ -1,5 +1,4 @@
-"""What the quantum step asks, how much of it, and what it may cost. Who answers is told in
-`resources.quantum`."""
+"""The quantum step: what it decides, which sampler solves it, and what that may cost."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -7,15 +6,27 @@ from annotated_types import Gt, Le
 from pydantic import Field
 
 from infrastructure.config.base import Section
-from infrastructure.config.types import Allowed, Auto, Count, ShareAboveZero
+from infrastructure.config.sampler_needs import most_variables
+from infrastructure.config.sections.training_config import QUANTUM
+from infrastructure.config.types import (
+    SAME_RESULT,
+    Allowed,
+    Auto,
+    Count,
+    EachOnce,
+    Positive,
+    ShareAboveZero,
+    SplitCommas,
+    UsedWhen,
+)
 
 DATA_SELECTION, BLOCK_SELECTION, RANK_ALLOCATION = (
     "data_selection",
     "block_selection",
     "rank_allocation",
 )
-SAMPLER = "sampler"  # who answers, where no plain answer was chosen
-# The plain answers to each question.
+SAMPLER = "sampler"  # what answers, where no baseline was chosen
+# What solves each problem without a sampler.
 BASELINES = {
     DATA_SELECTION: (
         *("greedy_and_exchange", "greedy", "deduplicate_then_top", "top_relevance", "random"),
@@ -23,20 +34,33 @@ BASELINES = {
     BLOCK_SELECTION: ("gradient_norm", "first_order", "random", "cyclic", "top"),
     RANK_ALLOCATION: ("diagonal_fisher", "sensitivity", "random"),
 }
-# What a setting of this section is about; one that is not named is about all of them.
-ASKED_BY = {
-    "data_budget": DATA_SELECTION,
-    "target": DATA_SELECTION,
-    "candidates": DATA_SELECTION,
-    "num_blocks": BLOCK_SELECTION,
-    "rank_budget": RANK_ALLOCATION,
-}
+
+
+def _decides(problem: str) -> UsedWhen:
+    return UsedWhen(
+        lambda config: config.quantum.problem == problem,
+        f"it is about {problem}, and quantum.problem is another",
+    )
+
+
+_DATA, _BLOCKS, _RANKS = map(_decides, BASELINES)
+_SAMPLED = UsedWhen(
+    lambda config: config.quantum.answer == SAMPLER,
+    "quantum.answer is a baseline, and no sampler solves it",
+)
 
 
 class QuantumConfig(Section):
     """One decision of the training as a binary problem, made again and again."""
 
     prefix: ClassVar[str] = "quantum"
+    used_when: ClassVar[tuple[UsedWhen, ...]] = (
+        UsedWhen(
+            lambda config: QUANTUM in config.training.extensions,
+            "no quantum step is made",
+            "add quantum to training.enabled_extensions, or leave it out",
+        ),
+    )
 
     problem: Literal["data_selection", "block_selection", "rank_allocation"] = Field(
         default="data_selection",
@@ -44,32 +68,63 @@ class QuantumConfig(Section):
     )
     answer: str = Field(
         default=SAMPLER,
-        description="Whose answer is taken: sampler, or a plain one such as greedy or random.",
+        description="What solves it: sampler, or a baseline such as greedy or random.",
     )
-    data_budget: ShareAboveZero | Auto = Field(
+    data_budget: Annotated[ShareAboveZero | Auto, _DATA] = Field(
         default="auto",
         description="Share of the examples that is trained on;"
         " auto: all but a tenth of those looked at.",
     )
-    target: Literal["pool", "validation"] = Field(
+    target: Annotated[Literal["pool", "validation"], _DATA] = Field(
         default="pool",
         description="What the chosen examples stand for: all of them, or the held-out rows.",
     )
-    candidates: Count | Auto = Field(
+    candidates: Annotated[Count | Auto, _DATA] = Field(
         default="auto",
         description="Examples that are looked at;"
         " auto: as many as max_qubits, the solver and the cost allow.",
     )
-    num_blocks: Count | None = Field(
+    num_blocks: Annotated[Count | None, _BLOCKS] = Field(
         default=None, description="Blocks that train at a time; none: half of them."
     )
-    rank_budget: ShareAboveZero = Field(
+    rank_budget: Annotated[ShareAboveZero, _RANKS] = Field(
         default=0.5, description="Share of the LoRA components that stays, from 0 to 1."
     )
     max_overhead_percent: Annotated[
-        float, Gt(0), Le(1e6), Allowed("a percentage above 0, such as 5")
+        float, Gt(0), Le(1e6), Allowed("a percentage above 0, such as 5"), SAME_RESULT
     ] = Field(default=5.0, description="Share of the training's time that quantum steps may take.")
-    background: bool = Field(
+    background: Annotated[bool, _SAMPLED] = Field(
         default=False,
         description="Solve in another process while the training goes on with the last answer.",
     )
+    solver: Annotated[str, _SAMPLED] = Field(
+        default="auto", description="Name of the sampler; auto: by size, density and time."
+    )
+    max_qubits: Count = Field(default=5000, description="Largest problem, in variables.")
+    timeout: Annotated[Positive, _SAMPLED, SAME_RESULT] = Field(
+        default=300, description="Hard bound on the wall time of one answer, in seconds."
+    )
+    fallback: Annotated[
+        list[str],
+        SplitCommas,
+        EachOnce,
+        Allowed('a list of names, each once, such as "tabu,exact"'),
+        _SAMPLED,
+    ] = Field(
+        default=[], description="Samplers that are tried when the solver fails, in this order."
+    )
+
+    def samplers(self) -> list[tuple[str, str]]:
+        """Setting and name of each sampler that may solve it, the preferred one first."""
+        return [("solver", self.solver), *(("fallback", name) for name in self.fallback)]
+
+    @property
+    def most_candidates(self) -> int:
+        """Variables of the largest problem that is worth making: the solver takes no larger one."""
+        return min(self.max_qubits, most_variables(self.solver) or self.max_qubits)
+
+    @property
+    def largest_problem(self) -> int:
+        """Variables of the largest problem that any of the samplers takes."""
+        limits = [most_variables(name) or self.max_qubits for _, name in self.samplers()]
+        return min(self.max_qubits, max(limits))

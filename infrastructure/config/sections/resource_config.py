@@ -7,7 +7,6 @@ from pydantic import BeforeValidator, Field
 
 from infrastructure.config.base import Section
 from infrastructure.config.registries import ALERT_SINKS
-from infrastructure.config.sampler_needs import most_variables
 from infrastructure.config.types import (
     Allowed,
     Count,
@@ -22,10 +21,18 @@ from infrastructure.config.types import (
     RegisteredName,
     ShareAboveZero,
     SplitCommas,
+    UsedWhen,
 )
 
 _HOST_AND_PORT = re.compile(r"(?:([\w.-]+|\[[0-9A-Fa-f:]+\]):)?(\d{1,5})")
 _LOOPBACK = "127.0.0.1"
+
+
+OPTIMIZES_MEMORY = UsedWhen(
+    lambda config: config.enable_memory_optimization,
+    "enable_memory_optimization is off",
+    "switch that on, or leave it out",
+)
 
 
 def _host_and_port(value: Any) -> Any:
@@ -67,10 +74,10 @@ class MemoryConfig(Section):
     gpu_memory_fraction: ShareAboveZero | None = Field(
         default=None, description="Share of the GPU's memory that may be used, from 0 to 1."
     )
-    gpu_cache_size: MemoryAmount | None = Field(
+    gpu_cache_size: Annotated[MemoryAmount | None, OPTIMIZES_MEMORY] = Field(
         default=None, description="Memory that the GPU allocator may keep cached."
     )
-    cpu_memory_limit: MemoryAmount | None = Field(
+    cpu_memory_limit: Annotated[MemoryAmount | None, OPTIMIZES_MEMORY] = Field(
         default=None, description="Main memory that the whole training may take."
     )
     worker_memory: MemoryAmount | None = Field(
@@ -79,7 +86,7 @@ class MemoryConfig(Section):
     cache_size: MemoryAmount | None = Field(
         default=None, description="Memory and disk that all caches together may take."
     )
-    cache_ttl: Count | None = Field(
+    cache_ttl: Annotated[Count | None, OPTIMIZES_MEMORY] = Field(
         default=None, description="Seconds after which an entry of a memory cache is dropped."
     )
 
@@ -165,49 +172,9 @@ class GpuResources(Section):
     )
 
 
-class QuantumResources(Section):
-    """Who answers the quantum step, and at what cost."""
-
-    prefix: ClassVar[str] = "resources.quantum"
-
-    solver: str = Field(
-        default="auto", description="Name of the sampler; auto: by size, density and time."
-    )
-    max_qubits: Count = Field(default=5000, description="Largest problem, in variables.")
-    timeout: Positive = Field(
-        default=300, description="Hard bound on the wall time of one answer, in seconds."
-    )
-    fallback: Annotated[
-        list[str],
-        SplitCommas,
-        EachOnce,
-        Allowed('a list of names, each once, such as "tabu,exact"'),
-    ] = Field(
-        default=[], description="Samplers that are asked when the solver fails, in this order."
-    )
-
-    def samplers(self) -> list[tuple[str, str]]:
-        """Setting and name of each sampler that may be asked, the preferred one first."""
-        return [("solver", self.solver), *(("fallback", name) for name in self.fallback)]
-
-    @property
-    def most_candidates(self) -> int:
-        """Variables of the largest problem that is worth making: the solver takes no larger one."""
-        return min(self.max_qubits, most_variables(self.solver) or self.max_qubits)
-
-    @property
-    def largest_problem(self) -> int:
-        """Variables of the largest problem that any of the samplers takes."""
-        limits = [most_variables(name) or self.max_qubits for _, name in self.samplers()]
-        return min(self.max_qubits, max(limits))
-
-
 class ResourcesConfig(Section):
     """Machine limits."""
 
     prefix: ClassVar[str] = "resources"
 
     gpu: GpuResources = Field(default=GpuResources(), description="GPU limits.")
-    quantum: QuantumResources = Field(
-        default=QuantumResources(), description="Quantum solver limits."
-    )

@@ -4,7 +4,7 @@ The fields are flat in the training section; `QLoRA` is a read-only view of thos
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 from pydantic import Field
@@ -12,6 +12,7 @@ from pydantic import Field
 from infrastructure.config.base import Section
 from infrastructure.config.registries import CACHES, CORRUPTIONS, QUANTIZATIONS
 from infrastructure.config.types import (
+    SAME_RESULT,
     Allowed,
     Count,
     CountOrZero,
@@ -23,6 +24,74 @@ from infrastructure.config.types import (
     Share,
     ShareBelowOne,
     SplitCommas,
+    UsedWhen,
+)
+
+STACKWISE = ("progressive", "end_to_end")  # the strategies
+
+
+def _is_stackwise(config: Any) -> bool:
+    return config.training.strategy_for(config.model) in STACKWISE
+
+
+_FUSED = UsedWhen(lambda config: config.training.mode == "fused", "training.mode is not fused")
+_IN_BLOCKS = UsedWhen(
+    lambda config: config.training.mode in ("blockwise", "fused"), "training.mode has no blocks"
+)
+_TOGETHER = UsedWhen(
+    lambda config: _is_stackwise(config) and not config.training.trains_units_in_turn,
+    "training.strategy is not end_to_end",
+)
+_MAKES_STACKS = UsedWhen(
+    lambda config: _is_stackwise(config) and config.training.mode is None,
+    "training.mode or strategy makes no stacks of their own",
+)
+_PROGRESSIVE = UsedWhen(
+    lambda config: config.training.strategy == "progressive",
+    "training.strategy is not progressive",
+)
+_IN_TURN = UsedWhen(
+    lambda config: config.training.trains_units_in_turn, "no unit of layers trains after another"
+)
+_STACKWISE = UsedWhen(
+    _is_stackwise,
+    "the training is not stack-wise",
+    "give training.strategy or mode, or leave it out",
+)
+_RECONSTRUCTS = UsedWhen(
+    lambda config: config.training.local_loss == "reconstruct",
+    "training.local_loss is not reconstruct",
+)
+_MASKED = UsedWhen(
+    lambda config: config.training.time_step_masking, "training.time_step_masking is off"
+)
+_CACHED = UsedWhen(
+    lambda config: (
+        config.training.trunk_can_be_cached and config.training.cache_activations is not False
+    ),
+    "no frozen trunk is cached",
+)
+_CACHED_STEPS = UsedWhen(
+    lambda config: config.training.time_step_masking and config.training.trunk_can_be_cached,
+    "no activations of time steps are cached",
+)
+_QUANTIZED = UsedWhen(
+    lambda config: config.training.quantization_enabled or config.training.backbone_quantized,
+    "training.quantization_enabled is off",
+)
+_QLORA_TRUNK = UsedWhen(
+    lambda config: config.training.qlora_enabled or config.training.trunk_is_adapted,
+    "training.qlora_enabled is off",
+)
+_QLORA = UsedWhen(
+    lambda config: (
+        _QLORA_TRUNK.holds(config) or config.training.progressive.new_stack_precision == "nf_fp8"
+    ),
+    "training.qlora_enabled is off",
+)
+_VARIABLE = UsedWhen(
+    lambda config: config.training.qlora_strategy == "variable",
+    "training.qlora_strategy is not variable",
 )
 
 
@@ -44,18 +113,20 @@ class ProgressiveConfig(Section):
 
     prefix: ClassVar[str] = "training.progressive"
 
-    target_stacks: Count = Field(default=4, description="Stacks of the finished model.")
-    trunk_strategy: Literal["frozen", "qlora"] = Field(
+    target_stacks: Annotated[Count, _MAKES_STACKS] = Field(
+        default=4, description="Stacks of the finished model."
+    )
+    trunk_strategy: Annotated[Literal["frozen", "qlora"], _IN_TURN] = Field(
         default="frozen", description="What the finished stacks do while the next one trains."
     )
-    new_stack_precision: Literal["full", "bf16", "fp16", "nf_fp8"] = Field(
+    new_stack_precision: Annotated[Literal["full", "bf16", "fp16", "nf_fp8"], _IN_TURN] = Field(
         default="full", description="Precision in which a new stack trains."
     )
-    growth: Literal["stages", "once"] = Field(
+    growth: Annotated[Literal["stages", "once"], _PROGRESSIVE] = Field(
         default="stages",
         description="A stack after the other, or from the first to all of them in one step.",
     )
-    init: Literal["keep", "zero", "copy", "middle"] = Field(
+    init: Annotated[Literal["keep", "zero", "copy", "middle"], _PROGRESSIVE] = Field(
         default="keep",
         description="Weights of a new stack: as they are, silent, of the stack below, of the"
         " middle one.",
@@ -68,35 +139,35 @@ class StackwiseFields(Section):
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
         default=None, description="What trains at a time: a layer, a block of layers, or all fused."
     )
-    block_size: Count = Field(default=4, description="Layers of a block.")
-    fusion_mode: Literal["frozen", "trainable"] = Field(
+    block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers of a block.")
+    fusion_mode: Annotated[Literal["frozen", "trainable"], _FUSED] = Field(
         default="frozen", description="Fused training: whether the blocks below train, too."
     )
-    train_head: Literal["first", "always"] = Field(
+    train_head: Annotated[Literal["first", "always"], _IN_TURN] = Field(
         default="first",
         description="Final norm and untied head train with the first unit, or with each.",
     )
-    with_top: CountOrZero = Field(
+    with_top: Annotated[CountOrZero, _IN_TURN] = Field(
         default=0, description="Last units that train in every phase, through the whole model."
     )
-    local_loss: Literal["head", "reconstruct"] = Field(
+    local_loss: Annotated[Literal["head", "reconstruct"], _STACKWISE] = Field(
         default="head",
         description="What a unit below the top learns: the model's own loss, or to keep features.",
     )
-    reconstruct_weight: Positive = Field(
+    reconstruct_weight: Annotated[Positive, _RECONSTRUCTS] = Field(
         default=10.0, description="Weight of the feature reconstruction beside the loss."
     )
     cache_activations: bool | None = Field(
         default=None,
         description="Keep what a frozen trunk makes of each example; none: where it pays.",
     )
-    cache_dtype: Literal["fp32", "bf16"] = Field(
+    cache_dtype: Annotated[Literal["fp32", "bf16"], _CACHED] = Field(
         default="bf16", description="Number format of cached activations."
     )
-    cache_size: Megabytes = Field(
+    cache_size: Annotated[Megabytes, SAME_RESULT, _CACHED] = Field(
         default=10000, description="Disk that cached activations may take, in MB."
     )
-    end_to_end_scope: Literal["stackwise", "rackwise"] = Field(
+    end_to_end_scope: Annotated[Literal["stackwise", "rackwise"], _TOGETHER] = Field(
         default="rackwise",
         description="End-to-end training: each stack by itself, or the whole rack.",
     )
@@ -106,86 +177,98 @@ class StackwiseFields(Section):
     time_step_masking: bool = Field(
         default=False, description="Mask a share of the tokens that grows with the time step."
     )
-    num_time_steps: Count = Field(default=10, description="Number of time steps.")
+    num_time_steps: Annotated[Count, _MASKED] = Field(
+        default=10, description="Number of time steps."
+    )
     time_step_bins: Annotated[
         list[Annotated[int, Ge(0)]] | None,
         SplitCommas,
         Allowed('a list of time steps such as "0,1,2"'),
+        _MASKED,
     ] = Field(default=None, description="Time steps that are used; none: all.")
     time_step_mask_fractions: Annotated[
         dict[Annotated[int, Ge(0)], Share] | None,
         FromJson,
         Allowed('a mapping from time step to a share from 0 to 1, such as {"0": 0.15}'),
+        _MASKED,
     ] = Field(
         default=None, description="Share of masked tokens at some time steps; linear between."
     )
-    time_interpretation: Literal["depth", "input"] = Field(
+    time_interpretation: Annotated[Literal["depth", "input"], _MASKED] = Field(
         default="depth",
         description="Time steps are of the depth (each stack has one) or of the input (drawn).",
     )
-    corruption: Annotated[str, RegisteredName(CORRUPTIONS)] = Field(
+    corruption: Annotated[str, RegisteredName(CORRUPTIONS), _MASKED] = Field(
         default="mask",
         description="What replaces hidden tokens: mask, uniform (any other token) or a registered"
         " name.",
     )
-    mask_weighting: Literal["inverse", "none"] = Field(
+    mask_weighting: Annotated[Literal["inverse", "none"], _MASKED] = Field(
         default="inverse",
         description="Weight of a hidden token: 1 / the masked share, as in MDLM, or 1.",
     )
-    store_all_time_steps: bool = Field(
+    store_all_time_steps: Annotated[bool, _CACHED_STEPS] = Field(
         default=False, description="Keep the cached activations of every time step."
     )
-    time_step_cache_size: Count = Field(
+    time_step_cache_size: Annotated[Count, _CACHED_STEPS] = Field(
         default=1, description="Time steps whose activations are cached at once."
     )
     quantization_enabled: bool = Field(
         default=False, description="Store finished stacks quantised."
     )
-    quantization_type: Annotated[str, RegisteredName(QUANTIZATIONS)] = Field(
+    quantization_type: Annotated[str, RegisteredName(QUANTIZATIONS), _QUANTIZED] = Field(
         default="nf_fp8",
         description="How finished stacks are stored: nf_fp8, nf4, fp16, fp32 or a registered name.",
     )
     backbone_quantized: bool = Field(
         default=False, description="Keep the backbone quantised while training."
     )
-    adapters_full_precision: bool = Field(
+    adapters_full_precision: Annotated[bool, _QLORA] = Field(
         default=True, description="Keep QLoRA matrices in full precision."
     )
     qlora_enabled: bool = Field(
         default=False, description="Train QLoRA matrices on finished stacks."
     )
-    qlora_rank: Count = Field(default=16, description="Rank of the QLoRA matrices.")
-    qlora_alpha: Positive = Field(default=32, description="QLoRA scaling.")
-    qlora_dropout: ShareBelowOne = Field(
+    qlora_rank: Annotated[Count, _QLORA] = Field(
+        default=16, description="Rank of the QLoRA matrices."
+    )
+    qlora_alpha: Annotated[Positive, _QLORA] = Field(default=32, description="QLoRA scaling.")
+    qlora_dropout: Annotated[ShareBelowOne, _QLORA] = Field(
         default=0.0, description="Dropout before the QLoRA matrices."
     )
-    qlora_lr: Positive | None = Field(
+    qlora_lr: Annotated[Positive | None, _QLORA] = Field(
         default=None, description="Learning rate of the QLoRA matrices; none: the training's."
     )
-    qlora_progressive_enabled: bool = Field(
+    qlora_progressive_enabled: Annotated[bool, _QLORA_TRUNK] = Field(
         default=False, description="Add QLoRA matrices to the trunk with each new stack."
     )
-    qlora_strategy: Literal["simplified", "progressive", "variable"] = Field(
+    qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _QLORA] = Field(
         default="simplified", description="How QLoRA ranks are chosen over the stacks."
     )
     qlora_ranks: Annotated[
         dict[Annotated[int, Ge(0)], Count] | None,
         FromJson,
         Allowed('a mapping from stack to rank, such as {"0": 4}'),
+        _QLORA,
+        _VARIABLE,
     ] = Field(default=None, description="Ranks of some stacks, for qlora_strategy variable.")
-    cache_mode: Literal["stack", "rack"] = Field(
+    cache_mode: Annotated[Literal["stack", "rack"], _CACHED] = Field(
         default="stack",
         description="Which activations are cached: the last frozen stack's, or all.",
     )
-    cache_storage: Annotated[str, RegisteredName(CACHES)] = Field(
+    cache_storage: Annotated[str, RegisteredName(CACHES), SAME_RESULT, _CACHED] = Field(
         default="disk",
         description="What keeps cached activations: disk, or a registered name.",
     )
-    cache_dir: PathText | None = Field(
+    cache_dir: Annotated[PathText | None, SAME_RESULT, _CACHED] = Field(
         default=None, description="Where cached activations lie; none: in the run directory."
     )
-    save_stacks: bool = Field(default=True, description="Save each finished stack.")
-    save_rack: bool = Field(default=False, description="Save the whole rack besides its stacks.")
+    save_stacks: Annotated[bool, SAME_RESULT, _STACKWISE] = Field(
+        default=True, description="Save each finished stack."
+    )
+    save_rack: Annotated[bool, SAME_RESULT, _STACKWISE] = Field(
+        default=False, description="Save the whole rack besides its stacks."
+    )
 
     @property
     def qlora(self) -> QLoRA:

@@ -12,6 +12,7 @@ from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.config.sections.stackwise_config import StackwiseFields
 from infrastructure.config.types import (
     LARGEST,
+    SAME_RESULT,
     Allowed,
     Auto,
     Count,
@@ -27,6 +28,7 @@ from infrastructure.config.types import (
     Share,
     ShareBelowOne,
     SplitCommas,
+    UsedWhen,
 )
 
 LATER_EXTENSIONS = ("memory", "multimodal")
@@ -36,6 +38,34 @@ EPOCHS_OR_STEPS = {
     "checkpoint_interval": "checkpoint_frequency",
     "validation_interval": "validation_frequency",
 }
+
+
+_CHECKPOINTED = UsedWhen(
+    lambda config: config.training.gradient_checkpointing,
+    "training.gradient_checkpointing is off",
+    "switch that on, or leave it out",
+)
+_TRANSFORMERS = UsedWhen(
+    lambda config: config.model.backend != "unsloth", "model.backend unsloth has a way of its own"
+)
+_HAS_BETAS = UsedWhen(
+    lambda config: config.training.optimizer != "sgd", "training.optimizer sgd has no betas"
+)
+_HOLDS_OUT = UsedWhen(
+    lambda config: config.data.holds_out,
+    "nothing is held out to measure",
+    "set data.validation_split or data.eval_path",
+)
+_STOPS_EARLY = UsedWhen(
+    lambda config: config.training.early_stopping_patience is not None,
+    "nothing stops early",
+    "set training.early_stopping_patience",
+)
+_FINETUNES = UsedWhen(
+    lambda config: config.training.strategy != "standard",
+    "training.strategy standard trains all layers alike",
+    "use finetune or auto",
+)
 
 
 class TrainingConfig(StackwiseFields):
@@ -81,10 +111,12 @@ class TrainingConfig(StackwiseFields):
         default="adamw",
         description="Optimizer; 8bit and paged (both bitsandbytes) and offload save GPU memory.",
     )
-    adam_beta1: ShareBelowOne = Field(
+    adam_beta1: Annotated[ShareBelowOne, _HAS_BETAS] = Field(
         default=0.9, description="Decay of AdamW's mean of gradients."
     )
-    adam_beta2: ShareBelowOne = Field(default=0.95, description="Decay of AdamW's mean of squares.")
+    adam_beta2: Annotated[ShareBelowOne, _HAS_BETAS] = Field(
+        default=0.95, description="Decay of AdamW's mean of squares."
+    )
     mixed_precision: bool | Literal["bf16", "fp16", "fp32", "fp8"] = Field(
         default=True,
         description="Precision of the forward pass; true: the best that the device has.",
@@ -92,7 +124,9 @@ class TrainingConfig(StackwiseFields):
     gradient_checkpointing: bool = Field(
         default=False, description="Recompute activations in backward: less memory, more time."
     )
-    gradient_checkpointing_mode: Literal["all", "selective", "offload"] = Field(
+    gradient_checkpointing_mode: Annotated[
+        Literal["all", "selective", "offload"], SAME_RESULT, _CHECKPOINTED, _TRANSFORMERS
+    ] = Field(
         default="all",
         description="Of all blocks, of every second, or of all and what is kept in main memory.",
     )
@@ -107,10 +141,10 @@ class TrainingConfig(StackwiseFields):
     seed: Annotated[int, Ge(0), Lt(1 << 32)] = Field(
         default=0, description="Seed of everything random: order of data, dropout, new weights."
     )
-    checkpoint_interval: Count | None = Field(
+    checkpoint_interval: Annotated[Count | None, SAME_RESULT] = Field(
         default=1, description="Epochs between two checkpoints; none: only at the end."
     )
-    checkpoint_frequency: Count | None = Field(
+    checkpoint_frequency: Annotated[Count | None, SAME_RESULT] = Field(
         default=None, description="Steps between two checkpoints, instead of checkpoint_interval."
     )
     keep_checkpoints: Annotated[
@@ -118,21 +152,22 @@ class TrainingConfig(StackwiseFields):
         Ge(2),
         Le(LARGEST),
         Allowed("a whole number of at least 2 (the last may be in the process of being saved)"),
+        SAME_RESULT,
     ] = Field(default=2, description="Checkpoints kept; older ones are removed.")
-    checkpoint_seconds: Duration | Auto | None = Field(
+    checkpoint_seconds: Annotated[Duration | Auto | None, SAME_RESULT] = Field(
         default="auto",
         description="Time between two checkpoints, besides those above; auto: by what one costs.",
     )
-    keep_best: CountOrZero = Field(
+    keep_best: Annotated[CountOrZero, SAME_RESULT, _HOLDS_OUT] = Field(
         default=1, description="Checkpoints with the lowest held-out loss that are kept besides."
     )
-    keep_every: Count | None = Field(
+    keep_every: Annotated[Count | None, SAME_RESULT] = Field(
         default=None, description="Keep each checkpoint whose step is a multiple of this; none: no."
     )
-    compress_checkpoints: bool = Field(
+    compress_checkpoints: Annotated[bool, SAME_RESULT] = Field(
         default=False, description="Compress checkpoints on this machine's disk."
     )
-    deadline: Duration | None = Field(
+    deadline: Annotated[Duration | None, SAME_RESULT] = Field(
         default=None,
         description="Save and stop before this much time has passed since the start; none: never.",
     )
@@ -142,24 +177,24 @@ class TrainingConfig(StackwiseFields):
     validation_frequency: Count | None = Field(
         default=None, description="Steps between two evaluations, instead of validation_interval."
     )
-    validation_prompts: CountOrZero = Field(
+    validation_prompts: Annotated[CountOrZero, SAME_RESULT] = Field(
         default=320,
         description="Held-out prompts answered before and after, for exact match; 0: none.",
     )
-    log_frequency: Count = Field(
+    log_frequency: Annotated[Count, SAME_RESULT] = Field(
         default=1, description="Steps that one line of metrics covers; each line reads the device."
     )
-    early_stopping_patience: Count | None = Field(
+    early_stopping_patience: Annotated[Count | None, _HOLDS_OUT] = Field(
         default=None,
         description="Evaluations without improvement after which to stop; none: never.",
     )
-    early_stopping_min_delta: NotNegative = Field(
+    early_stopping_min_delta: Annotated[NotNegative, _STOPS_EARLY] = Field(
         default=0.0, description="Fall of the held-out loss that counts as an improvement."
     )
-    layerwise_lr_decay: Annotated[float, Gt(0), Le(1)] = Field(
+    layerwise_lr_decay: Annotated[float, Gt(0), Le(1), _FINETUNES] = Field(
         default=1.0, description="Learning rate of a layer relative to the one above; 1: equal."
     )
-    unfreeze_interval: Count | None = Field(
+    unfreeze_interval: Annotated[Count | None, _FINETUNES] = Field(
         default=None,
         description="Epochs after which the next layer from the top trains too; none: off.",
     )
@@ -184,6 +219,7 @@ class TrainingConfig(StackwiseFields):
         EachOnce,
         RegisteredName(SINKS),
         Allowed("a list of console, jsonl, csv, tensorboard, or a name of one's own, each once"),
+        SAME_RESULT,
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
         description="Where metrics are written.",
@@ -198,6 +234,7 @@ class TrainingConfig(StackwiseFields):
         EachOnce,
         RegisteredName(METRICS),
         Allowed("a list of registered names or module:function, each once"),
+        SAME_RESULT,
     ] = Field(default=[], description="Further means over held-out tokens, by name.")
     settings: Annotated[
         dict[str, JsonValue],

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import dimod
 
-from infrastructure.config.sections.resource_config import QuantumResources
+from infrastructure.config.sections.quantum_config import QuantumConfig
 
 Variable = Hashable  # a plain value with a meaning: an example's id, a block's name
 Sample = Mapping[Variable, int]  # each variable of the model: 0 or 1
@@ -38,7 +38,7 @@ class QuantumProblem(ABC):
     """
 
     name: ClassVar[str]  # as `quantum.problem` in a configuration spells it
-    resources: QuantumResources | None = None  # who answers, where whoever asks does not say
+    config: QuantumConfig | None = None  # which sampler solves it, where the caller gives none
 
     @abstractmethod
     def formulate(self) -> QuadraticModel:

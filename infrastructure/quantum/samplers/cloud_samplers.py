@@ -48,7 +48,7 @@ class LeapHybrid(dimod.Sampler):
         if time_limit is not None and time_limit < least:
             raise ValueError(
                 f"Leap's solver takes at least {least:g} s for {bqm.num_variables} variables,"
-                f" and {time_limit:.3g} s are left: raise resources.quantum.timeout"
+                f" and {time_limit:.3g} s are left: raise quantum.timeout"
             )
         sample_set = self.sampler.sample(bqm, time_limit=least)
         sample_set.resolve()

@@ -79,7 +79,7 @@ def create_sampler(name: str, **options: Any) -> dimod.Sampler:
 
 def close_sampler(sampler: dimod.Sampler) -> None:
     """End the processes that a sampler of `create_sampler` keeps for its next question."""
-    for one in getattr(sampler, "asked", {}).values():
+    for one in getattr(sampler, "samplers", {}).values():
         close_sampler(one)
     if isinstance(sampler, ProcessSampler):
         sampler.close()

@@ -1,6 +1,6 @@
 """A question that another process answers while the training goes on."""
 
-from infrastructure.config.sections.resource_config import QuantumResources
+from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.core.errors import SamplerError
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution
@@ -18,10 +18,10 @@ class AsyncSolve:
     here: it is told the same problem, samplers and seed.
     """
 
-    def __init__(self, problem: QuantumProblem, resources: QuantumResources, seed: int) -> None:
+    def __init__(self, problem: QuantumProblem, config: QuantumConfig, seed: int) -> None:
         self.problem = problem
         self._child = Child(MODULE)
-        self._talk = self._child.talk(*question_of(problem, resources, seed))
+        self._talk = self._child.talk(*question_of(problem, config, seed))
 
     @property
     def is_done(self) -> bool:

@@ -23,7 +23,6 @@ from infrastructure.config.sections.quantum_config import (
     RANK_ALLOCATION,
     QuantumConfig,
 )
-from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.core.lookup import unknown_name
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
@@ -47,7 +46,6 @@ class OwnLoopTrainer(Protocol):
     """What these functions need of a trainer."""
 
     quantum_config: QuantumConfig
-    quantum_resources: QuantumResources
 
     @property
     def gradients(self) -> "TrainerGradients": ...
@@ -72,11 +70,9 @@ class TrainerGradients(dict[str, torch.Tensor]):
     """Gradients by parameter, with the configuration of the trainer that they come from: so
     `formulate_quantum_problem` and `quantum_solve` keep to it where nothing else is given."""
 
-    def __init__(
-        self, gradients: dict[str, torch.Tensor], config: QuantumConfig, resources: QuantumResources
-    ) -> None:
+    def __init__(self, gradients: dict[str, torch.Tensor], config: QuantumConfig) -> None:
         super().__init__(gradients)
-        self.config, self.resources = config, resources
+        self.config = config
 
 
 # Trainings of one's own loop in this process, for functions that are not told which one is meant.
@@ -170,14 +166,12 @@ def formulate_quantum_problem(
     if len(names) < 2:
         raise ValueError(f"{len(names)} blocks have a gradient: there is nothing to choose")
     decrease = np.array([squares[name] for name in names])
-    config, resources = QuantumConfig(num_blocks=num_blocks), None
-    if isinstance(gradients, TrainerGradients):
-        resources = gradients.resources
-        config = gradients.config if num_blocks is None else config
-    chosen = num_chosen_blocks(config, len(names))
+    given = gradients.config if isinstance(gradients, TrainerGradients) else None
+    counted = given if given and num_blocks is None else QuantumConfig(num_blocks=num_blocks)
+    chosen = num_chosen_blocks(counted, len(names))
     nothing = np.zeros((len(names), len(names)))
     problem = BlockSelection(names, -decrease, nothing, chosen, gradient_norms=np.sqrt(decrease))
-    problem.resources = resources
+    problem.config = given
     return problem
 
 
@@ -204,8 +198,8 @@ def quantum_optimize(context: OwnLoop) -> Solution:
     extension = _extension_of(context)
     problem = _formulated(context, extension)
     session = extension.session
-    resources = trainer.quantum_resources
-    solution = quantum_solve(problem, resources, seed=session.seed, chain=session.chain)
+    config = trainer.quantum_config
+    solution = quantum_solve(problem, config, seed=session.seed, chain=session.chain)
     if isinstance(problem, DataSelection):  # and of what nobody has looked at, some by chance
         candidates = np.array(problem.labels, dtype=np.int64)
         chosen = np.array(solution.decision, dtype=np.int64)
@@ -220,7 +214,7 @@ def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem
     problem = trainer.quantum_config.problem
     if problem == DATA_SELECTION:
         question = extension.data_selection_step(context.state)
-        return question.problem(question.num_wanted(trainer.quantum_resources.most_candidates))
+        return question.problem(question.num_wanted(trainer.quantum_config.most_candidates))
     if problem == RANK_ALLOCATION:
         if not context.state.batch:
             raise ValueError(NO_BATCH)

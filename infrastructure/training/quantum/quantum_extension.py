@@ -49,7 +49,7 @@ class QuantumExtension(Extension):
 
     def __init__(self, trainer: TrainingParts, clock: Callable[[], float] = time.monotonic) -> None:
         self.trainer = trainer
-        self.config, self.resources = trainer.quantum_config, trainer.quantum_resources
+        self.config = trainer.quantum_config
         self.frequency = trainer.training_config.optimization_frequency
         self.session = SolverSession(trainer, clock)
         self.in_force: Ids | None = None
@@ -193,7 +193,7 @@ class QuantumExtension(Extension):
 
     def _select_data(self, state: TrainingState) -> None:
         loop, step = self.trainer.prepare(), self.data_selection_step(state)
-        most = self.resources.most_candidates
+        most = self.config.most_candidates
         if not step.has_choice(most):
             self.session.skip(state, step.nothing_to_leave_out(most))
             return
@@ -208,8 +208,8 @@ class QuantumExtension(Extension):
             return
         predicted = step.cost_seconds(costs, number)
         share = 100 * predicted / (step_seconds * self._steps_ahead(state))
-        is_solvers_limit = most < self.resources.max_qubits and number == most
-        limit = f" ({self.resources.solver} takes no more)" if is_solvers_limit else ""
+        is_solvers_limit = most < self.config.max_qubits and number == most
+        limit = f" ({self.config.solver} takes no more)" if is_solvers_limit else ""
         is_whole = number == min(most, self._data.num_candidates)
         self.session.report(
             f"Quantum step: looking at {number:,} of {self._data.num_candidates:,} training"

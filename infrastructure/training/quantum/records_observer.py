@@ -56,7 +56,7 @@ def quantum_facts(session: SolverSession) -> dict[str, Any]:
     return {
         "problem": config.problem,
         "answer": config.answer,
-        "solver": session.resources.solver,
+        "solver": session.config.solver,
         "records": session.history.records(),
     }
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from infrastructure.config.sections.quantum_config import SAMPLER, QuantumConfig
-from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import (
@@ -59,7 +58,6 @@ class TrainingParts(Protocol):
 
     training_config: TrainingConfig
     quantum_config: QuantumConfig
-    quantum_resources: QuantumResources
     adapter: ModelAdapter
     strategy: TrainingStrategy
     precision: Precision
@@ -103,10 +101,10 @@ class SolverSession:
 
     def __init__(self, trainer: TrainingParts, clock: Callable[[], float] = time.monotonic) -> None:
         self.trainer, self.clock = trainer, clock
-        self.config, self.resources = trainer.quantum_config, trainer.quantum_resources
+        self.config = trainer.quantum_config
         self.frequency = trainer.training_config.optimization_frequency
         self.decisions, self.history = Decisions(), History()
-        self.chain = create_chain(self.resources)
+        self.chain = create_chain(self.config)
         self.cost = OverheadBudget(self.config.max_overhead_percent, clock)
         self.num_steps = 0
         self.last_step: int | None = None
@@ -190,7 +188,7 @@ class SolverSession:
         known = {"foretold_seconds": predicted_seconds, "allowed_seconds": allowed_seconds}
         record = {**self._record(state), **known}
         if self.config.background and self.config.answer == SAMPLER:
-            background = AsyncSolve(problem, self.resources, self.seed)
+            background = AsyncSolve(problem, self.config, self.seed)
             self.waiting = Waiting(background, step, record)
             self._report({**record, "outcome": SUBMITTED})
             return
@@ -200,10 +198,10 @@ class SolverSession:
     def _solution_of(self, problem: QuantumProblem, seconds: float) -> Solution:
         if self.config.answer != SAMPLER:
             return baseline_solution(problem, self.config.answer)
-        least = max(LEAST_SECONDS, min(self.resources.timeout, seconds))
-        resources = self.resources.model_copy(update={"timeout": least})
-        solution = quantum_solve(problem, resources, seed=self.seed, chain=self.chain)
-        if not solution.info.get("bound_hit") or least == self.resources.timeout:
+        least = max(LEAST_SECONDS, min(self.config.timeout, seconds))
+        config = self.config.model_copy(update={"timeout": least})
+        solution = quantum_solve(problem, config, seed=self.seed, chain=self.chain)
+        if not solution.info.get("bound_hit") or least == self.config.timeout:
             return solution
         bound = f"quantum.max_overhead_percent {self.config.max_overhead_percent:g}"
         remark = f"{bound} has left the solver {least:.2g} s"

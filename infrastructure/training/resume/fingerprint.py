@@ -11,7 +11,6 @@ from infrastructure.config.fingerprint import purpose_of
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
-from infrastructure.config.sections.resource_config import QuantumResources, ResourcesConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.hardware import processor
 from infrastructure.training.models.registry import MODELS
@@ -47,7 +46,6 @@ class HasSettings(Protocol):
     training_config: TrainingConfig
     data_config: DataConfig
     quantum_config: QuantumConfig
-    quantum_resources: QuantumResources
 
 
 def settings_of(trainer: HasSettings) -> dict[str, Any]:
@@ -57,7 +55,6 @@ def settings_of(trainer: HasSettings) -> dict[str, Any]:
         training=trainer.training_config,
         data=trainer.data_config,
         quantum=trainer.quantum_config,
-        resources=ResourcesConfig(quantum=trainer.quantum_resources),
     )
     config.know_models(MODELS)
     return purpose_of(config)

@@ -5,11 +5,15 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig, check_sections
 from infrastructure.config.field_help import show
-from infrastructure.config.merging.cross_checks import UNUSED
+from infrastructure.config.merging.effect import conditions_of
+from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.stackwise_config import ProgressiveConfig, StackwiseFields
 from infrastructure.config.sections.training_config import TrainingConfig
+from tests.config.field_values import other_value
 
+FIELDS = schema_of(DeploymentConfig).fields
 QUANTUM = {"training.enabled_extensions": ["quantum"]}
 
 
@@ -67,14 +71,14 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             {"training.optimization_frequency": 9, "quantum.data_budget": 1.0},
             "quantum.data_budget 1 keeps every example",
         ),
-        ({**QUANTUM, "resources.quantum.solver": "tabbu"}, "solver: unknown sampler 'tabbu'"),
+        ({**QUANTUM, "quantum.solver": "tabbu"}, "solver: unknown sampler 'tabbu'"),
         (
-            {**QUANTUM, "resources.quantum.fallback": ["tabu", "leap_hybrid"]},
-            "resources.quantum.fallback: the sampler leap_hybrid ",
+            {**QUANTUM, "quantum.fallback": ["tabu", "leap_hybrid"]},
+            "quantum.fallback: the sampler leap_hybrid ",
         ),
         (
-            {**QUANTUM, "resources.quantum.solver": "azure-quantum"},
-            "resources.quantum.solver: the sampler azure-quantum needs",
+            {**QUANTUM, "quantum.solver": "azure-quantum"},
+            "quantum.solver: the sampler azure-quantum needs",
         ),
         ({"data.max_length": 1024}, "raise model.embedded.max_positions (512)"),
         ({"data.path": "https://example.org/rows.jsonl"}, "is a web address: download it"),
@@ -136,15 +140,15 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("quantum.rank_budget", 0.25, QUANTUM),
     ("quantum.max_overhead_percent", 10.0, {}),
     ("quantum.background", True, {}),
-    ("resources.quantum.solver", "tabu", {}),
-    ("resources.quantum.solver", "tabu", {**QUANTUM, "quantum.answer": "random"}),
-    ("resources.quantum.max_qubits", 100, {}),
+    ("quantum.solver", "tabu", {}),
+    ("quantum.solver", "tabu", {**QUANTUM, "quantum.answer": "random"}),
+    ("quantum.max_qubits", 100, {}),
     ("backup.allow_missing_place", True, {}),
-    ("resources.quantum.timeout", 10.0, {}),
-    ("resources.quantum.timeout", 10.0, {**QUANTUM, "quantum.answer": "random"}),
+    ("quantum.timeout", 10.0, {}),
+    ("quantum.timeout", 10.0, {**QUANTUM, "quantum.answer": "random"}),
     ("quantum.background", True, {**QUANTUM, "quantum.answer": "random"}),
-    ("resources.quantum.fallback", ["tabu"], {}),
-    ("resources.quantum.fallback", ["tabu"], {**QUANTUM, "quantum.answer": "random"}),
+    ("quantum.fallback", ["tabu"], {}),
+    ("quantum.fallback", ["tabu"], {**QUANTUM, "quantum.answer": "random"}),
 ]
 
 
@@ -171,12 +175,48 @@ def test_its_default_given_by_hand_is_told(key: str, value: Any, rest: dict[str,
     assert told == ([key] if default else [])
 
 
+STACKWISE = [
+    key
+    for key, spec in FIELDS.items()
+    if issubclass(spec.section, StackwiseFields | ProgressiveConfig)
+    and spec.name in {*StackwiseFields.model_fields, *ProgressiveConfig.model_fields}
+    and conditions_of(spec)
+]
+
+
+@pytest.mark.parametrize("key", STACKWISE)
+def test_a_setting_of_stackwise_training_is_refused_in_another(key: str) -> None:
+    config = DeploymentConfig(**{key: other_value(FIELDS[key])})
+    assert [one for one in config.problems() if one.startswith(f"{key} = ")]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"training.mode": "fused", "training.fusion_mode": "trainable", "training.block_size": 2},
+        {"training.strategy": "progressive", "training.progressive.growth": "once"},
+        {"training.mode": "blockwise", "training.cache_size": 5, "training.train_head": "always"},
+        {"training.mode": "blockwise", "training.qlora_enabled": True, "training.qlora_rank": 4},
+        {"training.mode": "blockwise", "training.progressive.new_stack_precision": "nf_fp8"},
+        {"training.time_step_masking": True, "training.num_time_steps": 3},
+        {"training.strategy": "end_to_end", "training.end_to_end_scope": "stackwise"},
+    ],
+    ids=lambda settings: ",".join(settings),
+)
+def test_a_setting_of_stackwise_training_is_taken_in_it(settings: dict[str, Any]) -> None:
+    problems = DeploymentConfig(**settings).problems()
+    assert not [one for one in problems if "has no effect" in one]
+
+
 def test_every_unused_setting_is_tried() -> None:
     tried = {key for key, *_ in UNUSED_BECAUSE} | {
         "training.layerwise_lr_decay",
         "training.unfreeze_interval",
     }
-    assert {unused.key for unused in UNUSED if "embedded" not in unused.key} <= tried
+    with_conditions = {spec.key for spec in FIELDS.values() if conditions_of(spec)}
+    stackwise = {f"training.{name}" for name in StackwiseFields.model_fields}
+    elsewhere = (*stackwise, "training.progressive.", "model.embedded.", "backup.place")
+    assert {key for key in with_conditions if not key.startswith(elsewhere)} <= tried
 
 
 @pytest.mark.parametrize(
@@ -218,7 +258,7 @@ def test_sections_that_were_changed_by_hand_are_checked() -> None:
         {"training.early_stopping_patience": 2, "training.early_stopping_min_delta": 0.1},
         {**QUANTUM, "quantum.target": "validation", "quantum.data_budget": 0.1},
         {**QUANTUM, "quantum.problem": "block_selection", "data.streaming": True},
-        {"training.optimization_frequency": 100, "resources.quantum.solver": "tabu"},
+        {"training.optimization_frequency": 100, "quantum.solver": "tabu"},
         {**QUANTUM, "quantum.problem": "rank_allocation", "model.lora_config": True},
     ],
 )

@@ -60,7 +60,7 @@ def test_flags_are_unique() -> None:
         ("--eval-data", "data.eval_path"),
         ("--lora-r", "model.lora_config.r"),
         ("--cache-disk-size", "cache.disk_size"),
-        ("--quantum-solver", "resources.quantum.solver"),
+        ("--quantum-solver", "quantum.solver"),
         ("--backups", "enable_backups"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
-from infrastructure.config.sections.resource_config import CacheConfig, QuantumResources
+from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -26,7 +26,6 @@ def quantum_trainer(
     folder: Path,
     *,
     asked: dict[str, Any] | None = None,
-    resources: dict[str, Any] | None = None,
     lora: LoraConfig | None = None,
     checkpoints: Path | None = None,
     hooks: tuple[Hook, ...] = (),
@@ -36,7 +35,6 @@ def quantum_trainer(
 
     Args:
         asked: of the section `quantum`.
-        resources: of `resources.quantum`.
         settings: of the section `training`.
     """
     data = folder / "rows.jsonl"
@@ -51,7 +49,6 @@ def quantum_trainer(
         device="cpu",
         cache_config=CacheConfig(directory=str(folder / "cache")),
         quantum_config=QuantumConfig(**{"max_overhead_percent": AT_ANY_COST, **(asked or {})}),
-        quantum_resources=QuantumResources(**(resources or {})),
         checkpoint_directory=checkpoints,
         hooks=hooks,
     )

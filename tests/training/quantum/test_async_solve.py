@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from infrastructure.config.sections.resource_config import QuantumResources
+from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.core.errors import SamplerError
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
@@ -55,7 +55,7 @@ def waited_for(background: AsyncSolve) -> None:
     ],
 )
 def test_the_answer_is_that_of_the_foreground(kind: str, solver: str) -> None:
-    resources = QuantumResources(solver=solver, timeout=PATIENCE_SECONDS)
+    resources = QuantumConfig(solver=solver, timeout=PATIENCE_SECONDS)
     background = AsyncSolve(problem_of(kind), resources, seed=5)
     here = quantum_solve(problem_of(kind), resources, seed=5)
     waited_for(background)
@@ -68,11 +68,11 @@ def test_the_answer_is_that_of_the_foreground(kind: str, solver: str) -> None:
 SCRIPT = """
 print("the script runs")
 import numpy as np
-from infrastructure.config.sections.resource_config import QuantumResources
+from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.training.quantum.async_solve import AsyncSolve
 problem = DataSelection(range(6), np.eye(6, dtype=np.float32), 2)
-print(len(AsyncSolve(problem, QuantumResources(), 0).result().decision))
+print(len(AsyncSolve(problem, QuantumConfig(), 0).result().decision))
 """
 
 
@@ -87,7 +87,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
 
 
 def test_a_process_that_dies_is_told() -> None:
-    hanging = QuantumResources(solver=f"{BAD}:Hanging", timeout=PATIENCE_SECONDS)
+    hanging = QuantumConfig(solver=f"{BAD}:Hanging", timeout=PATIENCE_SECONDS)
     background = AsyncSolve(problem_of("block_selection"), hanging, seed=0)
     assert not background.is_done
     os.kill(background._child.process.pid, signal.SIGKILL)
@@ -98,13 +98,13 @@ def test_a_process_that_dies_is_told() -> None:
 
 def test_what_is_raised_there_is_told() -> None:
     problem = Unanswerable("abc", -np.ones(3), np.eye(3), 1, gradient_norms=np.ones(3))
-    background = AsyncSolve(problem, QuantumResources(), seed=0)
+    background = AsyncSolve(problem, QuantumConfig(), seed=0)
     with pytest.raises(SamplerError, match="ValueError: these are no numbers"):
         background.result()
 
 
 def test_who_is_no_longer_waited_for_ends_with_its_samplers() -> None:
-    hanging = QuantumResources(solver=f"{BAD}:Hanging", timeout=PATIENCE_SECONDS)
+    hanging = QuantumConfig(solver=f"{BAD}:Hanging", timeout=PATIENCE_SECONDS)
     background = AsyncSolve(problem_of("data_selection"), hanging, seed=0)
     there = psutil.Process(background._child.process.pid)
     deadline = time.monotonic() + PATIENCE_SECONDS

@@ -120,8 +120,7 @@ def test_too_few_to_leave_one_out(saved_llama: Path, tmp_path: Path, asked: dict
 
 
 def test_no_more_variables_than_allowed(saved_llama: Path, tmp_path: Path) -> None:
-    resources = {"max_qubits": 7}
-    trainer = quantum_trainer(saved_llama, tmp_path, resources=resources, max_steps=1)
+    trainer = quantum_trainer(saved_llama, tmp_path, asked={"max_qubits": 7}, max_steps=1)
     trainer.train()
     assert records(trainer)[0]["num_variables"] == 7
 
@@ -131,8 +130,8 @@ def test_no_more_variables_than_the_solver_takes(
     saved_llama: Path, tmp_path: Path, candidates: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_rows(tmp_path, 40)
-    given = {"asked": {"candidates": candidates}, "resources": {"solver": "exact"}}
-    trainer = quantum_trainer(saved_llama, tmp_path, **given, max_steps=1)
+    asked = {"candidates": candidates, "solver": "exact"}
+    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=1)
     with caplog.at_level("INFO"):
         trainer.train()
     (record,) = records(trainer)

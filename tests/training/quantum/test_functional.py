@@ -82,7 +82,7 @@ def test_step_by_step(context: TrainingContext, tmp_path: Path) -> None:
 def selecting(model: Path, folder: Path, name: str) -> TrainingContext:
     config = configure(model, folder, optimization_frequency=2)
     config.quantum.data_budget = 0.5
-    config.resources.quantum.max_qubits = 12
+    config.quantum.max_qubits = 12
     return initialize_training(config, checkpoint_directory=folder / name)
 
 
@@ -190,7 +190,7 @@ def deep(folder: Path, name: str, saved_llama: Path, **asked: Any) -> TrainingCo
     AutoTokenizer.from_pretrained(saved_llama).save_pretrained(model)
     configured = configure(model, folder, optimization_frequency=2, num_epochs=4)
     configured.quantum = QuantumConfig(problem="block_selection", **asked)
-    configured.resources.quantum.solver = "dense_annealer"
+    configured.quantum.solver = "dense_annealer"
     return initialize_training(configured, checkpoint_directory=folder / name)
 
 

@@ -14,7 +14,6 @@ import pytest
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.quantum_config import BASELINES
 from infrastructure.core import optional
-from infrastructure.core.errors import MissingPackageError
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
@@ -61,8 +60,7 @@ def test_a_sampler_that_does_not_answer(
     trainer = quantum_trainer(
         saved_llama,
         tmp_path,
-        asked={"data_budget": 0.5},
-        resources={"solver": f"{BAD}:{sampler}", "timeout": timeout},
+        asked={"data_budget": 0.5, "solver": f"{BAD}:{sampler}", "timeout": timeout},
         hooks=(first,),
         checkpoints=tmp_path / "c",
         max_steps=2,
@@ -86,8 +84,12 @@ def test_the_next_of_the_chain_answers(saved_llama: Path, tmp_path: Path) -> Non
     trainer = quantum_trainer(
         saved_llama,
         tmp_path,
-        asked={"data_budget": 0.5},
-        resources={"solver": f"{BAD}:Raising", "fallback": ["dense_annealer"], "timeout": 30},
+        asked={
+            "data_budget": 0.5,
+            "solver": f"{BAD}:Raising",
+            "fallback": ["dense_annealer"],
+            "timeout": 30,
+        },
         max_steps=1,
     )
     trainer.train()
@@ -96,23 +98,23 @@ def test_the_next_of_the_chain_answers(saved_llama: Path, tmp_path: Path) -> Non
     assert record["answered_by"] == "dense_annealer" or record["is_fallback"]
 
 
-@pytest.mark.parametrize("resources", [{"solver": "tabuu"}, {"fallback": ["tabuu"]}], ids=str)
+@pytest.mark.parametrize("asked", [{"solver": "tabuu"}, {"fallback": ["tabuu"]}], ids=str)
 def test_an_unknown_sampler_is_refused_before_anything(
-    saved_llama: Path, tmp_path: Path, resources: dict[str, Any]
+    saved_llama: Path, tmp_path: Path, asked: dict[str, Any]
 ) -> None:
     with pytest.raises(ValueError, match="did you mean 'tabu'"):
-        quantum_trainer(saved_llama, tmp_path, resources=resources)
+        quantum_trainer(saved_llama, tmp_path, asked=asked)
 
 
 def test_a_solver_that_is_not_here_is_refused_before_anything(
     saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optional, "is_installed", lambda package: package != "dwave.system")
-    told = "resources.quantum.solver: the sampler qpu needs the package dwave.system: pip install"
-    with pytest.raises(MissingPackageError, match=told):
-        quantum_trainer(saved_llama, tmp_path, resources={"solver": "qpu"})
+    told = "quantum.solver: the sampler qpu needs the package dwave.system: pip install"
+    with pytest.raises(ValueError, match=told):
+        quantum_trainer(saved_llama, tmp_path, asked={"solver": "qpu"})
     with pytest.raises(ValueError, match=r"quantum\.fallback: the sampler lost:Cls .* no module"):
-        quantum_trainer(saved_llama, tmp_path, resources={"fallback": ["lost:Cls"]})
+        quantum_trainer(saved_llama, tmp_path, asked={"fallback": ["lost:Cls"]})
 
 
 def test_a_solver_has_what_the_overhead_leaves_it(
@@ -123,8 +125,12 @@ def test_a_solver_has_what_the_overhead_leaves_it(
     trainer = quantum_trainer(
         saved_llama,
         tmp_path,
-        asked={"data_budget": 0.5, "max_overhead_percent": 5},
-        resources={"solver": f"{BAD}:Hanging", "timeout": 300},
+        asked={
+            "data_budget": 0.5,
+            "max_overhead_percent": 5,
+            "solver": f"{BAD}:Hanging",
+            "timeout": 300,
+        },
         max_steps=1,
     )
     trainer.train()

@@ -37,7 +37,7 @@ def test_a_training_writes_down_its_steps_and_tells_them(saved_llama: Path, tmp_
     trainer.train()
     facts = written(run)
     assert (facts["problem"], facts["answer"]) == ("data_selection", "greedy")
-    assert facts["solver"] == trainer.quantum_resources.solver
+    assert facts["solver"] == trainer.quantum_config.solver
     assert len(facts["records"]) >= 2
     assert facts["records"] == records(trainer)
     assert probe() == facts["records"][-1]["solver_seconds"]
@@ -50,8 +50,7 @@ def test_a_training_writes_down_its_steps_and_tells_them(saved_llama: Path, tmp_
 def session_with(*found: dict[str, Any]) -> Any:
     texts = [json.dumps(record) for record in found]
     return SimpleNamespace(
-        config=SimpleNamespace(problem="data_selection", answer="sampler"),
-        resources=SimpleNamespace(solver="auto"),
+        config=SimpleNamespace(problem="data_selection", answer="sampler", solver="auto"),
         history=SimpleNamespace(state_dict=lambda: list(texts), records=lambda: list(found)),
         texts=texts,
     )

@@ -3,7 +3,6 @@ import torch
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
-from infrastructure.config.sections.resource_config import QuantumResources
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.resume.fingerprint import (
@@ -41,13 +40,14 @@ def test_what_the_quantum_step_decides_is_kept_where_there_is_one() -> None:
         ModelConfig(),
         TrainingConfig(enabled_extensions=["quantum"]),
         DataConfig(),
-        quantum_config=QuantumConfig(data_budget=0.5, max_overhead_percent=7),
-        quantum_resources=QuantumResources(max_qubits=40, timeout=2),
+        quantum_config=QuantumConfig(
+            data_budget=0.5, max_overhead_percent=7, max_qubits=40, timeout=2
+        ),
     )
     settings = settings_of(trainer)
     assert settings["quantum.data_budget"] == 0.5
-    assert settings["resources.quantum.max_qubits"] == 40
-    assert not {"quantum.max_overhead_percent", "resources.quantum.timeout"} & settings.keys()
+    assert settings["quantum.max_qubits"] == 40
+    assert not {"quantum.max_overhead_percent", "quantum.timeout"} & settings.keys()
 
 
 def test_a_base_is_known_by_its_hash_or_by_its_commit() -> None:

@@ -1,0 +1,52 @@
+"""Settings that have no effect where they stand: the marks `UsedWhen` of the fields say when.
+
+One is refused where it is not the default, and noted where somebody wrote the default down: files
+are shared between runs, and nobody is misled by it.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from infrastructure.config.base import Section
+from infrastructure.config.field_help import show
+from infrastructure.config.merging.precedence import Layer, Source
+from infrastructure.config.schema import FieldSpec, schema_of, value_at
+from infrastructure.config.types import UsedWhen
+
+SourceOf = Callable[[str], Source]
+
+
+def conditions_of(spec: FieldSpec) -> list[UsedWhen]:
+    """What has to hold for a field to have an effect: of its section first, then its own."""
+    own = [item for item in spec.info.metadata if isinstance(item, UsedWhen)]
+    return [*spec.section.used_when, *own]
+
+
+def refused_without_effect(config: Section, source_of: SourceOf) -> Iterator[str]:
+    """A sentence, with the remedy, for each setting that somebody gave in vain."""
+    for spec, condition, value in _without_effect(config):
+        if value != spec.default:
+            yield f"{_sentence(spec, condition, value, source_of)}: {condition.remedy}"
+
+
+def noted_without_effect(config: Section, source_of: SourceOf) -> Iterator[str]:
+    """A sentence for each default that somebody wrote down where it has no effect.
+
+    None where the default is that nothing happens.
+    """
+    for spec, condition, value in _without_effect(config):
+        is_given = source_of(spec.key).layer is not Layer.DEFAULT
+        if value and value == spec.default and is_given:
+            yield _sentence(spec, condition, value, source_of)
+
+
+def _without_effect(config: Section) -> Iterator[tuple[FieldSpec, UsedWhen, Any]]:
+    for spec in schema_of(type(config)).fields.values():
+        unmet = next((one for one in conditions_of(spec) if not one.holds(config)), None)
+        if unmet is not None:
+            yield spec, unmet, value_at(config, spec.key)
+
+
+def _sentence(spec: FieldSpec, unmet: UsedWhen, value: Any, source_of: SourceOf) -> str:
+    place = source_of(spec.key).place
+    return f"{spec.key} = {show(value)} ({place}) has no effect, because {unmet.otherwise}"
