@@ -20,7 +20,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import h5py
 import torch
+from datasets import Dataset
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import ASSIGNED_SOURCE, DeploymentConfig
@@ -64,12 +66,14 @@ GROWING: dict[str, Any] = {"training.strategy": "progressive", **ONE_STACK}
 MASKED: dict[str, Any] = {"training.time_step_masking": True, "model.name": "embedded"}
 ONE_UNIT: dict[str, Any] = {"training.mode": "blockwise", "training.block_size": 99}
 QLORA: dict[str, Any] = {**ONE_UNIT, "training.qlora_enabled": True}
+OF_ANOTHER_FILE = ("json", "csv", "tsv", "text", "parquet", "hdf5", "huggingface")
 NEEDS: dict[str, dict[str, Any]] = {
     "model.trust_remote_code": {"model.name": "{llama}"},
     "model.backend=unsloth": {"model.name": "{llama}", "model.lora_config": True},
     "model.quantization": {"model.name": "{llama}", "model.lora_config": True},
     "model.dtype=fp16": {"model.lora_config": True},
     "model.adapter=tactical_mappo": {"model.name": "tactical_mappo"},
+    **{f"data.format={name}": {"data.path": f"{{folder}}/rows.{name}"} for name in OF_ANOTHER_FILE},
     "training.gradient_checkpointing_mode": {"training.gradient_checkpointing": True},
     "training.progressive.": GROWING,
     "training.mode=layerwise": {"model.name": "embedded", "model.embedded.num_layers": 1},
@@ -259,6 +263,27 @@ def _flat(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def write_data_of(settings: Mapping[str, Any], rows: list[dict[str, str]]) -> None:
+    """Rows as the file that `data.path` names, where it is of a format that a choice names."""
+    path = Path(settings["data.path"])
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    match path.suffix:
+        case ".json":
+            path.write_text(json.dumps(rows))
+        case ".csv" | ".tsv" as suffix:
+            Dataset.from_dict(columns).to_csv(str(path), sep="," if suffix == ".csv" else "\t")
+        case ".text":
+            path.write_text("\n".join(" ".join(row.values()) for row in rows))
+        case ".parquet":
+            Dataset.from_dict(columns).to_parquet(str(path))
+        case ".hdf5":
+            with h5py.File(path, "w") as file:
+                for name, values in columns.items():
+                    file.create_dataset(name, data=values)
+        case ".huggingface":
+            Dataset.from_dict(columns).save_to_disk(str(path))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 The choices are those of the schema: a new one is in these tests by being declared.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.faults.choices import (
     refusal,
     rows_of,
     together,
+    write_data_of,
 )
 from tests.slow import slow
 
@@ -46,6 +48,8 @@ def trained(
         key: value.format(folder=folder, llama=llama) if isinstance(value, str) else value
         for key, value in settings.items()
     }
+    lines = (folder / "rows.jsonl").read_text().splitlines()
+    write_data_of(filled, [json.loads(line) for line in lines])
     return trainings.do(Job(str(folder), filled, kill))
 
 
@@ -125,7 +129,8 @@ def test_every_choice_trains_and_goes_on_after_a_kill(
         [one for one in trainable(quick=True) if one.key != SOLVER], base_settings(tmp_path)
     )
     quick = [Row(), *filter(is_quick, rows)]
-    assert problems_of(quick, trainings, tmp_path, saved_llama, kill=True) == {}
+    problems = problems_of(quick, trainings, tmp_path, saved_llama, kill=True)
+    assert not problems, "\n".join(f"{row}: {problem}" for row, problem in problems.items())
 
 
 def test_every_sampler_answers_in_a_training(

@@ -326,7 +326,7 @@ def test_memory_management(context: TrainingContext) -> None:
 def test_compute_allocation(context: TrainingContext) -> None:
     context.trainer.train_step(next(iter(context.pipeline)))
     problem = formulate_quantum_problem(context.trainer.gradients, context.trainer.parameters)
-    assert quantum_solve(problem, context.trainer.quantum_resources, seed=0).decision
+    assert quantum_solve(problem, context.trainer.quantum_config, seed=0).decision
     assert create_gpu_optimizer(device_ids=[0]).device.type in ("cpu", "cuda")
 
 
@@ -405,7 +405,7 @@ def test_resource_errors(context: TrainingContext) -> None:
     assert is_device_fault(RuntimeError("CUDA error: device-side assert triggered"))
     context.trainer.train_step(next(iter(context.pipeline)))
     problem = formulate_quantum_problem(context.trainer.gradients, context.trainer.parameters)
-    resources = context.trainer.quantum_resources.copy_with(
+    resources = context.trainer.quantum_config.copy_with(
         solver="tests.training.quantum.bad_samplers:Failing", fallback=["exact"]
     )
     found = quantum_solve(problem, resources, seed=0)
