@@ -62,6 +62,10 @@ check: environment ## ruff and mypy
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
+.PHONY: hooks
+hooks: environment ## before each commit: ruff, mypy, and a look at its message
+	$(PYTHON) -m pre_commit install
+
 .PHONY: test
 test: check ## what every change has to pass: the checks, then the tests that are not slow
 	@$(TEST_WORDS); OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(GIVEN_WORDS)
