@@ -8,10 +8,10 @@ import hashlib
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from infrastructure.core.files import file_sha256, sync_directory, write_json
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.lock import Lock
 from infrastructure.training.data.readers.table_formats import is_saved_dataset
 from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
@@ -144,6 +144,7 @@ class Shelf:
 
     def _read(self) -> Record | None:
         try:
-            return Record(**parse_json(self._record_file.read_text()))
+            written: dict[str, Any] = as_object(parse_json(self._record_file.read_text()))
+            return Record(**written)
         except (OSError, ValueError, TypeError):
             return None

@@ -7,14 +7,13 @@ import os
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from colab.live_panel import LOOK_SECONDS, LivePanel
 from colab.session_clock import clock_of_session
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment import detached as detached_trainings
@@ -28,14 +27,13 @@ from infrastructure.monitoring.watch import watch
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.find import newest_of_this_purpose
+from infrastructure.run.record_types import Summary
 from infrastructure.run.summary_text import closing_lines, paths_of
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.metrics.progress import Note, ProgressDisplay, make_progress
 
 IN_THE_CELL = "Interrupting the cell (■) saves the training and stops it."
 LOOKING_ON = "Interrupting the cell (■) ends only the looking on; colab.stop() ends the training."
-
-Summary = dict[str, Any]
 
 
 def train(
@@ -208,8 +206,8 @@ def _summary_of(run_path: Path | None) -> Summary:
     if run_path is None:
         return {"status": "starting", "paths": {}}
     try:
-        summary = parse_json((run_path / "summary.json").read_text())
-    except (OSError, ValueError):  # none is written before the first step
+        summary = as_object(parse_json((run_path / "summary.json").read_text()))
+    except (OSError, ValueError, TypeError):  # none is written before the first step
         summary = {}
     return {"status": "running", **summary, "paths": paths_of(run_path)}
 

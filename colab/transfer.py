@@ -19,7 +19,7 @@ from colab.remote_files import Opened, RemoteFile
 from infrastructure.core.errors import DataError, StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.hardware import disk_free_bytes
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import as_object, as_text, parse_json
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 
 SPARE_BYTES = 200 << 20  # that a full disk would be missed by everything else
@@ -111,7 +111,7 @@ class Transfer:
     def held_bytes(self) -> int:
         """What of the file is here already, and may be gone on from."""
         state = self._known()
-        return self._part(state["name"]).stat().st_size if state else 0
+        return self._part(as_text(state["name"])).stat().st_size if state else 0
 
     def _attempt(self) -> tuple[Path, str | None]:
         state, held = self._known(), self.held_bytes()
@@ -187,8 +187,8 @@ class Transfer:
     def _known(self) -> dict[str, Any] | None:
         """What is known of the part file; None: there is none that may be gone on from."""
         try:
-            state = parse_json(self._state.read_text())
-            self._part(state["name"]).stat()
+            state = as_object(parse_json(self._state.read_text()))
+            self._part(as_text(state["name"])).stat()
             is_same_file = self.is_checked or state["version"] is not None
             is_of_this_machine = state["boot"] == _boot() is not None
         except (OSError, ValueError, KeyError, TypeError):

@@ -21,6 +21,7 @@ from infrastructure.backup.run_backup import RunBackup
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import parse_record, write_record
 from infrastructure.core.errors import DamagedFileError, StorageError
+from infrastructure.core.json_text import as_integer, as_object
 from infrastructure.core.redact import redact, redact_urls
 
 FINAL, REPORT, SUMMARY = "final", "report", "summary.json"
@@ -164,9 +165,12 @@ def finished_at(place: Place, run_id: str, step: int) -> FinishedThere | None:
             return None
         summary = parse_record(b"".join(place.read(report / SUMMARY)))
         is_finished = summary.get("status") == "finished"
-        if not is_finished or int(summary["steps"]) < step:  # it was trained on since
+        if not is_finished or as_integer(summary["steps"]) < step:  # it was trained on since
             return None
-        model = Path(run_id) / str(summary["backup"]["published"]).rstrip("/").rpartition("/")[2]
+        model = (
+            Path(run_id)
+            / str(as_object(summary["backup"])["published"]).rstrip("/").rpartition("/")[2]
+        )
         model_sums = read_sums(place, model)
     except (DamagedFileError, FileNotFoundError, ValueError, KeyError, TypeError):
         return None

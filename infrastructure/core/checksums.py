@@ -8,24 +8,23 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import atomic_write, file_sha256, write_json
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import JsonObject, as_object, parse_json
 
 CHECKSUM = "checksum"  # the key of a record's own
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
 
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
+def write_record(path: Path, record: Mapping[str, object]) -> None:
     """Write a JSON object with its checksum, atomically."""
     plain = json.loads(json.dumps({**record}, allow_nan=False))
     write_json(path, {**plain, CHECKSUM: _checksum(plain)})
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> JsonObject:
     """The JSON object in `path`, without its checksum; one that has none, as older versions wrote
     it, is not compared.
 
@@ -39,7 +38,7 @@ def read_record(path: Path) -> dict[str, Any]:
         raise DamagedFileError(f"{path} {error}") from error
 
 
-def parse_record(data: bytes) -> dict[str, Any]:
+def parse_record(data: bytes) -> JsonObject:
     """As `read_record`, of a file's bytes.
 
     Raises:
@@ -59,10 +58,10 @@ def parse_record(data: bytes) -> dict[str, Any]:
 
 def has_checksum(data: bytes) -> bool:
     """Whether the bytes of a record, which can be read, hold a checksum."""
-    return parse_json(data).get(CHECKSUM) is not None
+    return as_object(parse_json(data)).get(CHECKSUM) is not None
 
 
-def _checksum(record: Mapping[str, Any]) -> str:
+def _checksum(record: Mapping[str, object]) -> str:
     text = json.dumps(record, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 

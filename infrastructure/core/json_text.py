@@ -6,24 +6,26 @@ function that calls itself fails later.
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 MAX_DEPTH = 100
+
+JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
+JsonObject = dict[str, JsonValue]
 
 
 def parse_json(
     text: str | bytes,
     *,
-    parse_constant: Callable[[str], Any] | None = None,
-    object_hook: Callable[[dict[str, Any]], Any] | None = None,
-) -> Any:
+    parse_constant: Callable[[str], object] | None = None,
+    object_hook: Callable[[JsonObject], object] | None = None,
+) -> JsonValue:
     """The value of a JSON text; the arguments are those of `json.loads`.
 
     Raises:
         ValueError: it is no JSON, no UTF-8, or nested deeper than MAX_DEPTH.
     """
     try:
-        value = json.loads(text, parse_constant=parse_constant, object_hook=object_hook)
+        value: JsonValue = json.loads(text, parse_constant=parse_constant, object_hook=object_hook)
     except RecursionError:
         raise ValueError(too_deep()) from None
     if is_too_deep(value):
@@ -31,12 +33,71 @@ def parse_json(
     return value
 
 
+def as_object(value: JsonValue) -> JsonObject:
+    """`value`, which a record of ours has as a JSON object.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(value, dict):
+        raise TypeError(f"{_shown(value)} is no JSON object")
+    return value
+
+
+def as_list(value: JsonValue) -> list[JsonValue]:
+    """`value`, which a record of ours has as a list.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(value, list):
+        raise TypeError(f"{_shown(value)} is no list")
+    return value
+
+
+def as_text(value: JsonValue) -> str:
+    """`value`, which a record of ours has as a text.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{_shown(value)} is no text")
+    return value
+
+
+def as_number(value: JsonValue) -> float:
+    """`value`, which a record of ours has as a number, whole or not.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{_shown(value)} is no number")
+    return value
+
+
+def as_integer(value: JsonValue) -> int:
+    """`value`, which a record of ours has as a whole number.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{_shown(value)} is no whole number")
+    return value
+
+
+def _shown(value: JsonValue) -> str:
+    return repr(value)[:80]
+
+
 def too_deep() -> str:
     """The words for it."""
     return f"nested deeper than {MAX_DEPTH} levels"
 
 
-def is_too_deep(value: Any, max_depth: int = MAX_DEPTH) -> bool:
+def is_too_deep(value: object, max_depth: int = MAX_DEPTH) -> bool:
     """Whether lists and objects stand inside each other more than `max_depth` times."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(max_depth):

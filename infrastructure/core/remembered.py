@@ -4,9 +4,9 @@ What is remembered only saves time: a file that is damaged or cannot be written 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeGuard, TypeVar
 
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
@@ -16,10 +16,11 @@ MAX_BYTES = 4 << 20
 
 log = logging.getLogger(__name__)
 
-Key = dict[str, Any]
+Key = Mapping[str, object]
+Value = TypeVar("Value")
 
 
-class Remembered:
+class Remembered(Generic[Value]):
     """Values by key; of more than `MAX_ENTRIES` those longest unchanged are forgotten.
 
     Args:
@@ -28,16 +29,18 @@ class Remembered:
         is_whole: whether a value read from the file is one; others count as not there.
     """
 
-    def __init__(self, path: Path, what: str, is_whole: Callable[[Any], bool]) -> None:
+    def __init__(
+        self, path: Path, what: str, is_whole: Callable[[object], TypeGuard[Value]]
+    ) -> None:
         self.path = path
         self._what = what
         self._is_whole = is_whole
 
-    def get(self, key: Key) -> Any | None:
+    def get(self, key: Key) -> Value | None:
         """The value of exactly this key; None: there is none."""
         return next((value for known, value in self._read() if known == key), None)
 
-    def put(self, key: Key, value: Any) -> None:
+    def put(self, key: Key, value: Value) -> None:
         """Keep JSON values; a file that cannot be written is only told."""
         self._write([*self._others(key), (key, value)])
 
@@ -45,17 +48,17 @@ class Remembered:
         """Let there be no value of this key."""
         self._write(self._others(key))
 
-    def _others(self, key: Key) -> list[tuple[Key, Any]]:
+    def _others(self, key: Key) -> list[tuple[Key, Value]]:
         return [(known, value) for known, value in self._read() if known != key]
 
-    def _write(self, entries: list[tuple[Key, Any]]) -> None:
+    def _write(self, entries: list[tuple[Key, Value]]) -> None:
         kept = entries[-MAX_ENTRIES:]
         try:
             write_json(self.path, [{"key": key, "value": value} for key, value in kept])
         except OSError as error:
             log.warning("%s is not remembered: %s", self._what, error)
 
-    def _read(self) -> list[tuple[Key, Any]]:
+    def _read(self) -> list[tuple[Key, Value]]:
         try:
             if self.path.stat().st_size > MAX_BYTES:
                 return []
@@ -63,9 +66,9 @@ class Remembered:
         except (OSError, ValueError):
             return []
         return [
-            (entry["key"], entry["value"])
+            (key, value)
             for entry in (entries if isinstance(entries, list) else [])
             if isinstance(entry, dict)
-            and isinstance(entry.get("key"), dict)
-            and self._is_whole(entry.get("value"))
+            and isinstance(key := entry.get("key"), dict)
+            and self._is_whole(value := entry.get("value"))
         ]

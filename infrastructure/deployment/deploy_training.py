@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from infrastructure.backup.run_backup import place_options
 from infrastructure.backup.state.run_files import read_run_files
@@ -46,6 +45,7 @@ from infrastructure.run.finalize import complete_finished, record_running
 from infrastructure.run.find import Beginning, newest_of_this_purpose
 from infrastructure.run.lock import only_trainer_of, waited_for
 from infrastructure.run.output_dir import check_spelling
+from infrastructure.run.record_types import Summary
 from infrastructure.run.repair import repair_records, repair_run
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.restore import restore_run, run_at_place, runs_at_place
@@ -111,7 +111,7 @@ class TrainingDeployment:
         self.stages = Stages()
         self._beginning: Beginning | None = None
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Summary:
         """Train to the end: go on with the newest run of this purpose if it is not finished, or
         start one.
 
@@ -129,14 +129,14 @@ class TrainingDeployment:
         with lossy_output():
             return self._run()
 
-    def _run(self) -> dict[str, Any]:
+    def _run(self) -> Summary:
         self._beginning = None if self.config.new_run else Beginning(self.config)
         try:
             return self._begin_or_go_on()
         finally:
             self._others_may_begin()
 
-    def _begin_or_go_on(self) -> dict[str, Any]:
+    def _begin_or_go_on(self) -> Summary:
         options = place_options(self.config)
         run = None if self.config.new_run else self._run_of_this_purpose()
         if run is None:
@@ -153,7 +153,7 @@ class TrainingDeployment:
         self.say(f"Run {run.run_id} is of this kind and not finished; --new-run starts afresh")
         return self.resume(run)
 
-    def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> dict[str, Any]:
+    def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
         """Go on with `run` from `checkpoint`, or from its newest that verifies.
 
         Raises:
@@ -254,7 +254,7 @@ class TrainingDeployment:
         self.is_place_missing = copies.backup.is_missing
         self._place_id = copies.backup.place_id
 
-    def complete(self, run: RunDirectory) -> dict[str, Any]:
+    def complete(self, run: RunDirectory) -> Summary:
         """Have all of a finished run confirmed at `backup.place`, and tell of it; nothing is
         trained.
 
@@ -272,7 +272,7 @@ class TrainingDeployment:
         copies.report_incomplete()
         return summary
 
-    def _begin(self, run: RunDirectory) -> dict[str, Any]:
+    def _begin(self, run: RunDirectory) -> Summary:
         """Train `run` from its first step; its directory is there if it was begun before. A new one
         is made when model and data are in order."""
         self._check_place(run)
@@ -336,7 +336,7 @@ class TrainingDeployment:
         trainer: EnhancedTrainer,
         before: HeldOut,
         checkpoint: Path | None = None,
-    ) -> dict[str, Any]:
+    ) -> Summary:
         copies = RunReplication(run, self.config, self.say)
         copies.backup.remember_place(self._place_id)
         measure_seconds = self.stages.seconds("measure")

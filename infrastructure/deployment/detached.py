@@ -30,7 +30,7 @@ from infrastructure.core.errors import RunFailedError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import TrainerProcess, read_trainer, write_trainer
 from infrastructure.run.latest_checkpoint import SavedSteps
@@ -151,8 +151,8 @@ def preparing_the_same(config: DeploymentConfig) -> DetachedTraining | None:
     wanted = purpose_of(config)
     for training in preparing(Path(config.output_dir)):
         try:
-            recorded = parse_json((training.folder / PURPOSE_NAME).read_text())
-        except (OSError, ValueError):  # it is being written or removed right now
+            recorded = as_object(parse_json((training.folder / PURPOSE_NAME).read_text()))
+        except (OSError, ValueError, TypeError):  # it is being written or removed right now
             continue
         if not any(differing_keys(recorded, wanted)):
             return training

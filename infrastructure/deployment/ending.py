@@ -4,7 +4,6 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from infrastructure.deployment.run_record import summarise
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import seal, write_report_of, write_summary
+from infrastructure.run.record_types import Summary
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.summary_text import closing_lines
 from infrastructure.run.timings import Stages
@@ -41,9 +41,9 @@ class Ending:
     say: Callable[[str], None]
     started: float = field(default_factory=time.monotonic)
     _seconds: float | None = None
-    _summary: dict[str, Any] | None = None
+    _summary: Summary | None = None
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Summary:
         """Save the trained model, measure it, wait for its copies."""
         with self.stages.stage("save"):
             self.trainer.adapter.save(self.run.final)
@@ -62,7 +62,7 @@ class Ending:
         self.copies.report_incomplete()
         return summary
 
-    def stopped(self, error: BaseException | None = None) -> dict[str, Any]:
+    def stopped(self, error: BaseException | None = None) -> Summary:
         """There is more to train: say why it stopped, how to go on, and what is safe."""
         summary = self._close(error=error)
         if self.copies.has_place:
@@ -98,9 +98,7 @@ class Ending:
         self._seconds = self._seconds or time.monotonic() - self.started
         return self._seconds
 
-    def _close(
-        self, after: HeldOut | None = None, error: BaseException | None = None
-    ) -> dict[str, Any]:
+    def _close(self, after: HeldOut | None = None, error: BaseException | None = None) -> Summary:
         """Write summary.json and the report; what the page needs is never worth finished work."""
         seconds = self._stop_the_clock()
         self._summary = {

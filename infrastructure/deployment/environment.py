@@ -187,7 +187,9 @@ def read_record(folder: Path) -> dict[str, str]:
         record = parse_json((folder / RECORD_NAME).read_text())
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    if not isinstance(record, dict):
+        return {}
+    return {name: value for name, value in record.items() if isinstance(value, str)}
 
 
 def is_ready(plan: Plan) -> bool:

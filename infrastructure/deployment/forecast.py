@@ -26,6 +26,7 @@ from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
 from infrastructure.optimization.peak_memory import PeakMemory
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.record_types import ForecastRow
 from infrastructure.run.replication import newest_kept, versions_kept
 from infrastructure.training.core.error_handlers import free_memory
 from infrastructure.training.core.state import RecoveryKind, TrainingState
@@ -173,7 +174,7 @@ class RunForecast:
         if self.config.enable_memory_optimization and trainer.device.type == "cpu":
             self._keep_within(trainer, costs)
 
-    def compared(self, seconds: float) -> list[dict[str, Any]]:
+    def compared(self, seconds: float) -> list[ForecastRow]:
         """Rows of forecast and truth, for summary.json; none where nothing was foretold."""
         if self.forecast is None:
             return []

@@ -15,6 +15,7 @@ from infrastructure.core.checksums import write_record
 from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.find import settings_in, settings_now
+from infrastructure.run.record_types import AcceptedRecord
 from infrastructure.training.data.readers.sources import discover
 from infrastructure.training.resume.overrides import explain
 
@@ -67,7 +68,7 @@ def record_accepted(run: RunDirectory, agreed: Sequence[Difference], step: int) 
     if not accepted:
         return
     record = run.read_run()
-    entry = {
+    entry: AcceptedRecord = {
         "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "step": step,
         "changes": [{"name": d.name, "was": d.was, "is": d.found} for d in accepted],

@@ -1,6 +1,6 @@
 """What a run writes down about itself: run.json at its start, summary.json at its end."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,6 +13,7 @@ from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import summary_of
 from infrastructure.run.record import base_record
+from infrastructure.run.record_types import RunRecord, Summary
 from infrastructure.training.data.encoding.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.resume.fingerprint import installed_versions
@@ -25,22 +26,20 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
     report = getattr(data, "report", None)
     settings = {key: (config.value(key), src.place) for key, src in config.sources().items()}
     device, num_processes = str(trainer.device), trainer.num_processes
-    write_record(
-        run.run_file,
-        {
-            **base_record(run, settings, installed_versions(), device, num_processes),
-            "configuration": config.to_dict(),
-            "decided": trainer.batch_plan().decided(),
-            "precision": trainer.precision.name,
-            "model": trainer.adapter.describe(),
-            "data": {
-                "fingerprint": data.fingerprint,
-                "num_examples": data.num_examples,
-                "files_sha256": data_files_hash(config.data),
-                **(_describe_data(data, report) if report else {}),
-            },
+    record: RunRecord = {
+        **base_record(run, settings, installed_versions(), device, num_processes),
+        "configuration": config.to_dict(),
+        "decided": trainer.batch_plan().decided(),
+        "precision": trainer.precision.name,
+        "model": trainer.adapter.describe(),
+        "data": {
+            "fingerprint": data.fingerprint,
+            "num_examples": data.num_examples,
+            "files_sha256": data_files_hash(config.data),
+            **(_describe_data(data, report) if report else {}),
         },
-    )
+    }
+    write_record(run.run_file, record)
     if report is not None:
         report.quarantine.write(run.quarantine_file)
     if trainer.adapter.tokenizer is not None:
@@ -66,7 +65,7 @@ def summarise(
     before: HeldOut,
     after: HeldOut | None = None,
     error: BaseException | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """What summary.json holds: outcome, numbers before and after, an example, and paths."""
     state = trainer.state
     assert state is not None
@@ -74,7 +73,7 @@ def summarise(
     written = {"before": before.example.get("written")}
     if after is not None:
         written["after"] = after.example.get("written")
-    summary = {
+    summary: Summary = {
         **summary_of(run, state, seconds, is_finished=after is not None, error=error),
         "epochs": state.position.epoch,
         "num_processes": trainer.num_processes,
@@ -84,7 +83,7 @@ def summarise(
         "example": {**example, **written} if before.example else None,
         "num_questions": 0 if after is None else after.num_questions,
     }
-    return dict(spell_numbers(summary))
+    return cast(Summary, spell_numbers(summary))
 
 
 def describe_model(trainer: EnhancedTrainer) -> str:

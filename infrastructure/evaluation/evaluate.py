@@ -11,7 +11,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.files import write_json
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.monitoring.records.run_list import finished_model
@@ -92,8 +92,10 @@ def inherit_from_run(config: DeploymentConfig) -> dict[str, Any]:
     if not folder.is_dir() or not records:
         return {}
     try:
-        recorded = parse_json(records[0].read_text())["configuration"]["values"]["data"]
-        saved = DataConfig(**{name: recorded[name] for name in INHERITED})
+        run = as_object(parse_json(records[0].read_text()))
+        recorded = as_object(as_object(as_object(run["configuration"])["values"])["data"])
+        known: dict[str, Any] = {name: recorded[name] for name in INHERITED}
+        saved = DataConfig(**known)
     except (KeyError, TypeError, ValueError):
         return {}  # not a run of ours, or an unreadable one: the model itself is still whole
     inherited = {}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
 from infrastructure.evaluation.generation import ANSWER_MARGIN_TOKENS, generate_answers
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.encoding.chat_format import special_tokens
@@ -67,6 +67,7 @@ def _ends_in_run(name: str) -> list[str]:
     source = find_source(name)
     try:
         recorded = parse_json((Path(source.location).parent / "run.json").read_text())
-        return list(recorded["data"]["end_tokens"])
+        tokens = as_object(as_object(recorded)["data"])["end_tokens"]
+        return [as_text(token) for token in as_list(tokens)]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -23,7 +23,7 @@ from typing import Any
 import dimod
 import numpy as np
 
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import as_list, as_object, parse_json
 from infrastructure.quantum.samplers.bqm_arrays import coefficient_sum, vectors_of
 
 VARTYPES = ("BINARY", "SPIN")
@@ -132,11 +132,11 @@ def _read_json(path: Path) -> dimod.BinaryQuadraticModel:
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"unknown key {unknown[0]!r} (known: {', '.join(sorted(known))})")
     linear = values.get("linear", {})
-    linear = dict(enumerate(linear)) if isinstance(linear, list) else dict(linear)
+    biases = dict(enumerate(linear)) if isinstance(linear, list) else as_object(linear)
     bqm = dimod.BinaryQuadraticModel(_vartype(values.get("vartype", "BINARY")))
-    for label, bias in linear.items():
+    for label, bias in biases.items():
         bqm.add_variable(label, _number(bias))
-    for entry in values.get("quadratic", []):
+    for entry in as_list(values.get("quadratic", [])):
         if not isinstance(entry, list) or len(entry) != 3:
             raise ValueError(f"{json.dumps(entry)} is no [variable, variable, number]")
         one, other, bias = entry

@@ -9,16 +9,17 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
 from infrastructure.monitoring.records.run_list import RUN_FILE, TRAINER_KEY, find_run_path, runs_in
 from infrastructure.run.checkpoint_paths import by_step, is_checkpoint
 from infrastructure.run.output_dir import writable
+from infrastructure.run.record_types import RunRecord
 
 _NUMBERED = re.compile(r"checkpoint-(\d+)")
 
@@ -72,7 +73,7 @@ class RunDirectory:
     def tokenizer(self) -> Path:
         return self.path / "tokenizer"
 
-    def read_run(self) -> dict[str, Any]:
+    def read_run(self) -> RunRecord:
         """The contents of run.json.
 
         Raises:
@@ -91,7 +92,7 @@ class RunDirectory:
             )
         if not isinstance(contents.get("configuration"), dict):
             raise ValueError(f"{self.run_file} holds no configuration: it is not a run of temper")
-        return contents
+        return cast(RunRecord, contents)
 
     def read_configuration(self) -> DeploymentConfig:
         """The configuration that the run began with.
@@ -125,7 +126,7 @@ class RunDirectory:
         if not self.is_of_a_trainer():
             return self.read_configuration()
         settings = read_record(self.run_file).get("settings")
-        return DeploymentConfig.from_dict(settings) if settings else DeploymentConfig()
+        return DeploymentConfig.from_dict(as_object(settings)) if settings else DeploymentConfig()
 
     def is_of_a_trainer(self) -> bool:
         """Whether `TemperCallback` wrote it, so that only its own script can go on with it."""
@@ -137,7 +138,7 @@ class RunDirectory:
 
     def masked(self) -> list[str]:
         """Keys of the recorded configuration whose values were not written down: secrets."""
-        return list(self.read_run()["configuration"].get("masked", []))
+        return [as_text(key) for key in as_list(self.read_run()["configuration"].get("masked", []))]
 
     def is_finished(self) -> bool:
         """Whether the training came to its end and the model is there."""

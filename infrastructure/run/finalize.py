@@ -3,17 +3,18 @@ more; and the copies of a run that is finished.
 """
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 from infrastructure.backup.repair.run_files_repair import REPORT_FILE, SEAL, read_seal, seal_of
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import StopSignal
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.report.report import write_report
 from infrastructure.run.directory import RunDirectory, RunStatus
+from infrastructure.run.record_types import Summary
 from infrastructure.run.repair import hash_or_none
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.summary_text import paths_of
@@ -29,7 +30,7 @@ class Progress(Protocol):
     num_tokens: int
     loss: float
     metrics: dict[str, float]
-    recoveries: list[dict[str, Any]]
+    recoveries: list[JsonObject]
     stop_message: str | None
     stop_signal: str | None
 
@@ -41,7 +42,7 @@ def summary_of(
     *,
     is_finished: bool,
     error: BaseException | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """What summary.json says of every run, whoever trained it.
 
     Args:
@@ -75,28 +76,33 @@ def record_running(run: RunDirectory, total_steps: int) -> None:
     write_record(run.summary_file, {"status": RunStatus.RUNNING, "total_steps": total_steps})
 
 
-def write_summary(run: RunDirectory, summary: Mapping[str, Any]) -> None:
+def write_summary(run: RunDirectory, summary: Summary) -> None:
     """Write summary.json; numbers that JSON cannot say are spelled.
 
     Raises:
         OSError: the disk refuses.
     """
-    write_record(run.summary_file, dict(spell_numbers(summary)))
+    write_record(run.summary_file, spell_numbers(summary))
 
 
-def read_summary(run: RunDirectory) -> dict[str, Any]:
+def read_summary(run: RunDirectory) -> Summary:
     """What summary.json says; nothing where it is missing or damaged."""
     try:
-        return read_record(run.summary_file)
+        return _read_summary(run)
     except (OSError, DamagedFileError):
         return {}
 
 
-def seal(run: RunDirectory, summary: dict[str, Any]) -> None:
+def _read_summary(run: RunDirectory) -> Summary:
+    return cast(Summary, read_record(run.summary_file))
+
+
+def seal(run: RunDirectory, summary: Summary) -> None:
     """Write summary.json with what the files of the run hold, now that nothing writes to them any
     more. It is there already without that, so a disk that refuses costs no finished work."""
     try:
-        summary |= {"paths": paths_of(run.path), SEAL: seal_of(run.path)}
+        summary["paths"] = paths_of(run.path)
+        summary[SEAL] = seal_of(run.path)
         write_summary(run, summary)
     except OSError as error:
         log.warning("%s was not written again: %r", run.summary_file, error)
@@ -116,7 +122,7 @@ def has_sealed_report(run: RunDirectory) -> bool:
     return sealed is not None and hash_or_none(run.path / REPORT_FILE) == sealed
 
 
-def complete_finished(run: RunDirectory, copies: RunReplication, seconds: float) -> dict[str, Any]:
+def complete_finished(run: RunDirectory, copies: RunReplication, seconds: float) -> Summary:
     """Have all of a finished run confirmed at its place, within `seconds`, and let the copier go.
 
     Returns:
@@ -125,7 +131,7 @@ def complete_finished(run: RunDirectory, copies: RunReplication, seconds: float)
     Raises:
         OSError, DamagedFileError: summary.json cannot be read, or not be written.
     """
-    summary = read_record(run.summary_file)
+    summary = _read_summary(run)
     summary["paths"] = paths_of(run.path)  # it may have been moved since
 
     def record() -> None:

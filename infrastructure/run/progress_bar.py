@@ -4,15 +4,21 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
 
 from infrastructure.core.notebook import in_notebook_kernel
 
+if TYPE_CHECKING:
+    _Tqdm = tqdm[NoReturn]
+else:
+    _Tqdm = tqdm  # which has no parameters outside of its stubs
+
 MoveBar = Callable[[int, int | None], None]
 
 
-class _QuietTqdm(tqdm):
+class _QuietTqdm(_Tqdm):
     monitor_interval = 0  # each call moves the bar; no watching thread is needed
 
 

@@ -6,20 +6,21 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from infrastructure.core.hardware import detect
+from infrastructure.core.json_text import JsonValue
 from infrastructure.core.redact import redact
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.record_types import BaseRunRecord
 
 
 def base_record(
     run: RunDirectory,
-    settings: Mapping[str, tuple[Any, str]],
+    settings: Mapping[str, tuple[object, str]],
     versions: Mapping[str, str],
     device: str,
     num_processes: int,
-) -> dict[str, Any]:
+) -> BaseRunRecord:
     """The part of run.json that does not depend on what trains.
 
     Args:
@@ -39,7 +40,7 @@ def base_record(
     }
 
 
-def shown(value: Any) -> Any:
+def shown(value: object) -> JsonValue:
     """A setting as JSON; of a text without secrets."""
     if isinstance(value, str):
         return redact(value)

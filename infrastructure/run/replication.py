@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from infrastructure.backup.backends import open_place
 from infrastructure.backup.finished_run import Completion, complete, not_safe
@@ -25,6 +25,7 @@ from infrastructure.core.waiting import within
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.progress_bar import byte_bar
+from infrastructure.run.record_types import CopyFacts
 
 # What a wait would not change: another machine has gone on, this place never says what is safe, or
 # nobody copies.
@@ -217,19 +218,20 @@ class RunReplication:
         """The training has ended; what is on its way is copied still."""
         self.backup.close()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> CopyFacts:
         """For summary.json and the report."""
         if not self.has_place:
             return {"text": HERE_ONLY}
         status = self.backup.status()
         loss = status.possible_loss(time.time())
         known = {name: value for name, value in asdict(status).items() if value is not None}
-        return {
+        facts = {
             **known,
             "possible_loss_seconds": loss.seconds,
             "text": loss.text,
             **{name: value for name, value in asdict(self.completion).items() if value},
         }
+        return cast(CopyFacts, facts)
 
     @contextmanager
     def _skipped_by_ctrl_c(self) -> Iterator[None]:

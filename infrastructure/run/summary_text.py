@@ -4,9 +4,9 @@ Loads no torch.
 """
 
 from pathlib import Path
-from typing import Any
 
 from infrastructure.monitoring.drawing.tables import before_after_table
+from infrastructure.run.record_types import Summary
 
 
 def paths_of(run_path: Path) -> dict[str, str]:
@@ -23,7 +23,7 @@ def paths_of(run_path: Path) -> dict[str, str]:
     return {name: str(path) for name, path in paths.items() if path.exists()}
 
 
-def closing_lines(run_path: Path, summary: dict[str, Any]) -> list[str]:
+def closing_lines(run_path: Path, summary: Summary) -> list[str]:
     """What is shown at the end: the table, an example, and where everything lies."""
     table = before_after_table(summary["before"], summary["after"])
     lines = ["", table or "Nothing is held out, so nothing was measured; see data.validation_split"]

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+
+from infrastructure.run.record_types import StageRecord
 
 # In this order; a run that goes on does all but the first measurement again.
 STAGES = {
@@ -53,7 +54,7 @@ class Stages:
         """What a stage took; None: it was not done."""
         return self._seconds.get(name)
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[StageRecord]:
         """For summary.json: name, what it is, seconds, and the error that ended it, if one did."""
         return [
             {

@@ -7,9 +7,10 @@ the baseline, so that becoming slower little by little shows too.
 
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, TypeGuard
 
 from infrastructure.core.remembered import Key, Remembered
 
@@ -21,6 +22,14 @@ NUM_DEVIATIONS = 4.0
 TO_STANDARD_DEVIATION = 1.4826  # of the median absolute deviation, for normal noise
 
 Numbers = dict[str, float]
+
+
+class Measurement(TypedDict):
+    """What was measured once; `about` is worth knowing of it later."""
+
+    time: float
+    numbers: Numbers
+    about: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -57,13 +66,13 @@ class Baselines:
         """What was measured before of the work `key`, the oldest first."""
         return [taken["numbers"] for taken in self._kept.get(key) or []]
 
-    def keep(self, key: Key, numbers: Numbers, about: dict[str, Any]) -> None:
+    def keep(self, key: Key, numbers: Numbers, about: Mapping[str, object]) -> None:
         """Add a measurement; a file that cannot be written is only told.
 
         Args:
             about: what is worth knowing of it later, such as versions, and is not compared.
         """
-        taken = {"time": time.time(), "numbers": numbers, "about": about}
+        taken: Measurement = {"time": time.time(), "numbers": numbers, "about": about}
         self._kept.put(key, [*(self._kept.get(key) or []), taken][-MAX_MEASUREMENTS:])
 
     def forget(self, key: Key) -> None:
@@ -71,7 +80,7 @@ class Baselines:
         self._kept.forget(key)
 
 
-def _is_list_of_measurements(value: Any) -> bool:
+def _is_list_of_measurements(value: object) -> TypeGuard[list[Measurement]]:
     return isinstance(value, list) and all(
         isinstance(taken, dict)
         and isinstance(taken.get("numbers"), dict)

@@ -14,17 +14,25 @@ import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from infrastructure.backup.format.file_operations import FileOperations
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.json_text import as_object, as_text, parse_json
 
 FOLDER = Path(".temper-place")
 ID = re.compile(r"[0-9a-f]{32}")
 FORMAT = 1
 
 log = logging.getLogger(__name__)
+
+
+class PlaceMarker(TypedDict):
+    """What a marker holds; the id decides."""
+
+    format: NotRequired[int]
+    id: str
 
 
 def ids_at(place: FileOperations) -> list[str]:
@@ -46,13 +54,17 @@ def has_id(place: FileOperations, place_id: str) -> bool:
     Raises:
         OSError: the place does not answer.
     """
+    marker = _read_marker(place, place_id)
+    return marker is not None and marker["id"] == place_id
+
+
+def _read_marker(place: FileOperations, place_id: str) -> PlaceMarker | None:
+    """The marker of an id; None: there is none, or its writer was killed."""
     try:
-        marker = json.loads(b"".join(place.read(FOLDER / place_id)))
-    except FileNotFoundError:
-        return False
-    except ValueError:  # its writer was killed
-        return False
-    return isinstance(marker, dict) and marker.get("id") == place_id
+        marker = as_object(parse_json(b"".join(place.read(FOLDER / place_id))))
+        return {"id": as_text(marker["id"])}
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
 
 
 def mark(place: FileOperations) -> str:
@@ -63,7 +75,8 @@ def mark(place: FileOperations) -> str:
     """
     place_id = secrets.token_hex(16)
     place.make_directory(FOLDER)
-    place.write(FOLDER / place_id, [json.dumps({"format": FORMAT, "id": place_id}).encode()])
+    marker: PlaceMarker = {"format": FORMAT, "id": place_id}
+    place.write(FOLDER / place_id, [json.dumps(marker).encode()])
     return place_id
 
 
@@ -79,8 +92,7 @@ class PlaceRecord:
 
     def id_of(self, url: str) -> str | None:
         """The id that the place at `url` had; None: the run was never copied there."""
-        known = dict(self._read()).get(url)
-        return known if isinstance(known, str) else None
+        return dict(self._read()).get(url)
 
     def write(self, url: str, place_id: str) -> None:
         """From here on `url` means the place with this id.
@@ -100,9 +112,11 @@ class PlaceRecord:
         if self.id_of(url) is not None:
             write_record(self.path, {other: i for other, i in self._read() if other != url})
 
-    def _read(self) -> Iterator[tuple[str, Any]]:
+    def _read(self) -> Iterator[tuple[str, str]]:
         try:
-            yield from read_record(self.path).items()
+            for url, place_id in read_record(self.path).items():
+                if isinstance(place_id, str):
+                    yield url, place_id
         except DamagedFileError as error:  # as if it were the first contact
             log.warning("%s; the place is taken for what it is now", error)
         except OSError:

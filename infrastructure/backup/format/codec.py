@@ -21,7 +21,7 @@ import zstandard
 from infrastructure.backup.format.file_operations import Buffer
 from infrastructure.backup.format.packs import BITS, METADATA
 from infrastructure.core.errors import CheckpointError
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import as_integer, as_list, as_object, as_text, parse_json
 
 SUFFIX = ".zst"
 LEVEL = 1
@@ -156,14 +156,14 @@ def _pack_runs(view: memoryview) -> Iterator[Run]:
     start = 8 + int.from_bytes(view[:8], "little")
     header = parse_json(bytes(view[8:start]).decode())
     yield 1, start
-    tensors = (
-        (*entry["data_offsets"], _width(entry["dtype"]))
-        for name, entry in header.items()
-        if name != METADATA
-    )
+    entries = [as_object(value) for name, value in as_object(header).items() if name != METADATA]
+    tensors = [
+        (*map(as_integer, as_list(entry["data_offsets"])), _width(as_text(entry["dtype"])))
+        for entry in entries
+    ]
     place = 0
     for begin, end, width in sorted(tensors):
-        if begin != place or not isinstance(end, int) or end < begin or (end - begin) % width:
+        if begin != place or end < begin or (end - begin) % width:
             raise ValueError(f"a tensor lies at {begin} to {end}, the one before ends at {place}")
         place = end
         yield width, end - begin

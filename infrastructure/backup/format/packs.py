@@ -8,11 +8,17 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from infrastructure.backup.format.file_operations import Buffer
 from infrastructure.core.errors import CheckpointError
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import (
+    JsonValue,
+    as_integer,
+    as_list,
+    as_object,
+    as_text,
+    parse_json,
+)
 
 PACK_BYTES = 64 * 1024**2
 ALIGNMENT_BYTES = 8
@@ -110,19 +116,23 @@ def decode(pack: Buffer) -> dict[str, TensorBytes]:
             raise ValueError("the header is longer than the file")
         header = parse_json(bytes(view[8:start]).decode())
         return {
-            name: _tensor(entry, view[start:]) for name, entry in header.items() if name != METADATA
+            name: _tensor(entry, view[start:])
+            for name, entry in as_object(header).items()
+            if name != METADATA
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"no safetensors bytes: {error}") from error
 
 
-def _tensor(entry: dict[str, Any], data: memoryview) -> TensorBytes:
-    begin, end = entry["data_offsets"]
+def _tensor(value: JsonValue, data: memoryview) -> TensorBytes:
+    entry = as_object(value)
+    begin, end = map(as_integer, as_list(entry["data_offsets"]))
     if not 0 <= begin <= end <= len(data):
         raise ValueError(f"a tensor lies at {begin} to {end} of {len(data)} bytes")
-    if not all(type(length) is int and length >= 0 for length in entry["shape"]):
-        raise ValueError(f"a tensor has the shape {entry['shape']}")
-    return TensorBytes(entry["dtype"], tuple(entry["shape"]), data[begin:end])
+    shape = tuple(map(as_integer, as_list(entry["shape"])))
+    if any(length < 0 for length in shape):
+        raise ValueError(f"a tensor has the shape {list(shape)}")
+    return TensorBytes(as_text(entry["dtype"]), shape, data[begin:end])
 
 
 def size_of(buffers: Iterable[Buffer]) -> int:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.store import Store
@@ -30,7 +30,7 @@ from infrastructure.core.line_file import rotated
 log = logging.getLogger(__name__)
 
 SUMMARY_FILE, REPORT_FILE = "summary.json", "report.html"
-SEAL = "files"  # the key in summary.json
+SEAL: Final = "files"  # the key in summary.json
 MODEL_SUMS = "final/SHA256SUMS"
 # What the seal covers: what is not a record with its own checksum and not changed after the end.
 _SEALED = re.compile(

@@ -392,7 +392,9 @@ class Copier:
         rewritten = "it is written again"
         advice = self.link.place.advice(error) if isinstance(error, OSError) else rewritten
         self._error = (redact(str(error)), redact(advice))
-        longest = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self._num_failures, 20))
+        longest = min(
+            LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(self._num_failures, 20)
+        )
         wait = longest * (0.5 + 0.5 * self._draw())
         self._begin_again(wait)
         return wait

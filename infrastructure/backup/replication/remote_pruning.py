@@ -212,5 +212,7 @@ def _read_record(path: Path) -> dict[str, float]:
         record = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    is_record = isinstance(record, dict) and all(type(time) is float for time in record.values())
-    return record if is_record else {}
+    if not isinstance(record, dict):
+        return {}
+    times = {name: time for name, time in record.items() if isinstance(time, float)}
+    return times if len(times) == len(record) else {}

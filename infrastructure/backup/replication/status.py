@@ -180,7 +180,8 @@ def read_status(path: Path) -> BackupStatus:
     known = {field.name: field.type for field in fields(BackupStatus)}
     if not all(_is_of(contents[name], kind) for name, kind in known.items() if name in contents):
         return BackupStatus()
-    return BackupStatus(**{name: contents[name] for name in known if name in contents})
+    whole: dict[str, Any] = {name: contents[name] for name in known if name in contents}
+    return BackupStatus(**whole)
 
 
 def live_status(path: Path) -> BackupStatus:

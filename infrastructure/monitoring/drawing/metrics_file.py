@@ -53,12 +53,16 @@ def plain_record(record: Mapping[str, Any]) -> Record:
     return {k: redact_shapes(v) if isinstance(v, str) else v for k, v in plain.items()}
 
 
-def spell_numbers(value: Any) -> Any:
-    """`value`, nested or not, with floats that are not finite replaced by their names."""
+def spell_numbers(values: Mapping[str, object]) -> dict[str, object]:
+    """`values`, nested or not, with floats that are not finite replaced by their names."""
+    return {key: _spelled(inner) for key, inner in values.items()}
+
+
+def _spelled(value: object) -> object:
     if isinstance(value, Mapping):
-        return {key: spell_numbers(inner) for key, inner in value.items()}
+        return {key: _spelled(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [spell_numbers(inner) for inner in value]
+        return [_spelled(inner) for inner in value]
     return (not_finite_name(value) or value) if isinstance(value, float) else value
 
 

@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import (
+    JsonObject,
+    as_integer,
+    as_list,
+    as_number,
+    as_object,
+    parse_json,
+)
 from infrastructure.core.line_file import rotated_files
 from infrastructure.monitoring.drawing.charts import Chart, render_chart
 from infrastructure.monitoring.drawing.downsampling import Points, make_curve
@@ -177,17 +184,9 @@ def _figure(title: str, key: str, records: Sequence[Record]) -> Markup:
 
 def _profile(path: Path) -> Markup:
     try:
-        profile = parse_json(path.read_bytes())
-        rows = profile["rows"][:MAX_OPERATIONS]
-        cells = [
-            (
-                clip(str(row["name"]), 80),
-                f"{row['calls']:,}",
-                f"{1000 * row['processor_seconds']:,.1f} ms",
-                f"{1000 * row['gpu_seconds']:,.1f} ms",
-            )
-            for row in rows
-        ]
+        profile = as_object(parse_json(path.read_bytes()))
+        rows = as_list(profile["rows"])[:MAX_OPERATIONS]
+        cells = [_operation(as_object(row)) for row in rows]
         first, last, trace = profile["first_step"], profile["last_step"], profile["trace"]
     except (OSError, ValueError, TypeError, KeyError):
         return NOTHING
@@ -195,3 +194,12 @@ def _profile(path: Path) -> Markup:
     where = element("p", f"All of it: {trace}, for ui.perfetto.dev", css_class="soft")
     columns = ("operation", "calls", "processor", "GPU")
     return element("div", heading, table(columns, cells, "numbers"), where)
+
+
+def _operation(row: JsonObject) -> tuple[str, ...]:
+    return (
+        clip(str(row["name"]), 80),
+        f"{as_integer(row['calls']):,}",
+        f"{1000 * as_number(row['processor_seconds']):,.1f} ms",
+        f"{1000 * as_number(row['gpu_seconds']):,.1f} ms",
+    )

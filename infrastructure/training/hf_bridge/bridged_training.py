@@ -12,6 +12,7 @@ from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import CopyNotConfirmedError, TemperError
 from infrastructure.run.compatibility import agree
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
+from infrastructure.run.record_types import Summary
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
@@ -137,7 +138,7 @@ class BridgedTraining:
         """Write down how it ended, and end the hooks; the status."""
         state, files = self.state, self.run.files
         seconds = time.monotonic() - self._started
-        summary = {
+        summary: Summary = {
             **summary_of(files, state, seconds, is_finished=is_finished, error=error),
             "after": {k: v for k, v in state.evaluation.items() if k == HELD_OUT} or None,
             "backup": self.run.copies.facts(),
@@ -146,7 +147,7 @@ class BridgedTraining:
         write_summary(files, summary)
         self.hooks.fire_to_all(Event.TRAIN_END, state)
         seal(files, summary)
-        return str(summary["status"])
+        return summary["status"]
 
     def _release(self) -> None:
         self.run.copies.close()

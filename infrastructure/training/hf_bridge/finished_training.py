@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from infrastructure.run.directory import RunStatus
 from infrastructure.run.finalize import (
@@ -14,10 +14,11 @@ from infrastructure.run.finalize import (
     write_report_of,
     write_summary,
 )
+from infrastructure.run.record_types import Summary
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 
-TRAINER_METRICS = "trainer_metrics"  # in summary.json: what `Trainer.train` gives back
+TRAINER_METRICS: Final = "trainer_metrics"  # in summary.json: what `Trainer.train` gives back
 
 
 class FinishedTraining:
@@ -50,8 +51,12 @@ class FinishedTraining:
         try:
             run.save_model(self.parts.model)
             if not run.is_recorded_finished():
-                counts = {"steps": steps.global_step, "total_steps": steps.max_steps}
-                write_summary(run.files, {"status": RunStatus.FINISHED, **counts})
+                summary: Summary = {
+                    "status": RunStatus.FINISHED,
+                    "steps": steps.global_step,
+                    "total_steps": steps.max_steps,
+                }
+                write_summary(run.files, summary)
             if not has_sealed_report(run.files):
                 write_report_of(run.files)
                 seal(run.files, read_summary(run.files))

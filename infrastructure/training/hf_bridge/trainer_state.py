@@ -15,7 +15,7 @@ from infrastructure.backup.state.optimizer_state import merge_optimizer, split_o
 from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.exact_json import from_json, to_json
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.optional import is_installed, require
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.snapshot import Snapshot
@@ -129,12 +129,11 @@ def _identity(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     return tensor.data_ptr(), tuple(tensor.shape)
 
 
-def _adapter_config(config: Any) -> dict[str, Any]:
+def _adapter_config(config: Any) -> JsonObject:
     """As PEFT writes it: sets and enumerations are no JSON."""
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        written: dict[str, Any] = parse_json((Path(folder) / "adapter_config.json").read_text())
-    return written
+        return as_object(parse_json((Path(folder) / "adapter_config.json").read_text()))
 
 
 def take_snapshot(parts: TrainerParts, files: ModelFiles, values: Mapping[str, Any]) -> Snapshot:

@@ -192,8 +192,8 @@ class CsvSink(Sink):
         new = [key for key in record if key not in self._columns]
         if new:
             self._rewrite([*self._columns, *new], self._rows())
-        values = spell_numbers([record.get(column) for column in self._columns])
-        self._lines.append(_csv_line(values))
+        spelled = spell_numbers(record)
+        self._lines.append(_csv_line([spelled.get(column) for column in self._columns]))
 
     def truncate_after(self, step: int) -> None:
         self._columns = self._read_columns()

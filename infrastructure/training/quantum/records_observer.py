@@ -4,7 +4,7 @@ whoever looks on."""
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from infrastructure.core.checksums import write_record
 from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE
@@ -13,6 +13,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.solver_session import SolverSession
+from infrastructure.training.quantum.step_records import Record
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,16 @@ class QuantumRecords(Observer):
             log.warning("%s is not complete: %s", self.path, error)
 
 
-def quantum_facts(session: SolverSession) -> dict[str, Any]:
+class QuantumFacts(TypedDict):
+    """What `quantum.json` holds."""
+
+    problem: str
+    answer: str
+    solver: str
+    records: list[Record]
+
+
+def quantum_facts(session: SolverSession) -> QuantumFacts:
     """All quantum steps of a training, as JSON values."""
     config = session.config
     return {

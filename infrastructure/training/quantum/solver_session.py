@@ -39,6 +39,7 @@ from infrastructure.training.quantum.step_records import (
     SKIPPED,
     SUBMITTED,
     UNUSED,
+    ChosenFacts,
     History,
     Record,
     answer_facts,
@@ -69,7 +70,7 @@ class TrainingParts(Protocol):
 class DecisionStep(Protocol):
     """What made a problem, and knows what its solution changes."""
 
-    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> dict[str, Any]:
+    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> ChosenFacts:
         """Put a decision among those that hold; returns what was chosen, for people."""
 
 
@@ -185,8 +186,9 @@ class SolverSession:
             predicted_seconds: that all of the step was expected to take.
             allowed_seconds: since `run` began; here, a solver is ended then.
         """
-        known = {"foretold_seconds": predicted_seconds, "allowed_seconds": allowed_seconds}
-        record = {**self._record(state), **known}
+        record = self._record(state)
+        record["foretold_seconds"] = predicted_seconds
+        record["allowed_seconds"] = allowed_seconds
         if self.config.background and self.config.answer == SAMPLER:
             background = AsyncSolve(problem, self.config, self.seed)
             self.waiting = Waiting(background, step, record)
@@ -216,7 +218,7 @@ class SolverSession:
         state.must_save = True
         try:
             solution = waiting.background.result()
-            record = {**waiting.record, "used_at_step": state.step}
+            record: Record = {**waiting.record, "used_at_step": state.step}
             self._apply(state, waiting.step, waiting.background.problem, solution, record)
         except Exception as error:
             self._has_failed(state, error)
@@ -233,7 +235,7 @@ class SolverSession:
         decisions = copy.copy(self.decisions)
         chosen = step.apply(problem, solution.decision, decisions)
         began = record.pop("began")
-        found = {
+        found: Record = {
             **record,
             **chosen,
             **answer_facts(problem, solution, self.seed),
@@ -254,20 +256,36 @@ class SolverSession:
         self._report(found)
 
     def _record(self, state: TrainingState) -> Record:
-        position = {"step": state.step, "epoch": state.position.epoch}
-        return {**position, "problem": self.config.problem, "began": self._began}
+        return {
+            "step": state.step,
+            "epoch": state.position.epoch,
+            "problem": self.config.problem,
+            "began": self._began,
+        }
 
     def record_own_answer(self, state: TrainingState, problem: str, solution: Solution) -> None:
         """Remember an answer that was asked for, and applied, in somebody's own loop."""
         self.num_steps += 1
         self.last_step, self.last_phase = state.step, state.position.phase
-        values = solution.to_json()
-        known = ("energy", "answered_by", "is_fallback", "num_variables", "seconds")
-        more = ("solver_seconds", "alternatives", "failures", "remarks", "info")
-        record = {name: values[name] for name in (*known, *more)}
-        position = {"step": state.step, "epoch": state.position.epoch}
-        what = {"problem": problem, "outcome": ANSWERED}
-        self._report({**position, **what, "chosen": f"{len(solution.decision)} chosen", **record})
+        self._report(
+            {
+                "step": state.step,
+                "epoch": state.position.epoch,
+                "problem": problem,
+                "outcome": ANSWERED,
+                "chosen": f"{len(solution.decision)} chosen",
+                "energy": solution.energy,
+                "answered_by": solution.answered_by,
+                "is_fallback": solution.is_fallback,
+                "num_variables": solution.num_variables,
+                "seconds": solution.seconds,
+                "solver_seconds": solution.solver_seconds,
+                "alternatives": solution.alternatives,
+                "failures": solution.failures,
+                "remarks": solution.remarks,
+                "info": solution.info,
+            }
+        )
 
     def skip(self, state: TrainingState, why: str) -> None:
         """There is no quantum step this time, and why."""

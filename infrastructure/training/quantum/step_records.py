@@ -5,12 +5,13 @@ holds, and what the report, the metrics and the log tell.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
 from infrastructure.quantum.problems.choice import Choice
 from infrastructure.quantum.problems.problem import QuantumProblem
@@ -26,7 +27,68 @@ LONG = ("random_energies", "info", "facts", "dropped", "by_task", "kept_by_modul
 # What of a sampler's own words is a number that people know from annealers.
 READS, CHAIN_BREAKS = "num_reads", "chain_break_fraction"
 
-Record = dict[str, Any]
+
+class ChosenFacts(TypedDict, total=False):
+    """What was chosen, for people; which keys there are depends on the problem.
+
+    Attributes:
+        chosen: a sentence without its end.
+        selection: hash of the selected examples' ids.
+        density: chosen share of each part of the training data in its order.
+        by_task: numbers of chosen and of candidate examples.
+        dropped: places of some examples that were not chosen.
+    """
+
+    chosen: str
+    num_examples: int
+    num_selected: int
+    selection: str | None
+    density: list[float]
+    by_task: dict[str, list[int]]
+    dropped: list[str]
+    blocks: list[str]
+    all_blocks: list[str]
+    kept_by_module: dict[str, int]
+
+
+class Record(ChosenFacts, total=False):
+    """One quantum step; every record has `step`, `epoch`, `problem` and `outcome`.
+
+    Attributes:
+        began: on the session's clock; never kept.
+        foretold_seconds, allowed_seconds: the predicted cost of the step, and its limit.
+        used_at_step: where the answer of another process was applied.
+        why: the reason where there is no answer.
+        seconds, solver_seconds: of all of the step; of the samplers in it.
+        alternatives: energies of plain answers, by name.
+        info: what the sampler said of itself.
+        facts: what the problem said of itself.
+        lower_bound: no answer has a lower energy.
+        random_energies: of answers by chance, ascending.
+    """
+
+    step: int
+    epoch: int
+    problem: str
+    outcome: str
+    began: float
+    foretold_seconds: float
+    allowed_seconds: float
+    used_at_step: int
+    why: str
+    energy: float
+    answered_by: str
+    is_fallback: bool
+    num_variables: int
+    seconds: float
+    solver_seconds: float
+    alternatives: dict[str, float]
+    failures: list[str]
+    remarks: list[str]
+    info: JsonObject
+    facts: JsonObject
+    lower_bound: float | None
+    random_energies: list[float]
 
 
 class History:
@@ -35,7 +97,7 @@ class History:
     def __init__(self) -> None:
         self._texts: list[str] = []  # copied at every step: texts are not copied deeply
 
-    def add(self, record: Mapping[str, Any]) -> Record:
+    def add(self, record: Record) -> Record:
         """Keep a record; returns it as JSON would give it back."""
         text = json.dumps(record)
         self._texts = [*self._texts, text][-MAX_RECORDS:]
@@ -43,17 +105,17 @@ class History:
             aged = json.loads(self._texts[-NUM_WHOLE - 1])
             short = {name: value for name, value in aged.items() if name not in LONG}
             self._texts[-NUM_WHOLE - 1] = json.dumps(short)
-        return dict(json.loads(text))
+        return _parsed(text)
 
     def records(self) -> list[Record]:
         """All that are kept."""
-        return [json.loads(text) for text in self._texts]
+        return [_parsed(text) for text in self._texts]
 
     def __len__(self) -> int:
         return len(self._texts)
 
     def newest(self) -> Record | None:
-        return json.loads(self._texts[-1]) if self._texts else None
+        return _parsed(self._texts[-1]) if self._texts else None
 
     def state_dict(self) -> list[str]:
         return list(self._texts)
@@ -62,26 +124,24 @@ class History:
         self._texts = list(saved)
 
 
+def _parsed(text: str) -> Record:
+    record: Record = json.loads(text)
+    return record
+
+
 def answer_facts(problem: QuantumProblem, solution: Solution, seed: int) -> Record:
     """What is known of an answer, without the answer itself, which may be long."""
-    values = solution.to_json()
-    if chosen := solution.info.get("sampler"):  # of several
-        values["answered_by"] = f"{solution.answered_by} ({chosen})"
+    chosen = solution.info.get("sampler")  # of several
     return {
-        **{
-            name: values[name]
-            for name in (
-                "energy",
-                "answered_by",
-                "is_fallback",
-                "num_variables",
-                "solver_seconds",
-                "alternatives",
-                "failures",
-                "remarks",
-                "info",
-            )
-        },
+        "energy": solution.energy,
+        "answered_by": solution.answered_by + (f" ({chosen})" if chosen else ""),
+        "is_fallback": solution.is_fallback,
+        "num_variables": solution.num_variables,
+        "solver_seconds": solution.solver_seconds,
+        "alternatives": solution.alternatives,
+        "failures": solution.failures,
+        "remarks": solution.remarks,
+        "info": solution.info,
         "facts": problem.facts(),
         "lower_bound": getattr(problem, "lower_bound", None),
         "random_energies": random_energies(problem, seed),
@@ -110,7 +170,7 @@ def histogram(ids: npt.NDArray[np.int64], num_examples: int) -> list[float]:
     return [round(float(share), 4) for share in counts / np.maximum(np.diff(edges), 1e-9)]
 
 
-def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(record: Record) -> dict[str, float]:
     """The metrics of a quantum step."""
     info = record.get("info", {})
     found = {
@@ -125,13 +185,13 @@ def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(v) for name, v in found.items() if isinstance(v, int | float)}
 
 
-def gap(record: Mapping[str, Any]) -> float | None:
+def gap(record: Record) -> float | None:
     """How far an energy lies above what none can be below."""
     bound, energy = record.get("lower_bound"), record.get("energy")
     return None if bound is None or energy is None else energy - bound
 
 
-def in_words(record: Mapping[str, Any]) -> str:
+def in_words(record: Record) -> str:
     """A line for people."""
     head = f"Quantum step ({str(record['problem']).replace('_', ' ')})"
     if record["outcome"] == SUBMITTED:

@@ -8,12 +8,13 @@ in the life of a run; whoever goes on with it repeats the decision.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.remembered import Key, Remembered
 from infrastructure.optimization.batch_size import LARGEST, BatchChoice
+from infrastructure.run.record_types import DecidedSetting
 
 # An optimizer step of the default batch_size: what the default learning rates are made for.
 USUAL_STEP = int(TrainingConfig().batch_size)
@@ -55,7 +56,7 @@ class BatchPlan:
         """Both numbers by key, as checkpoints hold them."""
         return {BATCH_SIZE: self.micro_batch_size, ACCUMULATION: self.gradient_accumulation}
 
-    def decided(self) -> dict[str, dict[str, Any]]:
+    def decided(self) -> dict[str, DecidedSetting]:
         """Value and origin of what the configuration left open, for run.json."""
         if not self.origin:
             return {}
@@ -79,7 +80,7 @@ def configured(config: TrainingConfig) -> BatchPlan | None:
     return BatchPlan(config.batch_size, config.gradient_accumulation)
 
 
-def repeated(config: TrainingConfig, resolved: Mapping[str, Any]) -> BatchPlan | None:
+def repeated(config: TrainingConfig, resolved: Mapping[str, object]) -> BatchPlan | None:
     """The plan that a checkpoint was trained with, where this configuration leaves it open."""
     if config.batch_size != "auto" or BATCH_SIZE not in resolved:
         return None
@@ -109,7 +110,7 @@ def measured(
     config: TrainingConfig,
     num_examples: int,
     search: Callable[[int], BatchChoice],
-    cache: Remembered,
+    cache: Remembered[dict[str, int]],
     key: Key,
     budget_bytes: int,
 ) -> BatchPlan:
@@ -139,12 +140,12 @@ def measured(
     )
 
 
-def measured_before(cache_directory: Path) -> Remembered:
+def measured_before(cache_directory: Path) -> Remembered[dict[str, int]]:
     """The sizes that were measured, by hardware, versions, model, length and largest size."""
     return Remembered(cache_directory / TUNING_FILE, "what was measured", _is_result)
 
 
-def _is_result(value: Any) -> bool:
+def _is_result(value: object) -> TypeGuard[dict[str, int]]:
     return isinstance(value, dict) and all(
         type(value.get(name)) is int and value[name] >= 1 for name in ("size", "peak_bytes")
     )

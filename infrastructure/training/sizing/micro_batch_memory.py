@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 import torch
 
@@ -23,7 +23,7 @@ class KnownMicroBatchLimit:
         key: what decides the size: device, model, length, precision, what trains.
     """
 
-    limits: Remembered
+    limits: Remembered[int]
     key: Key
 
     def at_most(self, requested: int) -> int:
@@ -45,13 +45,13 @@ class KnownMicroBatchLimit:
         self.limits.put(self.key, micro_batch_size)
 
 
-def memory_limits(cache_directory: Path) -> Remembered:
+def memory_limits(cache_directory: Path) -> Remembered[int]:
     """The micro-batch sizes that fitted, by what decides them."""
     return Remembered(cache_directory / FILE, "the micro-batch that fits", _is_size)
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) is int and value >= 1
+def _is_size(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def describe_device(device: torch.device) -> Key:

@@ -219,7 +219,7 @@ def read_stack_record(folder: Path, stack: int) -> StackRecord:
             f"{folder} has no stack {stack}"
             + (f"; it has: {', '.join(map(str, there))}" if there else ": it holds no stacks")
         )
-    found = read_record(record_file)
+    found: dict[str, Any] = read_record(record_file)
     if found.get("format") != FORMAT_VERSION:
         raise ValueError(
             f"{record_file} was written by another version of Temper (format"

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from infrastructure.core.errors import DataError
 from infrastructure.core.files import write_json
 from infrastructure.core.integers import ceil_div
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.training.data.store.examples import TokenizedExample
 
 # 3: conversations with tool calls and what is not to be learnt. An entry of another version is made
@@ -155,7 +155,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         DamagedEntryError: says what is wrong.
     """
     try:
-        meta: dict[str, Any] = parse_json((folder / META).read_text("utf-8"))
+        meta: dict[str, Any] = as_object(parse_json((folder / META).read_text("utf-8")))
         checksum = meta.pop("checksum")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise DamagedEntryError(f"{META} cannot be read") from error

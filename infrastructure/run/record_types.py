@@ -1,0 +1,168 @@
+"""What run.json and summary.json hold, key by key.
+
+Files of older versions lack some keys, and a run that was killed has written less: what not every
+file has is not required here. Loads no torch.
+"""
+
+from typing import NotRequired, Required, TypedDict
+
+from infrastructure.core.json_text import JsonObject, JsonValue
+
+
+class SettingRecord(TypedDict):
+    """A setting, and the place where it was set."""
+
+    value: JsonValue
+    source: str
+
+
+class BaseRunRecord(TypedDict, total=False):
+    """What run.json says whatever trains.
+
+    Attributes:
+        created: local time with its offset, as ISO 8601.
+        command: the command line, without secrets.
+        hardware: of the machine, with `device` and `processes` of the run.
+    """
+
+    run_id: str
+    created: str
+    command: str
+    config: dict[str, SettingRecord]
+    versions: dict[str, str]
+    hardware: dict[str, object]
+
+
+AcceptedChange = TypedDict("AcceptedChange", {"name": str, "was": object, "is": object})
+
+
+class AcceptedRecord(TypedDict):
+    """What was accepted, or rounds otherwise, when a run went on."""
+
+    when: str
+    step: int
+    changes: list[AcceptedChange]
+
+
+class DecidedSetting(TypedDict):
+    """What was chosen for a setting that the configuration left open."""
+
+    value: int
+    origin: str
+
+
+class RunRecord(BaseRunRecord, total=False):
+    """run.json of a run of this package's own loop.
+
+    Attributes:
+        configuration: as `DeploymentConfig.from_dict` reads it; every file has it.
+        decided: by key.
+        model: as the model's adapter describes it.
+        data: fingerprint, numbers of examples, hash of the files, and how rows became tokens.
+        accepted: oldest first.
+    """
+
+    configuration: Required[JsonObject]
+    decided: dict[str, DecidedSetting]
+    precision: str
+    model: dict[str, object]
+    data: dict[str, object]
+    accepted: list[AcceptedRecord]
+
+
+class CopyFacts(TypedDict, total=False):
+    """How the copies of a run stood: what is known of `BackupStatus` and `Completion`.
+
+    Attributes:
+        text: for people; every file of a run that has ended has it.
+        possible_loss_seconds: of training, if this machine were lost at that moment.
+        published: where the model lies at the place.
+        problem: why the copy is not confirmed.
+    """
+
+    text: str
+    possible_loss_seconds: float | None
+    published: str
+    problem: str
+    place: str
+    state: str
+    confirmed_name: str
+    confirmed_step: int
+    saved_at: float
+    confirmed_at: float
+    in_flight_step: int
+    in_flight_folder: str
+    done_bytes: int
+    total_bytes: int
+    newest_name: str
+    newest_step: int
+    refused_name: str
+    error: str
+    num_failures: int
+    advice: str
+    published_folders: dict[str, str]
+    changed_at: float
+
+
+class StageRecord(TypedDict):
+    """One stage of a run."""
+
+    name: str
+    what: str
+    seconds: float
+    error: NotRequired[str]
+
+
+class ForecastRow(TypedDict):
+    """A quantity that was forecast, and what it came to; `error` is relative."""
+
+    what: str
+    foretold: float
+    was: float
+    error: float
+
+
+class ExampleRecord(TypedDict, total=False):
+    """A held-out prompt with what the model wrote before and after the training."""
+
+    prompt: str | None
+    expected: str | None
+    before: str | None
+    after: str | None
+
+
+class Summary(TypedDict, total=False):
+    """summary.json; what is no finite number stands there by its name.
+
+    Attributes:
+        status: a `RunStatus`; every file has it.
+        reason, signal, error: why it stopped, or what ended it.
+        before, after: numbers on held-out data, by name.
+        trainer_metrics: what `Trainer.train` gives back.
+        files: the seal: the hash of each file that nothing writes to any more.
+    """
+
+    status: str
+    reason: str | None
+    signal: str | None
+    error: str | None
+    steps: int
+    total_steps: int
+    tokens: int
+    seconds: float
+    loss: float
+    recoveries: list[JsonObject]
+    peak_memory_bytes: float | None
+    paths: dict[str, str]
+    epochs: int
+    num_processes: int
+    memory: dict[str, object] | None
+    before: dict[str, object]
+    after: dict[str, object] | None
+    example: ExampleRecord | None
+    num_questions: int
+    forecast: list[ForecastRow]
+    backup: CopyFacts
+    stages: list[StageRecord]
+    trainer_metrics: dict[str, float]
+    files: dict[str, str]
