@@ -13,7 +13,6 @@ from colab.session_clock import clock_of_session
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
-from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment import detached as detached_trainings
@@ -26,6 +25,7 @@ from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.monitoring.watch import watch
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.finalize import read_summary
 from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.run.record_types import Summary
 from infrastructure.run.summary_text import closing_lines, paths_of
@@ -205,10 +205,8 @@ def _print_next_steps(run_path: Path | None) -> None:
 def _summary_of(run_path: Path | None) -> Summary:
     if run_path is None:
         return {"status": "starting", "paths": {}}
-    try:
-        summary = as_object(parse_json((run_path / "summary.json").read_text()))
-    except (OSError, ValueError, TypeError):  # none is written before the first step
-        summary = {}
+    # none is written before the first step
+    summary = read_summary(RunDirectory(run_path))
     return {"status": "running", **summary, "paths": paths_of(run_path)}
 
 

@@ -13,7 +13,7 @@ from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import summary_of
 from infrastructure.run.record import base_record
-from infrastructure.run.record_types import RunRecord, Summary
+from infrastructure.run.record_types import ExampleRecord, RunRecord, Summary
 from infrastructure.training.data.encoding.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.resume.fingerprint import installed_versions
@@ -69,10 +69,13 @@ def summarise(
     """What summary.json holds: outcome, numbers before and after, an example, and paths."""
     state = trainer.state
     assert state is not None
-    example = {"prompt": before.example.get("prompt"), "expected": before.example.get("expected")}
-    written = {"before": before.example.get("written")}
+    example: ExampleRecord = {
+        "prompt": before.example.get("prompt"),
+        "expected": before.example.get("expected"),
+        "before": before.example.get("written"),
+    }
     if after is not None:
-        written["after"] = after.example.get("written")
+        example["after"] = after.example.get("written")
     summary: Summary = {
         **summary_of(run, state, seconds, is_finished=after is not None, error=error),
         "epochs": state.position.epoch,
@@ -80,7 +83,7 @@ def summarise(
         "memory": memory_facts(trainer),
         "before": before.table_row(),
         "after": None if after is None else after.table_row(),
-        "example": {**example, **written} if before.example else None,
+        "example": example if before.example else None,
         "num_questions": 0 if after is None else after.num_questions,
     }
     return cast(Summary, spell_numbers(summary))

@@ -25,7 +25,7 @@ def paths_of(run_path: Path) -> dict[str, str]:
 
 def closing_lines(run_path: Path, summary: Summary) -> list[str]:
     """What is shown at the end: the table, an example, and where everything lies."""
-    table = before_after_table(summary["before"], summary["after"])
+    table = before_after_table(summary["before"], summary["after"] or {})
     lines = ["", table or "Nothing is held out, so nothing was measured; see data.validation_split"]
     if summary["num_questions"]:
         lines.append(f"(exact match over {summary['num_questions']} held-out prompts)")
@@ -45,7 +45,7 @@ def closing_lines(run_path: Path, summary: Summary) -> list[str]:
     return lines
 
 
-def _indented(name: str, text: str) -> list[str]:
+def _indented(name: str, text: str | None) -> list[str]:
     first, *rest = (text or "(nothing)").splitlines() or [""]
     return [f"  {name:<9} {first}", *(f"            {line}" for line in rest)]
 

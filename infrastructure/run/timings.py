@@ -56,12 +56,10 @@ class Stages:
 
     def records(self) -> list[StageRecord]:
         """For summary.json: name, what it is, seconds, and the error that ended it, if one did."""
-        return [
-            {
-                "name": name,
-                "what": STAGES[name],
-                "seconds": round(seconds, 3),
-                **({"error": self._failed[name]} if name in self._failed else {}),
-            }
-            for name, seconds in self._seconds.items()
-        ]
+        return [self._record(name, seconds) for name, seconds in self._seconds.items()]
+
+    def _record(self, name: str, seconds: float) -> StageRecord:
+        record: StageRecord = {"name": name, "what": STAGES[name], "seconds": round(seconds, 3)}
+        if name in self._failed:
+            record["error"] = self._failed[name]
+        return record

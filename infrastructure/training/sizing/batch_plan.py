@@ -80,7 +80,7 @@ def configured(config: TrainingConfig) -> BatchPlan | None:
     return BatchPlan(config.batch_size, config.gradient_accumulation)
 
 
-def repeated(config: TrainingConfig, resolved: Mapping[str, object]) -> BatchPlan | None:
+def repeated(config: TrainingConfig, resolved: Mapping[str, int]) -> BatchPlan | None:
     """The plan that a checkpoint was trained with, where this configuration leaves it open."""
     if config.batch_size != "auto" or BATCH_SIZE not in resolved:
         return None
