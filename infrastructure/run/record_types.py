@@ -70,6 +70,21 @@ class RunRecord(BaseRunRecord, total=False):
     accepted: list[AcceptedRecord]
 
 
+class TrainerRunRecord(BaseRunRecord, total=False):
+    """run.json of a Trainer's run.
+
+    Attributes:
+        trainer: the class of its arguments.
+        settings: those of `DeploymentConfig` that count there.
+    """
+
+    trainer: Required[dict[str, str]]
+    settings: JsonObject
+    precision: str
+    model: dict[str, object]
+    data: dict[str, object]
+
+
 class CopyFacts(TypedDict, total=False):
     """How the copies of a run stood: what is known of `BackupStatus` and `Completion`.
 

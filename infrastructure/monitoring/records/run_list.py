@@ -3,12 +3,13 @@
 import re
 import time
 from pathlib import Path
+from typing import Final
 
 from infrastructure.core.lookup import unknown_name
 
 RUN_FILE = "run.json"
 FINAL = "final"  # in a finished run: the trained model
-TRAINER_KEY = "trainer"  # in run.json where a Trainer of transformers trained, with our callback
+TRAINER_KEY: Final = "trainer"  # in run.json where a Trainer of transformers trained
 _BEGINS_WITH_TIME = re.compile(r"20\d\d")
 
 

@@ -38,6 +38,7 @@ from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import complete_finished, read_summary
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.run.record import base_record, shown
+from infrastructure.run.record_types import TrainerRunRecord
 from infrastructure.run.repair import repair_run
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.restore import restore_run, runs_at_place
@@ -185,17 +186,15 @@ class TrainerRun:
         args, model = parts.args, parts.model
         settings = {**_arguments(args), **self._settings()}
         count = {"num_parameters": _count(model), "num_trainable": _count(model, trained=True)}
-        write_record(
-            self.files.run_file,
-            {
-                **base_record(self.files, settings, installed_versions(), str(parts.device), 1),
-                TRAINER_KEY: {"arguments_class": type(args).__name__},
-                "settings": self.config.to_dict(),
-                "precision": precision_name(args),
-                "model": {"name": _model_name(model), **count},
-                "data": {"num_examples": num_examples},
-            },
-        )
+        record: TrainerRunRecord = {
+            **base_record(self.files, settings, installed_versions(), str(parts.device), 1),
+            TRAINER_KEY: {"arguments_class": type(args).__name__},
+            "settings": self.config.to_dict(),
+            "precision": precision_name(args),
+            "model": {"name": _model_name(model), **count},
+            "data": {"num_examples": num_examples},
+        }
+        write_record(self.files.run_file, record)
 
     def _settings(self) -> dict[str, tuple[Any, str]]:
         """The settings of the configuration that count, each with the place where it was set."""

@@ -24,7 +24,7 @@ from infrastructure.training.model_adapters.base_adapter import DataSource, Mode
 from infrastructure.training.quantum.decisions import Decisions
 from infrastructure.training.quantum.overhead_budget import solver_seconds
 from infrastructure.training.quantum.per_example_gradients import example_gradients
-from infrastructure.training.quantum.step_records import ChosenFacts, histogram
+from infrastructure.training.quantum.step_records import Record, histogram
 from infrastructure.training.sizing.dry_run import DryRunStep, dry_run
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
@@ -181,7 +181,7 @@ class DataSelectionStep:
             ids.tolist(), gradients, self._share(len(ids)), target=target, seed=self.seed
         )
 
-    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> ChosenFacts:
+    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> Record:
         """Put a decision among those that hold; returns what was chosen, for people."""
         assert isinstance(problem, DataSelection)
         problem.apply(decision, decisions)

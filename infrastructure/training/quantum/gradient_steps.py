@@ -22,7 +22,7 @@ from infrastructure.training.quantum.block_statistics import block_statistics, t
 from infrastructure.training.quantum.decisions import Decisions
 from infrastructure.training.quantum.lora_rank_gradients import num_components, rank_gradients
 from infrastructure.training.quantum.overhead_budget import solver_seconds
-from infrastructure.training.quantum.step_records import ChosenFacts
+from infrastructure.training.quantum.step_records import Record
 
 NUM_GATED = 256  # examples that the worth of components is measured with, from everywhere
 PASSES = 2  # forward and backward: with the labels of the data, and with the model's own
@@ -72,13 +72,13 @@ class GradientStep(ABC):
     def problem(self) -> QuantumProblem:
         """What is to be decided."""
 
-    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> ChosenFacts:
+    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> Record:
         """Put a decision among those that hold; returns what was chosen, for people."""
         problem.apply(decision, decisions)
         return self._chosen(problem, decisions)
 
     @abstractmethod
-    def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> ChosenFacts:
+    def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> Record:
         """What was chosen, for people."""
 
 
@@ -111,7 +111,7 @@ class BlockSelectionStep(GradientStep):
             number=self.number,
         )
 
-    def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> ChosenFacts:
+    def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> Record:
         assert isinstance(problem, BlockSelection)
         names = [str(name) for name in problem.labels]
         chosen = [name for name in names if name in (decisions.blocks or ())]
@@ -159,7 +159,7 @@ class RankAllocationStep(GradientStep):
             seed=self.seed + self.number,
         )
 
-    def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> ChosenFacts:
+    def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> Record:
         assert isinstance(problem, RankAllocation)
         kept = sum(map(len, decisions.kept.values()))
         return {

@@ -39,7 +39,6 @@ from infrastructure.training.quantum.step_records import (
     SKIPPED,
     SUBMITTED,
     UNUSED,
-    ChosenFacts,
     History,
     Record,
     answer_facts,
@@ -70,7 +69,7 @@ class TrainingParts(Protocol):
 class DecisionStep(Protocol):
     """What made a problem, and knows what its solution changes."""
 
-    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> ChosenFacts:
+    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> Record:
         """Put a decision among those that hold; returns what was chosen, for people."""
 
 

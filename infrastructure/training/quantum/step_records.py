@@ -28,31 +28,10 @@ LONG = ("random_energies", "info", "facts", "dropped", "by_task", "kept_by_modul
 READS, CHAIN_BREAKS = "num_reads", "chain_break_fraction"
 
 
-class ChosenFacts(TypedDict, total=False):
-    """What was chosen, for people; which keys there are depends on the problem.
-
-    Attributes:
-        chosen: a sentence without its end.
-        selection: hash of the selected examples' ids.
-        density: chosen share of each part of the training data in its order.
-        by_task: numbers of chosen and of candidate examples.
-        dropped: places of some examples that were not chosen.
-    """
-
-    chosen: str
-    num_examples: int
-    num_selected: int
-    selection: str | None
-    density: list[float]
-    by_task: dict[str, list[int]]
-    dropped: list[str]
-    blocks: list[str]
-    all_blocks: list[str]
-    kept_by_module: dict[str, int]
-
-
-class Record(ChosenFacts, total=False):
+class Record(TypedDict, total=False):
     """One quantum step; every record has `step`, `epoch`, `problem` and `outcome`.
+
+    What was chosen is said by `chosen`, for people, and by keys that depend on the problem.
 
     Attributes:
         began: on the session's clock; never kept.
@@ -65,6 +44,10 @@ class Record(ChosenFacts, total=False):
         facts: what the problem said of itself.
         lower_bound: no answer has a lower energy.
         random_energies: of answers by chance, ascending.
+        selection: hash of the selected examples' ids.
+        density: chosen share of each part of the training data in its order.
+        by_task: numbers of chosen and of candidate examples.
+        dropped: places of some examples that were not chosen.
     """
 
     step: int
@@ -89,6 +72,16 @@ class Record(ChosenFacts, total=False):
     facts: JsonObject
     lower_bound: float | None
     random_energies: list[float]
+    chosen: str
+    num_examples: int
+    num_selected: int
+    selection: str | None
+    density: list[float]
+    by_task: dict[str, list[int]]
+    dropped: list[str]
+    blocks: list[str]
+    all_blocks: list[str]
+    kept_by_module: dict[str, int]
 
 
 class History:
