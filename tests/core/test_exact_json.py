@@ -3,11 +3,13 @@
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import infrastructure
 from infrastructure.core.exact_json import MARK, from_json, to_json
 
 
@@ -26,6 +28,15 @@ def test_what_a_state_is_made_of_comes_back(value: dict[Any, Any]) -> None:
     for tuple_key in (None, "__tuple__"):
         written = json.dumps(to_json(value, "it", tuple_key), allow_nan=False)
         assert from_json(json.loads(written), tuple_key) == value
+
+
+def test_the_format_page_shows_what_is_written() -> None:
+    page = (Path(infrastructure.__file__).parent / "backup/FORMAT.md").read_text()
+    assert json.dumps(to_json(math.inf, "it")) in page
+    assert to_json((1,), "it") == {"#": ["tuple", [1]]}
+    assert to_json({1: 2.5}, "it") == {"#": ["mapping", [[1, 2.5]]]}
+    for form in ('{"#": ["tuple", [items…]]}', '{"#": ["mapping", [[key, value]…]]}'):
+        assert form in page
 
 
 def test_a_number_that_is_none_comes_back() -> None:

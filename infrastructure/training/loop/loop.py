@@ -209,40 +209,42 @@ class TrainingLoop:
             )
 
     def _finish_step(self, state: TrainingState) -> None:
-        """Everything between two steps, in an order that a resumed training repeats:
-
-        1. Look at the clock: the last step before a deadline is the last one.
-        2. Judge the loss. A bad one is raised before anything is told of it.
-        3. Log, if due, and fire STEP_END: hooks see the step's numbers.
-        4. Evaluate, if due, with the losses checked first, and fire EVAL_END.
-        5. End the epoch and the phase; the position is that of the next batch from here on.
-        6. Save, if due. Saving comes last, so that a checkpoint holds what hooks did.
-        """
+        """Everything between two steps, in an order that a resumed training repeats. Each part
+        stands where it does because of the one after it."""
+        # Before anything that takes time: a step that ends at the deadline is saved, not begun on.
         self._check_deadline(state)
+        # Both are questions about the epoch that this step was in, whose number moves on below.
         epoch_ended = state.position.example >= self.data.num_examples
         phase_ended = epoch_ended and self._phase_ends_with(state.position.epoch)
-        will_save = self._save_is_due(state, epoch_ended)  # before the epoch's number moves on
+        will_save = self._save_is_due(state, epoch_ended)
+        # A bad loss is raised before it is logged, seen by a hook, or saved: a rollback forgets it.
         self.optimizer_step.losses.check_last_step(state)
         if self._log_is_due(state, epoch_ended):
             self._read_losses(state)
         else:
             state.metrics = {}
         self.hooks.fire(Event.STEP_END, state)
+        # From here on the position is that of the next batch, as a checkpoint needs it: whatever
+        # saves from now on (a signal, an evaluation's error) goes on behind this step.
         if epoch_ended:
             state.position.epoch += 1
             state.position.example = 0
         if self.evaluate is not None and self._evaluation_is_due(state, epoch_ended):
             self._evaluate(state, self.evaluate)
+        # An epoch ends with its evaluation: hooks of its end choose by that (stopping, the best).
         if epoch_ended:
             self.hooks.fire(Event.EPOCH_END, state)
         if phase_ended:
             self.hooks.fire(Event.PHASE_END, state)
             state.position.phase += 1
         state.step_is_ending = False
+        # Saving comes last, so that a checkpoint holds what all hooks did; a hook may also have
+        # asked for it, or for the end, just now.
         self.optimizer_step.mark_safe(state)
         kind = self._kind_to_save(state, will_save)
         if kind is not None:
             self.checkpointer.save(state, kind)
+        # Of this checkpoint or an earlier one: another process writes them, and takes its time.
         self.checkpointer.announce(state)
 
     def _evaluate(self, state: TrainingState, evaluate: Callable[[], dict[str, float]]) -> None:
