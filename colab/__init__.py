@@ -32,7 +32,7 @@ _PLACES: dict[str, str] = {
     "fetch_dataset": "colab.fetching_data",
     "find_fastest": "infrastructure.deployment.tuning",
     "flush_drive": "colab.drive",
-    "foretell": "infrastructure.deployment.forecast",
+    "forecast": "infrastructure.deployment.forecast",
     "get_secret": "colab.secrets",
     "has_browser": "colab.runtime",
     "install": "colab.bootstrap",

@@ -111,7 +111,7 @@ class ConfigForm:
 
     def _forecast(self) -> list[str]:
         try:
-            return [*colab.foretell(self.config).lines(), ON_TOP]
+            return [*colab.forecast(self.config).lines(), ON_TOP]
         except Exception as error:  # of whatever library: it is only told
             return [redact(f"It cannot be measured: {error}")]
 

@@ -23,7 +23,7 @@ from infrastructure.training.data.samples import use_sample_data
 
 LOST_FOLDER = "lost-machines"
 LOOK_SECONDS = 0.02
-TELL_SECONDS = 5.0
+REPORT_SECONDS = 5.0
 TIMEOUT_SECONDS = 900.0
 
 
@@ -90,7 +90,7 @@ def _wait(run: RunDirectory, at_step: int, timeout_seconds: float) -> BackupStat
             return status
         if now - started > timeout_seconds:
             raise TimeoutError(f"step {at_step} was not safe within {timeout_seconds:.0f} s")
-        if now - reported_at >= TELL_SECONDS and status.confirmed_step is not None:
+        if now - reported_at >= REPORT_SECONDS and status.confirmed_step is not None:
             reported_at = now
             print(status.possible_loss(time.time()).text)
         time.sleep(LOOK_SECONDS)

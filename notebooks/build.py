@@ -34,8 +34,8 @@ def notebook_of(source: Path) -> str:
     notebook = jupytext.read(source, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02}"
-    told = {key: value for key, value in notebook.metadata.items() if key != "jupytext"}
-    notebook.metadata = nbformat.from_dict({**told, "kernelspec": KERNEL})
+    metadata = {key: value for key, value in notebook.metadata.items() if key != "jupytext"}
+    notebook.metadata = nbformat.from_dict({**metadata, "kernelspec": KERNEL})
     notebook.metadata["language_info"] = {"name": "python"}
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     nbformat.validate(notebook)

@@ -31,16 +31,16 @@ def run(options: argparse.Namespace) -> int:
     writable(Path(config.output_dir))
     from infrastructure.testing.test_pipeline import create_test_pipeline
 
-    def say(line: str) -> None:
+    def report_line(line: str) -> None:
         if not options.json:
             print(line, flush=True)
 
-    pipeline = create_test_pipeline(config, report=say, rebaseline=options.rebaseline)
+    pipeline = create_test_pipeline(config, report=report_line, rebaseline=options.rebaseline)
     with interrupt_on_signals():
         pipeline.run_tests(*(GROUPS[:1] if options.quick else GROUPS))
     report = pipeline.generate_test_report()
-    say(report["verdict"])
-    say(f"report: {report['paths']['html']}")
+    report_line(report["verdict"])
+    report_line(f"report: {report['paths']['html']}")
     if options.json:
         print(json.dumps(report))
     return ExitCode.FAILED if pipeline.has_failed(strict=options.strict) else ExitCode.DONE

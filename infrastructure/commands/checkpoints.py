@@ -117,7 +117,7 @@ def verify_versions(chosen: list[tuple[Store, str]]) -> list[dict[str, Any]]:
     total_bytes = sum(row.get("size_bytes", 0) for row in rows)
     checked: dict[str, str | None] = {}
     done_bytes = 0
-    with byte_bar("verifying") as tell:
+    with byte_bar("verifying") as show_progress:
         for (store, name), row in zip(chosen, rows, strict=True):
             if row["problem"] is not None:
                 continue
@@ -127,7 +127,7 @@ def verify_versions(chosen: list[tuple[Store, str]]) -> list[dict[str, Any]]:
                     checked[pack.hash] = _problem(store, manifest, pack)
                 row["problem"] = row["problem"] or checked[pack.hash]
                 done_bytes += pack.size_bytes
-                tell(done_bytes, total_bytes)
+                show_progress(done_bytes, total_bytes)
     return rows
 
 

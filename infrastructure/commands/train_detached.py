@@ -56,8 +56,8 @@ def _move_output(before: Path, after: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         with after.open("ab") as output:
-            with before.open("rb") as said:
-                shutil.copyfileobj(said, output)
+            with before.open("rb") as earlier_output:
+                shutil.copyfileobj(earlier_output, output)
             output.flush()
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(output.fileno(), stream.fileno())

@@ -60,9 +60,9 @@ def attention_for(model: ModelConfig, training: TrainingConfig) -> str:
     if "auto" in (wanted, model.attention):
         return model.attention if wanted == "auto" else wanted
     if (wanted == "eager") != (model.attention == "eager"):
-        asked = str(training.memory_efficient_attention).lower()
+        given = str(training.memory_efficient_attention).lower()
         raise ConfigurationError(
-            f"training.memory_efficient_attention {asked} asks for {wanted} attention and "
+            f"training.memory_efficient_attention {given} asks for {wanted} attention and "
             f"model.attention for {model.attention}: give one of them"
         )
     return model.attention

@@ -72,18 +72,18 @@ def _words_of(leaf: Any) -> list[str]:
 
 
 def _words(annotation: Any, metadata: Any = ()) -> str:
-    told = next((item.words for item in metadata if isinstance(item, Allowed)), None)
+    stated_words = next((item.words for item in metadata if isinstance(item, Allowed)), None)
     for item in metadata:
-        if isinstance(item, RegisteredName) and told is None:
+        if isinstance(item, RegisteredName) and stated_words is None:
             return " or ".join([*map(json.dumps, item.names()), "a registered name"])
-    if told and get_origin(annotation) not in (Union, types.UnionType):
-        return told
+    if stated_words and get_origin(annotation) not in (Union, types.UnionType):
+        return stated_words
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         return _words(inner, more)
     if get_origin(annotation) in (Union, types.UnionType):
         parts = [_words(part) for part in get_args(annotation) if part is not type(None)]
-        parts = [told] if told else parts
+        parts = [stated_words] if stated_words else parts
         return " or ".join([*parts, "none"] if type(None) in get_args(annotation) else parts)
     if get_origin(annotation) is Literal:
         return " or ".join(json.dumps(choice) for choice in get_args(annotation))

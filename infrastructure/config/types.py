@@ -123,8 +123,8 @@ class RegisteredName:
             return
         meant = nearest(name, self.names())
         hint = f"; did you mean {meant!r}?" if meant else ""
-        told = unknown_name(self.registry.what, redact(name), self.names())
-        raise UnknownNameError(f"{told}, or one's own as module:name", hint)
+        message = unknown_name(self.registry.what, redact(name), self.names())
+        raise UnknownNameError(f"{message}, or one's own as module:name", hint)
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler

@@ -70,18 +70,18 @@ def _cards(nvml: ModuleType) -> list[tuple[int, Any, str]]:
 
 
 def _read(nvml: Any, index: int, handle: Any, name: str) -> GpuReading | None:
-    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
+    def query(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return question(handle, *arguments)
+            return function(handle, *arguments)
         except nvml.NVMLError:  # many cards do not tell all of it
             return None
 
-    space = ask(nvml.nvmlDeviceGetMemoryInfo)
+    space = query(nvml.nvmlDeviceGetMemoryInfo)
     if space is None:
         return None
-    load = ask(nvml.nvmlDeviceGetUtilizationRates)
-    celsius = ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
-    milliwatts = ask(nvml.nvmlDeviceGetPowerUsage)
+    load = query(nvml.nvmlDeviceGetUtilizationRates)
+    celsius = query(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
+    milliwatts = query(nvml.nvmlDeviceGetPowerUsage)
     return GpuReading(
         index=index,
         name=name,

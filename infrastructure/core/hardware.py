@@ -190,26 +190,26 @@ def open_nvml() -> ModuleType | None:
 def _gpu_by_nvml(nvml: ModuleType, index: int) -> GPU:
     """One GPU's facts; a card that does not support one of them (many do not) leaves it None."""
 
-    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
+    def query(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return question(*arguments)
+            return function(*arguments)
         except nvml.NVMLError:
             return None
 
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     space = nvml.nvmlDeviceGetMemoryInfo(handle)
-    load = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
-    power_milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, handle)
-    capability = ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    load = query(nvml.nvmlDeviceGetUtilizationRates, handle)
+    power_milliwatts = query(nvml.nvmlDeviceGetPowerUsage, handle)
+    capability = query(nvml.nvmlDeviceGetCudaComputeCapability, handle)
     return GPU(
         index=index,
         name=_text(nvml.nvmlDeviceGetName(handle)) or "unknown",
-        uuid=_text(ask(nvml.nvmlDeviceGetUUID, handle)),
-        driver=_text(ask(nvml.nvmlSystemGetDriverVersion)),
+        uuid=_text(query(nvml.nvmlDeviceGetUUID, handle)),
+        driver=_text(query(nvml.nvmlSystemGetDriverVersion)),
         memory_total_bytes=int(space.total),
         memory_used_bytes=int(space.used),
         utilization_percent=None if load is None else float(load.gpu),
-        temperature_celsius=ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        temperature_celsius=query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         power_watts=None if power_milliwatts is None else power_milliwatts / 1000,
         compute_capability=None if capability is None else (capability[0], capability[1]),
     )

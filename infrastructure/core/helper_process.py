@@ -179,19 +179,19 @@ _STARTING = threading.RLock()
 def _modules_found() -> Iterator[None]:
     """What `multiprocessing` starts inside finds modules as a helper does. It has no parameter for
     that: its processes begin with the current folder first, and then take this process's path."""
-    told = spawn.get_preparation_data
+    get_original_data = spawn.get_preparation_data
 
-    def tell(name: str) -> dict[str, Any]:
-        return {**told(name), "sys_path": module_path()}
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {**get_original_data(name), "sys_path": module_path()}
 
     with _STARTING:
         before = {name: os.environ.get(name) for name in (SAFE_PATH, PLUGINS_VARIABLE)}
         os.environ |= {SAFE_PATH: "1", PLUGINS_VARIABLE: registered_addresses()}
-        spawn.get_preparation_data = tell
+        spawn.get_preparation_data = get_preparation_data
         try:
             yield
         finally:
-            spawn.get_preparation_data = told
+            spawn.get_preparation_data = get_original_data
             for name, value in before.items():
                 if value is None:
                     os.environ.pop(name)

@@ -26,9 +26,9 @@ def reason_of(number: int) -> str:
 
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Those that ask this process to stop."""
-    asking = (signal.SIGINT, signal.SIGTERM)
+    always = (signal.SIGINT, signal.SIGTERM)
     is_heard = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    return (*asking, signal.SIGHUP) if is_heard else asking
+    return (*always, signal.SIGHUP) if is_heard else always
 
 
 @contextmanager

@@ -16,13 +16,13 @@ def within(seconds: float, question: Callable[[], Result]) -> Result:
     answers: list[Result] = []
     errors: list[BaseException] = []
 
-    def ask() -> None:
+    def get_answer() -> None:
         try:
             answers.append(question())
         except BaseException as error:  # raised again where it was asked
             errors.append(error)
 
-    thread = threading.Thread(target=ask, daemon=True, name="temper-waiting")
+    thread = threading.Thread(target=get_answer, daemon=True, name="temper-waiting")
     thread.start()
     thread.join(seconds)  # a signal ends this wait, whatever the thread hangs in
     if errors:

@@ -103,7 +103,7 @@ class TrainingDeployment:
     ) -> None:
         self.config = config
         self.begun, self.make_progress = begun, make_progress
-        self.say = lambda line: say(redact(line))
+        self.report = lambda line: say(redact(line))
         self.accepted = frozenset(map(canonical_name, accept))
         self.checks: list[CheckResult] = []
         self.is_place_missing: bool | None = None  # None: nobody has looked
@@ -144,13 +144,13 @@ class TrainingDeployment:
             return self._begin(plan_run(Path(self.config.output_dir), name))
         self._others_may_begin()  # they find this run
         if run.is_finished():
-            repair_finished(run, options, self.say)
+            repair_finished(run, options, self.report)
         if run.is_finished():
             return self.complete(run)
         if not self._has_version(run):
-            self.say(f"Run {run.run_id} ended before its first checkpoint: it begins again")
+            self.report(f"Run {run.run_id} ended before its first checkpoint: it begins again")
             return self._begin(run)
-        self.say(f"Run {run.run_id} is of this kind and not finished; --new-run starts afresh")
+        self.report(f"Run {run.run_id} is of this kind and not finished; --new-run starts afresh")
         return self.resume(run)
 
     def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
@@ -165,7 +165,7 @@ class TrainingDeployment:
         with lossy_output(), only_trainer_of(run.path):
             self._check_place(run)
             self.begun(run.path)
-            repair_run(run, place_options(self.config), self.say)
+            repair_run(run, place_options(self.config), self.report)
             if checkpoint is None:
                 checkpoint = self._newest(run)
             else:
@@ -174,10 +174,10 @@ class TrainingDeployment:
             if has_record and (commit := commit_of_base(run, self.config)):
                 self.config.model.revision = commit
             trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
-            self.say(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
+            self.report(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
             if not has_record:
                 record_run(run, self.config, trainer)
-                self.say(f"note: {run.run_file.name} was lost: written anew as the run is now")
+                self.report(f"note: {run.run_file.name} was lost: written anew as the run is now")
             elif trainer.adapter.tokenizer is not None and not run.tokenizer.is_dir():
                 save_tokenizer(run, trainer)
             with with_followers(trainer), lost_output_kept_in(run.path / OUTPUT_FILE):
@@ -191,7 +191,7 @@ class TrainingDeployment:
             options = place_options(self.config)
             if options.place is None:
                 raise
-            self.say(f"note: {error}; looking at {options.place}")
+            self.report(f"note: {error}; looking at {options.place}")
             _, checkpoint = restore_run(run.run_id, options, run.path.parent)
             return checkpoint
 
@@ -205,16 +205,18 @@ class TrainingDeployment:
             return False
         if run.run_id not in runs_at_place(options):
             return False
-        self.say(f"Run {run.run_id} has no checkpoint here: looking at {options.place}")
+        self.report(f"Run {run.run_id} has no checkpoint here: looking at {options.place}")
         restore_run(run.run_id, options, run.path.parent)
         return True
 
     def _run_of_this_purpose(self) -> RunDirectory | None:
         output_dir, options = Path(self.config.output_dir), place_options(self.config)
-        repair_records(output_dir, options, self.say)
+        repair_records(output_dir, options, self.report)
         run = newest_of_this_purpose(self.config, self.accepted)
         if run is not None and run.is_finished() and has_other_data(run, self.config):
-            self.say(f"The data has changed since run {run.run_id} was finished: a new run begins")
+            self.report(
+                f"The data has changed since run {run.run_id} was finished: a new run begins"
+            )
             return None
         return run or self._run_from_place()
 
@@ -233,9 +235,9 @@ class TrainingDeployment:
             raise
         if run_id is None:
             return None
-        self.say(f"Run {run_id} of this kind lies at {options.place}: bringing it back")
+        self.report(f"Run {run_id} of this kind lies at {options.place}: bringing it back")
         try:
-            run, _ = restore_run(run_id, options, Path(self.config.output_dir), report=self.say)
+            run, _ = restore_run(run_id, options, Path(self.config.output_dir), report=self.report)
         except CheckpointError as error:
             error.add_note("what else of it lies there stays as it is; --new-run trains afresh")
             raise
@@ -249,7 +251,7 @@ class TrainingDeployment:
         """
         if self.is_place_missing is not None:
             return
-        copies = RunReplication(run, self.config, self.say)
+        copies = RunReplication(run, self.config, self.report)
         copies.check_place()
         self.is_place_missing = copies.backup.is_missing
         self._place_id = copies.backup.place_id
@@ -262,13 +264,13 @@ class TrainingDeployment:
             What summary.json holds; `backup` says how the copies stand now.
         """
         self.config.adopt_plugins()
-        copies = RunReplication(run, self.config, self.say)
+        copies = RunReplication(run, self.config, self.report)
         with waited_for(run.path, self.config.backup.finish_seconds):
             copies.compare_anew()
             summary = complete_finished(run, copies, self.config.backup.finish_seconds)
         for line in closing_lines(run.path, summary):
-            self.say(line)
-        self.say(f"Run {run.run_id} was finished before: {run.final}; --new-run trains again")
+            self.report(line)
+        self.report(f"Run {run.run_id} was finished before: {run.final}; --new-run trains again")
         copies.report_incomplete()
         return summary
 
@@ -283,7 +285,7 @@ class TrainingDeployment:
             with with_followers(trainer), lost_output_kept_in(run.path / OUTPUT_FILE):
                 with self.stages.stage("fit"):
                     for line in trainer.batch_plan().lines():
-                        self.say(line)
+                        self.report(line)
                 record_run(run, self.config, trainer)
                 self._others_may_begin()
                 self.begun(run.path)
@@ -291,7 +293,7 @@ class TrainingDeployment:
 
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
         """What the model can do before the first step, kept in the run."""
-        self.say(f"Run {run.run_id}: measuring the model before the training")
+        self.report(f"Run {run.run_id}: measuring the model before the training")
         try:
             with self.stages.stage("measure"):
                 before = measure(trainer)
@@ -310,10 +312,10 @@ class TrainingDeployment:
         check_watching(self.config)
         check_sinks(self.config.training.metrics_sinks)
         for note in self.config.notes():
-            self.say(f"note: {note}")
+            self.report(f"note: {note}")
         config = self.config
         data_named = f" and data {config.data.path}" if config.data.path else ""
-        self.say(f"Preparing model {config.model.name}{data_named}")
+        self.report(f"Preparing model {config.model.name}{data_named}")
         trainer = TrainerFactory().for_run(config, saved_tokenizer=saved_tokenizer)
         with self.stages.stage("model"):
             trainer.initialize_model()
@@ -321,13 +323,13 @@ class TrainingDeployment:
             data = trainer.initialize_data()
         if isinstance(trainer.strategy, StackwiseStrategy):
             trainer.check_length()
-        self.say(describe_model(trainer))
-        report = getattr(data, "report", None)
-        told = report.lines() if report else []
-        for line in [*unused_gpus(trainer), *told, *trainer.adapter.notes()]:
-            self.say(line)
+        self.report(describe_model(trainer))
+        data_report = getattr(data, "report", None)
+        data_lines = data_report.lines() if data_report else []
+        for line in [*unused_gpus(trainer), *data_lines, *trainer.adapter.notes()]:
+            self.report(line)
         with self.stages.stage("checks"):
-            self.checks = checked_before(config, trainer, self.say)
+            self.checks = checked_before(config, trainer, self.report)
         return trainer
 
     def _train(
@@ -337,16 +339,16 @@ class TrainingDeployment:
         before: HeldOut,
         checkpoint: Path | None = None,
     ) -> Summary:
-        copies = RunReplication(run, self.config, self.say)
+        copies = RunReplication(run, self.config, self.report)
         copies.backup.remember_place(self._place_id)
         measure_seconds = self.stages.seconds("measure")
-        forecast = RunForecast(run, self.config, self.say, measure_seconds)
+        forecast = RunForecast(run, self.config, self.report, measure_seconds)
         ending = Ending(
-            run, trainer, before, copies, forecast, self.stages, self.config.backup, self.say
+            run, trainer, before, copies, forecast, self.stages, self.config.backup, self.report
         )
         with self.stages.stage("fit"):
             loop, state = self._make_ready(ending, checkpoint)
-        self.say(f"Training for {state.total_steps} steps; Ctrl-C saves and stops")
+        self.report(f"Training for {state.total_steps} steps; Ctrl-C saves and stops")
         record_running(run, state.total_steps)
         try:
             with self.stages.stage("train"), stop_on_signals(state, lambda: loop.may_break_off):
@@ -370,8 +372,8 @@ class TrainingDeployment:
         )
         probes = {**quantum_probes(trainer.hooks.hooks), **copies.probes()}
         watched = trainer.adapter, trainer.precision
-        watching = monitoring_hooks(self.config, run.path, *watched, self.say, probes)
-        recorded = quantum_observers(run.path, trainer.hooks.hooks, self.say)
+        watching = monitoring_hooks(self.config, run.path, *watched, self.report, probes)
+        recorded = quantum_observers(run.path, trainer.hooks.hooks, self.report)
         trainer.add_hooks([*recorded, *watching, *self._observers(run, copies)])
         trainer.add_hooks(stack_observers(trainer, run.path))
         if copies.has_place:
@@ -384,14 +386,14 @@ class TrainingDeployment:
         keep_round(run.path, trainer.state.step, self.checks)
         size_bytes = bytes_of_version(trainer.state.model, trainer.create_optimizer)
         copies.check_free_space(size_bytes, loop.total_steps)
-        forecast.tell(trainer)
+        forecast.measure(trainer)
         ending.started = time.monotonic()
         return loop, trainer.state
 
     def _restore(self, run: RunDirectory, trainer: EnhancedTrainer, checkpoint: Path) -> None:
         agreed = trainer.restore(checkpoint, self.accepted)
         for line in what_differs(agreed):
-            self.say(line)
+            self.report(line)
         assert trainer.state is not None
         record_accepted(run, agreed, trainer.state.step)
 

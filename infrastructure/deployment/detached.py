@@ -42,7 +42,7 @@ LOOK_SECONDS = 0.1
 STOP_SECONDS = 300.0  # saving, and copying to the place, may take long
 MAX_LINES_OF_FAILURE = 3
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 # Of this process; a thread waits for the end of each, so that none stays behind as a zombie.
 _STARTED: dict[Path, HelperProcess] = {}
@@ -101,14 +101,14 @@ def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTra
     _STARTED[training.folder] = process
     threading.Thread(target=process.wait, daemon=True, name="temper-detached").start()
     write_trainer(training.folder, process.pid)
-    told = {
+    message = {
         "configuration": _as_it_stands(config),
         "accept": list(accept),
         "environment_notes": config.environment_notes,
     }
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as pipe:  # where it died, its output says why
-        pipe.write(json.dumps(told).encode())
+        pipe.write(json.dumps(message).encode())
     return training
 
 
@@ -160,7 +160,9 @@ def preparing_the_same(config: DeploymentConfig) -> DetachedTraining | None:
 
 
 def follow(
-    training: DetachedTraining, say: Say = print, sleep: Callable[[float], None] = time.sleep
+    training: DetachedTraining,
+    report: ReportLine = print,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
     """Say what the process says until it has a run; return the directory of that.
 
@@ -168,12 +170,12 @@ def follow(
         RunFailedError: it ended before; the text is the end of what it said.
         KeyboardInterrupt: whoever waits has waited enough; the process goes on.
     """
-    said: list[str] = []
+    lines: list[str] = []
     for line in _lines_until_known(training, sleep):
-        say(line)
-        said.append(line)
+        report(line)
+        lines.append(line)
     if training.run_path is None:
-        end = " ".join(line.removeprefix("temper: ") for line in said[-MAX_LINES_OF_FAILURE:])
+        end = " ".join(line.removeprefix("temper: ") for line in lines[-MAX_LINES_OF_FAILURE:])
         raise RunFailedError(f"the training ended before it began: {end or 'it said nothing'}")
     return training.run_path
 
@@ -196,7 +198,9 @@ def _lines_until_known(training: DetachedTraining, sleep: Callable[[float], None
         yield rest
 
 
-def stop(run_path: Path, say: Say = print, patience_seconds: float = STOP_SECONDS) -> bool:
+def stop(
+    run_path: Path, report: ReportLine = print, patience_seconds: float = STOP_SECONDS
+) -> bool:
     """Ask whoever trains the run to save and stop, and wait until that is done.
 
     Returns:
@@ -207,29 +211,29 @@ def stop(run_path: Path, say: Say = print, patience_seconds: float = STOP_SECOND
     """
     trainer = read_trainer(run_path)
     if trainer is None or trainer.is_alive is False:
-        say(f"Run {run_path.name} is not being trained: there is nothing to stop")
+        report(f"Run {run_path.name} is not being trained: there is nothing to stop")
         return True
     if not _end(run_path, trainer, patience_seconds):
-        say(f"Run {run_path.name} is still being saved by {trainer}; it stops by itself")
+        report(f"Run {run_path.name} is still being saved by {trainer}; it stops by itself")
         return False
     saved = SavedSteps(run_path).newest()
     if saved is None:
-        say(f"Stopped: {trainer} had no checkpoint of run {run_path.name} yet")
+        report(f"Stopped: {trainer} had no checkpoint of run {run_path.name} yet")
     else:
-        say(f"Stopped: run {run_path.name} is saved at step {saved.step} in {run_path}")
+        report(f"Stopped: run {run_path.name} is saved at step {saved.step} in {run_path}")
     return True
 
 
 def stop_preparing(
-    training: DetachedTraining, say: Say = print, patience_seconds: float = STOP_SECONDS
+    training: DetachedTraining, report: ReportLine = print, patience_seconds: float = STOP_SECONDS
 ) -> bool:
     """End a training that has no run yet; nothing was trained."""
     trainer = training.trainer
     if trainer is not None and trainer.is_alive:
         _end(training.folder, trainer, patience_seconds)
     if training.run_path is not None:  # it had begun in the meantime, and has saved
-        return stop(training.run_path, say, patience_seconds)
-    say("Stopped before the training began: there was nothing to save")
+        return stop(training.run_path, report, patience_seconds)
+    report("Stopped before the training began: there was nothing to save")
     return not training.is_alive
 
 

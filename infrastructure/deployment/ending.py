@@ -28,7 +28,7 @@ class Ending:
     Args:
         before: what was measured before the first step.
         patience: how long the end of a run waits for its copies.
-        say: shows a line to a person.
+        report: shows a line to a person.
     """
 
     run: RunDirectory
@@ -38,7 +38,7 @@ class Ending:
     forecast: RunForecast
     stages: Stages
     patience: BackupConfig
-    say: Callable[[str], None]
+    report: Callable[[str], None]
     started: float = field(default_factory=time.monotonic)
     _seconds: float | None = None
     _summary: Summary | None = None
@@ -48,8 +48,8 @@ class Ending:
         with self.stages.stage("save"):
             self.trainer.adapter.save(self.run.final)
             for problem in save_stacks_and_rack(self.trainer, self.run.path):
-                self.say(f"note: {problem}")
-        self.say("Measuring the trained model")
+                self.report(f"note: {problem}")
+        self.report("Measuring the trained model")
         with self.stages.stage("evaluate"):
             after = measure(self.trainer)
         summary = self._close(after)
@@ -58,7 +58,7 @@ class Ending:
                 self.copies.complete(self.patience.finish_seconds, lambda: self._close(after))
             summary = self._close(after)
         for line in closing_lines(self.run.path, summary):
-            self.say(line)
+            self.report(line)
         self.copies.report_incomplete()
         return summary
 
@@ -71,7 +71,7 @@ class Ending:
             with self.stages.stage("back up"):
                 self.copies.wait(self.trainer.schedule.seconds_to_copy(reason, patience))
             summary = self._close(error=error)
-        self.say(
+        self.report(
             f"Stopped at step {summary['steps']}: {summary['reason']}. Go on with:"
             f" temper train-resume {self.run.path}. {self.copies.line()}"
         )

@@ -26,7 +26,13 @@ from typing import Literal, NoReturn
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.nvidia_driver import nvidia_driver_present
-from infrastructure.deployment.installers import Installer, InstallError, installer_for, say, step
+from infrastructure.deployment.installers import (
+    Installer,
+    InstallError,
+    installer_for,
+    report,
+    step,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD_NAME = "temper-environment.json"
@@ -85,10 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if not options.without_torch:  # nobody will train with this one
                     show_machine(plan)
     except InstallError as error:
-        say(f"temper: {error}")
+        report(f"temper: {error}")
         return 1
     except KeyboardInterrupt:
-        say("temper: interrupted; the same command goes on from here")
+        report("temper: interrupted; the same command goes on from here")
         return 130
     return 0
 
@@ -223,14 +229,14 @@ def install(plan: Plan) -> None:
     fresh = not is_usable(plan.folder, record)
     todo = list(plan.parts) if fresh else pending(plan, record)
     _check_disk(plan, todo)
-    say(f"temper: preparing {plan.folder}; what is said meanwhile is in install.log there")
+    report(f"temper: preparing {plan.folder}; what is said meanwhile is in install.log there")
     if fresh:
         with step(f"virtual environment, Python {sys.version.split()[0]}"):
             make_virtual_environment(plan.folder)
         record = {"location": str(plan.folder)}
     for packages in sorted(plan.folder.glob("lib/python*/site-packages")):
         for name in remove_half_installed(packages):
-            say(f"  removed a half-installed {name}")
+            report(f"  removed a half-installed {name}")
     installer = installer_for(python_of(plan.folder), plan.folder / "install.log")
     for part in todo:
         record.pop(part.name, None)
@@ -240,7 +246,9 @@ def install(plan: Plan) -> None:
         write_json(plan.folder / RECORD_NAME, record)
     if plan.torch_build == "cpu":
         remove_triton(plan.folder, installer)
-    say(f"  ready after {time.monotonic() - started:.0f} s; the next time there is nothing to do")
+    report(
+        f"  ready after {time.monotonic() - started:.0f} s; the next time there is nothing to do"
+    )
 
 
 def is_usable(folder: Path, record: dict[str, str]) -> bool:
@@ -405,7 +413,7 @@ def only_one_installer() -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("temper: waiting for another installation to end")
+            report("temper: waiting for another installation to end")
             fcntl.flock(file, fcntl.LOCK_EX)
         os.set_inheritable(file.fileno(), True)
         yield

@@ -94,17 +94,17 @@ class Forecast:
         backup = f", {format_bytes(self.backup_bytes)} of backup" if self.backup_bytes else ""
         shared = f" on {self.num_processes} processes, without their exchange"
         shared = shared if self.num_processes > 1 else ""
-        told = (
+        summary = (
             f"Forecast: about {format_duration(self.seconds)} for {self.num_steps:,} steps"
             f" ({self.step_seconds:.2g} s each{shared}), peak memory {memory} of"
             f" {format_bytes(self.memory_bytes)}, {disk} on disk (at most {most_disk}){backup}"
         )
         problems = self.problems()
         if problems:
-            return [told, f"It does not fit into this session: {'; '.join(problems)}"]
+            return [summary, f"It does not fit into this session: {'; '.join(problems)}"]
         until = self.session_seconds
         end = f", which ends in {format_duration(until)}" if until else " (it has no known end)"
-        return [told, f"It fits into this session{end}"]
+        return [summary, f"It fits into this session{end}"]
 
     def problems(self) -> list[str]:
         """What does not fit, with what to do; empty where all does."""
@@ -131,7 +131,7 @@ class RunForecast:
     """The forecast of one run, from before its first step to the comparison in its report.
 
     Args:
-        say: shows a line to a person.
+        report: shows a line to a person.
         measure_seconds: of the measurement before; None: as the run's last forecast knew it.
     """
 
@@ -139,17 +139,17 @@ class RunForecast:
         self,
         run: RunDirectory,
         config: DeploymentConfig,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         measure_seconds: float | None = None,
     ) -> None:
         self.path = run.path / FILE
-        self.run, self.config, self.say = run, config, say
+        self.run, self.config, self.report = run, config, report
         known = _read(self.path).get("measure_seconds", 0.0)
         self.measure_seconds = known if measure_seconds is None else measure_seconds
         self.forecast: Forecast | None = None
         self.peak = PeakObserver()
 
-    def tell(self, trainer: EnhancedTrainer) -> None:
+    def measure(self, trainer: EnhancedTrainer) -> None:
         """Measure, and say what comes; then nothing of the training has changed but, where memory
         asks for it, the size of its pieces.
 
@@ -166,10 +166,10 @@ class RunForecast:
         except Exception as error:  # the training itself will meet it, and knows an answer
             log.warning("there is no forecast: %r", error)
             for line in plan_lines(trainer):
-                self.say(line)
+                self.report(line)
             return
         for line in [*plan_lines(trainer, costs.step_seconds), *self.forecast.lines()]:
-            self.say(line)
+            self.report(line)
         write_record(self.path, asdict(self.forecast))
         if self.config.enable_memory_optimization and trainer.device.type == "cpu":
             self._keep_within(trainer, costs)
@@ -183,16 +183,16 @@ class RunForecast:
             "peak_memory_bytes": self.peak.highest_bytes,
             "disk_bytes": _bytes_in(self.run.path),
         }
-        foretold = asdict(self.forecast)
+        predicted = asdict(self.forecast)
         return [
             {
                 "what": name,
-                "foretold": foretold[name],
+                "foretold": predicted[name],
                 "was": was,
-                "error": foretold[name] / was - 1,
+                "error": predicted[name] / was - 1,
             }
             for name, was in truth.items()
-            if was and foretold[name] is not None
+            if was and predicted[name] is not None
         ]
 
     def _keep_within(self, trainer: EnhancedTrainer, costs: StepCosts) -> None:
@@ -212,12 +212,12 @@ class RunForecast:
             record_recovery(
                 state, RecoveryKind.OUT_OF_MEMORY, f"begins with micro-batches of {size}", why
             )
-            self.say(
+            self.report(
                 f"Micro-batches of {size}, because more would take {why}; the result is the same"
             )
 
 
-def foretell(config: DeploymentConfig) -> Forecast:
+def forecast(config: DeploymentConfig) -> Forecast:
     """What a run of `config` will take, measured now with a few of its own micro-batches.
 
     Trains nothing and makes no run; prepared data stays in the cache, where the run finds it. The

@@ -55,7 +55,7 @@ class InstallError(Exception):
     """The environment cannot be made; the text is for the person who asked for it."""
 
 
-def say(text: str, end: str = "\n") -> None:
+def report(text: str, end: str = "\n") -> None:
     """Tell the person, at once; on standard error, which leaves standard output to the command."""
     print(text, end=end, file=sys.stderr, flush=True)
 
@@ -72,16 +72,16 @@ def step(title: str) -> Iterator[Callable[[str], None]]:
     def show(detail: str) -> None:
         if living:
             width = shutil.get_terminal_size().columns - 1
-            say("\r\033[K" + f"  {title} … {detail}"[:width], end="")
+            report("\r\033[K" + f"  {title} … {detail}"[:width], end="")
 
-    say(f"  {title} …", end="")
+    report(f"  {title} …", end="")
     try:
         yield show
     except BaseException:
-        say(" not finished")
+        report(" not finished")
         raise
     clear = "\r\033[K" + f"  {title} …" if living else ""
-    say(f"{clear} {time.monotonic() - started:.0f} s")
+    report(f"{clear} {time.monotonic() - started:.0f} s")
 
 
 class Installer(Protocol):
@@ -262,7 +262,7 @@ class UvElsePip:
         try:
             self.uv.install(title, *arguments)
         except InstallError:
-            say(f"  uv could not do that ({self.uv.log} says why); now with pip")
+            report(f"  uv could not do that ({self.uv.log} says why); now with pip")
             self.pip.install(title, *arguments)
 
     def uninstall(self, title: str, package: str) -> None:

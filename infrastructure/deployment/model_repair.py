@@ -39,7 +39,9 @@ REMADE = ".final-made-anew"
 log = logging.getLogger(__name__)
 
 
-def repair_finished(run: RunDirectory, options: BackupConfig, say: Callable[[str], None]) -> None:
+def repair_finished(
+    run: RunDirectory, options: BackupConfig, report: Callable[[str], None]
+) -> None:
     """Repair a run whose training has come to its end, its model and its report too. Left alone
     while a living process has it.
 
@@ -50,11 +52,11 @@ def repair_finished(run: RunDirectory, options: BackupConfig, say: Callable[[str
     try:
         if not lock.take(wait=False, where_there_are_none=True):
             return
-        repair_run(run, options, say)
+        repair_run(run, options, report)
         if run.is_finished():
             for repair in _repair_model(run, options):
-                say(f"note: {repair.text}")
-            _write_missing_report(run, say)
+                report(f"note: {repair.text}")
+            _write_missing_report(run, report)
     finally:
         lock.release()
 
@@ -153,7 +155,7 @@ def _copy(place: Place, source: Path, target: Path, digest: str) -> None:
 
 def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
     """Write `names` of the trained model (none: all of it) from the last version."""
-    told = f"{', '.join(f'final/{name}' for name in names) or what} was damaged"
+    damage = f"{', '.join(f'final/{name}' for name in names) or what} was damaged"
     folder = run.path / REMADE
     try:
         steps = read_record(run.summary_file).get("steps")
@@ -169,16 +171,18 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
             for name in names if is_same else []:
                 shutil.copyfile(folder / name, part / name)
     except (TemperError, ValueError, OSError) as error:
-        text = f"{told}, and cannot be made anew: {error}"
+        text = f"{damage}, and cannot be made anew: {error}"
         return Repair(what, Outcome.LOST, text)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if not is_same and (seal := read_seal(run.path)):
         write_seal(run, {**seal, MODEL_SUMS: hash_or_none(run.final / SUMS)})
-    return Repair(what, Outcome.REPAIRED, f"{told}: made anew from the checkpoint of step {steps}")
+    return Repair(
+        what, Outcome.REPAIRED, f"{damage}: made anew from the checkpoint of step {steps}"
+    )
 
 
-def _write_missing_report(run: RunDirectory, say: Callable[[str], None]) -> None:
+def _write_missing_report(run: RunDirectory, report: Callable[[str], None]) -> None:
     """Write the report that a kill prevented, or that was damaged since, and the seal."""
     seal: dict[str, str | None] = {**read_seal(run.path)}
     if seal and seal.get(REPORT_FILE) == hash_or_none(run.path / REPORT_FILE):
@@ -188,6 +192,6 @@ def _write_missing_report(run: RunDirectory, say: Callable[[str], None]) -> None
     except Exception as error:  # a page to look at
         log.warning("%s was not written: %r", REPORT_FILE, error)
         return
-    say(f"note: {REPORT_FILE} was missing, old or damaged: written anew")
+    report(f"note: {REPORT_FILE} was missing, old or damaged: written anew")
     new: dict[str, str | None] = {**seal_of(run.path)}
     write_seal(run, {**seal, REPORT_FILE: new[REPORT_FILE]} if seal else new)

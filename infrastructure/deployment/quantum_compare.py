@@ -56,7 +56,7 @@ def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
 
 
 def compared(
-    config: DeploymentConfig, say: Callable[[str], None] = print
+    config: DeploymentConfig, report: Callable[[str], None] = print
 ) -> tuple[list[Row], Mapping[str, Any] | None]:
     """A row for each answer; and the summary of a training that was stopped, None if none was.
 
@@ -67,8 +67,8 @@ def compared(
     rows: list[Row] = []
     steps: int | None = None
     for answer in (SAMPLER, *PLAIN[config.quantum.problem], NONE):
-        say(f"Quantum compare: training with {answer}")
-        summary = TrainingDeployment(answered_by(config, answer, steps), say=say).run()
+        report(f"Quantum compare: training with {answer}")
+        summary = TrainingDeployment(answered_by(config, answer, steps), say=report).run()
         if summary["status"] != "finished":
             return rows, summary
         steps = steps or summary["steps"]

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def checked_before(
-    config: DeploymentConfig, trainer: EnhancedTrainer, say: Callable[[str], None]
+    config: DeploymentConfig, trainer: EnhancedTrainer, report: Callable[[str], None]
 ) -> list[CheckResult]:
     """The quick tier, where checks are on; what warns is shown, with the verdict.
 
@@ -32,8 +32,8 @@ def checked_before(
     results = preflight(trainer, Path(config.output_dir))
     worth_telling = [result for result in results if result.status == "warn"]
     for line in lines_of(worth_telling)[1:-1]:
-        say(line)
-    say(f"Checked: {verdict(results)}")
+        report(line)
+    report(f"Checked: {verdict(results)}")
     return results
 
 

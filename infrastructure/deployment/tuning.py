@@ -24,17 +24,17 @@ WORKERS_PAY = 1.1  # a process takes memory, so it must read clearly faster
 # Flags without a value.
 SWITCHES = ("training.gradient_checkpointing", "data.pin_memory")
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
 def find_fastest(
-    config: DeploymentConfig, with_learning_rate: bool = False, say: Say = print
+    config: DeploymentConfig, with_learning_rate: bool = False, report: ReportLine = print
 ) -> dict[str, Any]:
     """Measure which settings make this training fastest here; nobody's own setting is changed.
 
     Args:
         with_learning_rate: find out how high the learning rate may be, too.
-        say: is told each result, in a line.
+        report: is told each result, in a line.
 
     Returns:
         `settings` by canonical key, as `DeploymentConfig` takes them, the same as `flags`, and
@@ -44,16 +44,16 @@ def find_fastest(
         ValueError: the training cannot be started as it is configured.
     """
     use_sample_data(config)
-    found: dict[str, Any] = {"settings": {}, "tried": []}
-    config = _with_batch(config, found, say)
+    results: dict[str, Any] = {"settings": {}, "tried": []}
+    config = _with_batch(config, results, report)
     trials = TuningTrials(config)
     trainer = trials.trainer({})
-    settings = _with_pipeline(trials, trainer, found, say)
-    _with_workers(trials, found, say)
+    settings = _with_pipeline(trials, trainer, results, report)
+    _with_workers(trials, results, report)
     if with_learning_rate:
-        _with_learning_rate(TuningTrials(config.changed(_as_settings(settings))), found, say)
-    found["flags"] = flags_of(found["settings"])
-    return found
+        _with_learning_rate(TuningTrials(config.changed(_as_settings(settings))), results, report)
+    results["flags"] = flags_of(results["settings"])
+    return results
 
 
 def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, list[Any]]:
@@ -75,7 +75,9 @@ def flags_of(settings: dict[str, Any]) -> str:
     return " ".join(_flag(key, value) for key, value in settings.items())
 
 
-def _with_batch(config: DeploymentConfig, found: dict[str, Any], say: Say) -> DeploymentConfig:
+def _with_batch(
+    config: DeploymentConfig, results: dict[str, Any], report: ReportLine
+) -> DeploymentConfig:
     """The configuration with the batch that is fastest, unless somebody has given one."""
     given = config.source(BATCH_SIZE).layer is not Layer.DEFAULT
     if given and config.training.batch_size != "auto":
@@ -83,14 +85,14 @@ def _with_batch(config: DeploymentConfig, found: dict[str, Any], say: Say) -> De
     auto = config.changed([Setting(BATCH_SIZE, "auto", TRIED)])
     plan = TuningTrials(auto).trainer({}).batch_plan()
     for line in plan.lines():
-        say(line)
-    found["settings"] |= plan.resolved()
-    found["batch"] = {"origin": plan.origin, "trials": list(plan.trials)}
+        report(line)
+    results["settings"] |= plan.resolved()
+    results["batch"] = {"origin": plan.origin, "trials": list(plan.trials)}
     return config.changed(_as_settings(plan.resolved()))
 
 
 def _with_pipeline(
-    trials: TuningTrials, trainer: EnhancedTrainer, found: dict[str, Any], say: Say
+    trials: TuningTrials, trainer: EnhancedTrainer, results: dict[str, Any], report: ReportLine
 ) -> dict[str, Any]:
     """The changes of precision, compiling, checkpointing and feeding that pay."""
     loop = trainer.prepare()
@@ -99,44 +101,46 @@ def _with_pipeline(
     )
     tokens_per_step //= max(1, len(trainer.cost_measurement().usual))
 
-    def tell(tried: Tried) -> None:
-        say(describe(tried))
-        found["tried"].append(_as_json(tried))
+    def record(tried: Tried) -> None:
+        report(describe(tried))
+        results["tried"].append(_as_json(tried))
 
     optimizer = PipelineOptimizer(
         measure=trials.measure,
         budget_bytes=MemoryBudget.of(trials.config).size_bytes(trainer.device),
         num_tokens=loop.total_steps * tokens_per_step,
         is_out_of_memory=is_out_of_memory,
-        report=tell,
+        report=record,
     )
     settings = optimizer.run(alternatives(trials.config, trainer))
-    found["settings"] |= settings
+    results["settings"] |= settings
     return settings
 
 
-def _with_workers(trials: TuningTrials, found: dict[str, Any], say: Say) -> None:
+def _with_workers(trials: TuningTrials, results: dict[str, Any], report: ReportLine) -> None:
     """How many processes prepare data fastest; fewer where more are not clearly faster."""
     if trials.config.source("data.num_workers").layer is not Layer.DEFAULT:
         return
     best, fastest = 0, 0.0
     for count in worker_counts():
         speed = trials.rows_per_second(count)
-        say(f"data.num_workers {count}: {speed:,.0f} rows/s prepared")
-        found["tried"].append({"key": "data.num_workers", "value": count, "rows_per_second": speed})
+        report(f"data.num_workers {count}: {speed:,.0f} rows/s prepared")
+        results["tried"].append(
+            {"key": "data.num_workers", "value": count, "rows_per_second": speed}
+        )
         if speed > WORKERS_PAY * fastest:
             best, fastest = count, speed
-    found["settings"]["data.num_workers"] = best
+    results["settings"]["data.num_workers"] = best
 
 
-def _with_learning_rate(trials: TuningTrials, found: dict[str, Any], say: Say) -> None:
+def _with_learning_rate(trials: TuningTrials, results: dict[str, Any], report: ReportLine) -> None:
     """How high the learning rate may be, by a range test."""
     rates = trials.learning_rates()
-    found["learning_rate"] = {"suggested": rates.suggested, "explodes_at": rates.explodes_at}
+    results["learning_rate"] = {"suggested": rates.suggested, "explodes_at": rates.explodes_at}
     for line in rates.lines():
-        say(line)
+        report(line)
     if rates.suggested is not None:
-        found["settings"]["training.learning_rate"] = float(f"{rates.suggested:.2g}")
+        results["settings"]["training.learning_rate"] = float(f"{rates.suggested:.2g}")
 
 
 def describe(tried: Tried) -> str:
@@ -144,12 +148,12 @@ def describe(tried: Tried) -> str:
     name = f"{tried.key} {plain(tried.value)}" if tried.key else "as configured"
     if tried.measured is None:
         return f"{name}: not here: {tried.refusal}"
-    told = (
+    text = (
         f"{name}: {tried.measured.tokens_per_second:,.0f} tokens/s,"
         f" {format_bytes(tried.measured.peak_bytes)}"
     )
     verdict = tried.refusal or ("taken" if tried.taken else "does not pay")
-    return told if not tried.key else f"{told}: {verdict}"
+    return text if not tried.key else f"{text}: {verdict}"
 
 
 def _as_json(tried: Tried) -> dict[str, Any]:

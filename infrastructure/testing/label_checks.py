@@ -296,7 +296,7 @@ class AnswerMarks:
 
     def _unlike_marks(self, example: TokenizedExample, turns: Sequence[Turn], name: str) -> str:
         """What is learnt and not marked by the template, or marked and not learnt."""
-        if not self.template or not _tells_marks(self.tokenizer, self.template):
+        if not self.template or not _has_marks(self.tokenizer, self.template):
             return ""
         ids, answered = self._answered(turns)
         triples = zip(example.input_ids.tolist(), ids, example.supervised, answered, strict=False)
@@ -322,8 +322,8 @@ def _independently(
         return [], []
     answers = [turn.text for turn in turns if turn.role == "assistant"]
     options = {"tokenize": True, "return_dict": True, "strftime_now": TEMPLATE_DATE.strftime}
-    tells_marks = _tells_marks(tokenizer, template)
-    marks = {"return_assistant_tokens_mask": tells_marks, "chat_template": template}
+    has_marks = _has_marks(tokenizer, template)
+    marks = {"return_assistant_tokens_mask": has_marks, "chat_template": template}
     for in_parts in (False, True):  # some templates read the one, some the other
         messages: list[dict[str, Any]] = [turn.message() for turn in turns]
         for message in messages if in_parts else ():
@@ -335,14 +335,14 @@ def _independently(
         ids: list[int] = list(encoded["input_ids"])
         if not all(text in tokenizer.decode(ids) for text in answers):
             continue
-        if tells_marks:
+        if has_marks:
             return ids, [bool(bit) for bit in encoded["assistant_masks"]]
         places = [_where(tokenizer, ids, text) for text in answers]
         return ids, [any(bits) for bits in zip(*places, strict=True)]
     return [], []
 
 
-def _tells_marks(tokenizer: Any, template: str) -> bool:
+def _has_marks(tokenizer: Any, template: str) -> bool:
     return tokenizer.is_fast and bool(GENERATION_TAG.search(template))
 
 

@@ -57,7 +57,7 @@ def test_a_training_that_was_foretold_gives_the_same_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = TrainingDeployment(small_config(tmp_path), lambda line: None).run()
-    monkeypatch.setattr(RunForecast, "tell", lambda self, trainer: None)
+    monkeypatch.setattr(RunForecast, "measure", lambda self, trainer: None)
     settings = {**small_settings(tmp_path), "new_run": True}
     untold = TrainingDeployment(DeploymentConfig(**settings), lambda line: None).run()
     assert untold["forecast"] == []

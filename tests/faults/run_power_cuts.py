@@ -217,7 +217,7 @@ def _faults_of_reader(recorded: Recorded, committed: int, said: io.StringIO) -> 
         return
     options = deploy_training.place_options(config)
     if run.is_finished():
-        deploy_training.repair_finished(run, options, deployment.say)
+        deploy_training.repair_finished(run, options, deployment.report)
         text = said.getvalue()
         if damaged_files(run.final) and "final/" not in text:
             yield "silent: final/ is damaged"
@@ -230,7 +230,7 @@ def _faults_of_reader(recorded: Recorded, committed: int, said: io.StringIO) -> 
         return
     if not deployment_has_version(run):
         return
-    deploy_training.repair_run(run, options, deployment.say)
+    deploy_training.repair_run(run, options, deployment.report)
     checkpoint = deployment._newest(run)
     step = step_of(checkpoint)
     if step < committed:

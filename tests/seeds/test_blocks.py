@@ -341,7 +341,7 @@ def test_training_optimization(config: DeploymentConfig, monkeypatch: pytest.Mon
         lambda config, trainer: {"training.gradient_checkpointing": [True]},
     )
     monkeypatch.setattr("infrastructure.deployment.tuning.worker_counts", lambda: [0])
-    found = find_fastest(config, with_learning_rate=True, say=lambda line: None)
+    found = find_fastest(config, with_learning_rate=True, report=lambda line: None)
     assert "training.batch_size" in found["settings"]
     assert "learning_rate" in found
 

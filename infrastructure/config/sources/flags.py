@@ -82,14 +82,14 @@ def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | No
 
 def add_preset_flag(parser: argparse.ArgumentParser) -> None:
     """Add `--preset`, for a command that begins something."""
-    told = "; ".join(f"{name}: {preset.purpose}" for name, preset in PRESETS.items())
+    purposes = "; ".join(f"{name}: {preset.purpose}" for name, preset in PRESETS.items())
     parser.add_argument(
         PRESET_FLAG,
         action=_Remember,
         dest=_DEST,
         default=argparse.SUPPRESS,
         metavar="NAME",
-        help=f"settings that go together; what else is given goes before them. {told}."
+        help=f"settings that go together; what else is given goes before them. {purposes}."
         f" {NO_PRESET}: none of these",
     )
 

@@ -177,7 +177,7 @@ def _read_metrics(facts: RunFacts, path: Path) -> ParsedMetrics:
         return ParsedMetrics()
     if parsed.records:
         facts.last_record_at = time.strftime("%Y-%m-%d %H:%M:%S", written)
-    _tell_unreadable(facts, path, parsed)
+    _note_unreadable(facts, path, parsed)
     return parsed
 
 
@@ -189,11 +189,11 @@ def _read_errors(facts: RunFacts, path: Path) -> list[Record]:
     except OSError as error:
         facts.problems.append(f"{path.name} could not be read: {error}.")
         return []
-    _tell_unreadable(facts, path, parsed)
+    _note_unreadable(facts, path, parsed)
     return parsed.records
 
 
-def _tell_unreadable(facts: RunFacts, path: Path, parsed: ParsedMetrics) -> None:
+def _note_unreadable(facts: RunFacts, path: Path, parsed: ParsedMetrics) -> None:
     if parsed.unreadable_lines:
         some = ", ".join(map(str, parsed.unreadable_lines[:5]))
         facts.problems.append(

@@ -73,7 +73,7 @@ class DataSourceSuite:
                 f"batches of {size} have {lengths} examples: only the last one may be short"
             )
 
-    def test_an_epoch_has_as_many_examples_as_it_says(self, tmp_path: Path) -> None:
+    def test_an_epoch_has_as_many_examples_as_its_length(self, tmp_path: Path) -> None:
         source = self.open(tmp_path)
         for epoch in (0, 1):
             count = len(self._keys(source.train_batches(epoch, 0, BATCH_SIZE)))
@@ -101,7 +101,7 @@ class DataSourceSuite:
                 f"another {what} {'has' if is_another else 'is to have'} another order"
             )
 
-    def test_the_fingerprint_says_which_examples_there_are(self, tmp_path: Path) -> None:
+    def test_the_fingerprint_depends_on_the_examples(self, tmp_path: Path) -> None:
         source = self.open(tmp_path)
         found = source.fingerprint
         assert isinstance(found, str), f"the fingerprint is no text: {found!r}"

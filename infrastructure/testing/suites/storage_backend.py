@@ -46,8 +46,10 @@ class StorageBackendSuite:
         for seen in (place, self.open(tmp_path)):
             for name, expected in (("abcd", b"hello there!"), ("large", large), ("empty", b"")):
                 path = FILE.with_name(name)
-                found = b"".join(seen.read(path))
-                assert found == expected, f"{name}: {len(found)} of {len(expected)} bytes are read"
+                content = b"".join(seen.read(path))
+                assert content == expected, (
+                    f"{name}: {len(content)} of {len(expected)} bytes are read"
+                )
                 assert seen.size(path) == len(expected), f"{name} has another size"
 
     def test_memory_is_filled_to_the_end(self, tmp_path: Path) -> None:
@@ -74,27 +76,29 @@ class StorageBackendSuite:
         place = self.open(tmp_path)
         place.write(FILE, HELLO)
         missing = FILE.with_name("missing")
-        asked: dict[str, Callable[[], object]] = {
+        calls: dict[str, Callable[[], object]] = {
             "read": lambda: list(place.read(missing)),
             "size": lambda: place.size(missing),
             "names": lambda: place.names(Path("run-2")),
             "remove": lambda: place.remove(missing),
         }
-        for name, ask in asked.items():
+        for name, call in calls.items():
             try:
-                found = ask()
+                content = call()
             except FileNotFoundError:
                 continue
-            raise AssertionError(f"{name} of what is not there gives {found!r}: FileNotFoundError")
+            raise AssertionError(
+                f"{name} of what is not there gives {content!r}: FileNotFoundError"
+            )
 
     def test_a_second_write_replaces_the_whole_file(self, tmp_path: Path) -> None:
         place = self.open(tmp_path)
         place.write(FILE, [b"a damaged copy that is longer"])
         place.write(FILE, HELLO)
         place.close()
-        found = b"".join(self.open(tmp_path).read(FILE))
-        assert found == b"hello there!", f"after a second write the file holds {found!r}"
-        assert place.size(FILE) == len(found), "after a second write it has the size of the first"
+        content = b"".join(self.open(tmp_path).read(FILE))
+        assert content == b"hello there!", f"after a second write the file holds {content!r}"
+        assert place.size(FILE) == len(content), "after a second write it has the size of the first"
 
     def test_neighbours_stay_as_they_are(self, tmp_path: Path) -> None:
         """Names that begin with one another, in folders that do."""
@@ -105,8 +109,8 @@ class StorageBackendSuite:
         place.write(FILE, [b"another"])
         place.remove(FILE)
         for path in near[1:]:
-            found = b"".join(place.read(path))
-            assert found == str(path).encode(), f"writing {FILE} has changed {path}"
+            content = b"".join(place.read(path))
+            assert content == str(path).encode(), f"writing {FILE} has changed {path}"
         assert place.names(FILE.parent) == ["abcde"], "a folder lists what lies in another"
 
     def test_what_is_removed_is_gone(self, tmp_path: Path) -> None:
@@ -189,11 +193,11 @@ class StorageBackendSuite:
         name, rejected = again.newest()
         assert not rejected, f"versions are damaged: {rejected}"
         assert name == store.versions()[0], "the newest version is not found"
-        found = dict(again.load(again.read(str(name))))
+        content = dict(again.load(again.read(str(name))))
         expected = _tensors(3)
-        assert found.keys() == expected.keys(), f"tensors {sorted(found)} come back"
+        assert content.keys() == expected.keys(), f"tensors {sorted(content)} come back"
         for key, tensor in expected.items():
-            assert bytes(found[key].data) == bytes(tensor.data), f"{key} has other bytes"
+            assert bytes(content[key].data) == bytes(tensor.data), f"{key} has other bytes"
         store.remove_all_but([str(name)])
         place.close()
         left = Store(Path("run-1"), self.open(tmp_path)).versions()

@@ -63,7 +63,7 @@ class TrainingStrategySuite:
                 f"phase {phase.name!r} names what the model does not have: {strange}"
             )
 
-    def test_a_phase_trains_what_it_says(self, tmp_path: Path) -> None:
+    def test_a_phase_trains_the_parameters_that_it_names(self, tmp_path: Path) -> None:
         watch = WhatTrains()
         trainer = self._trainer(tmp_path, watch)
         trainer.train()

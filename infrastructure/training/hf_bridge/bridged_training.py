@@ -115,12 +115,12 @@ class BridgedTraining:
             run.save_model(self.parts.model)
         status = self._close(is_finished=not state.is_interrupted)
         more = "; run this again to go on" if state.is_interrupted else ""
-        run.say(f"Run {run.name}: {status} at step {state.step}{more}")
+        run.report(f"Run {run.name}: {status} at step {state.step}{more}")
         if state.is_interrupted:
             run.copies.close()
         else:
             run.complete()
-        run.say(run.copies.line())
+        run.report(run.copies.line())
 
     def break_off(self, error: BaseException) -> None:
         """An exception has ended the training; what was committed before is safe."""
@@ -183,7 +183,7 @@ def begin_training(
         state.total_steps = parts.state.max_steps
         saved = _restored(run, parts, state, facts, going_on)
         if saved.get("finished") == state.total_steps:
-            run.say(f"Run {run.name} was finished before: nothing is trained")
+            run.report(f"Run {run.name} was finished before: nothing is trained")
             return FinishedTraining(run, parts, going_on.checkpoint, stack.pop_all())
         if processing_class is not None and not run.files.tokenizer.is_dir():
             run.save_tokenizer(processing_class)
@@ -195,7 +195,7 @@ def begin_training(
         saves = _save_timing(run, snapshots, going_on.checkpoint)
         events = TrainerEvents(parts, loader, state, hooks, saves)
         for line in [*run.notes(), f"Run {run.name} in {run.directory}: {run.copies.line()}"]:
-            run.say(line)
+            run.report(line)
         return BridgedTraining(run, parts, state, hooks, saves, events, stack.pop_all())
 
 
@@ -224,13 +224,13 @@ def _restored(
             "callback.resume_from())"
         )
     for difference in agree(values["facts"], facts, TrainerJudge(), going_on.accepted):
-        run.say(f"note: {difference}: {difference.verdict.value}")
+        run.report(f"note: {difference}: {difference.verdict.value}")
     restore_model(parts.model, snapshot)
     if going_on.is_another_try:
         restore_optimizer(parts, snapshot)
     restore_counts(state, values)
     state.checkpoint = going_on.checkpoint
-    run.say(f"Run {run.name}: going on from step {state.step}")
+    run.report(f"Run {run.name}: going on from step {state.step}")
     return values
 
 

@@ -159,7 +159,7 @@ class TemperCallback:
     def _stop(self, reason: str, signal_number: int) -> None:
         if isinstance(self._training, BridgedTraining):
             self._training.state.interrupt(reason, StopReason.SIGNAL, signal_number)
-            self.run.say("Saving and stopping after this step; Ctrl-C again stops at once")
+            self.run.report("Saving and stopping after this step; Ctrl-C again stops at once")
 
     def _is_gone(self) -> None:
         """In the watchdog's thread: an exception has ended `Trainer.train`."""

@@ -62,7 +62,7 @@ class FinishedTraining:
                 seal(run.files, read_summary(run.files))
             run.copies.compare_anew()
             run.complete()
-            run.say(run.copies.line())
+            run.report(run.copies.line())
         finally:
             self._release()
 

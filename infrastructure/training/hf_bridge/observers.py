@@ -47,7 +47,7 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     hooks: list[Hook] = [
         *create_extensions(config.training.enabled_extensions, parts, {QUANTUM: _refuse_quantum}),
         *others,
-        *monitoring_hooks(config, directory, None, precision, run.say, copies.probes()),
+        *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
         MetricsObserver(MetricsLogger(make_sinks(sinks, directory))),
         ErrorsObserver(directory),
         ReportObserver(directory),

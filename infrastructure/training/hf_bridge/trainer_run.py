@@ -65,7 +65,7 @@ class TrainerRun:
     Args:
         name: what it is found by when it goes on, here and at `backup.place`.
         config: `TAKES_EFFECT` lists what of it counts.
-        say: shows a line to a person.
+        report: shows a line to a person.
 
     Attributes:
         files: the paths of the run.
@@ -76,13 +76,13 @@ class TrainerRun:
         ValueError: the name cannot be a folder's, or `backup.place` names no place.
     """
 
-    def __init__(self, name: str, config: DeploymentConfig, say: Callable[[str], None]) -> None:
+    def __init__(self, name: str, config: DeploymentConfig, report: Callable[[str], None]) -> None:
         if not NAME.fullmatch(name) or redact(name) != name:
             raise ValueError(
                 f"name={name!r}: the name of a training becomes a folder: letters, digits, dots,"
                 " dashes and underscores, and no secret"
             )
-        self.name, self.config, self.say = name, config, say
+        self.name, self.config, self.report = name, config, report
         self.files = RunDirectory((Path(config.output_dir).expanduser() / name).absolute())
         self.versions = CheckpointManager(
             self.files.checkpoints,
@@ -90,7 +90,7 @@ class TrainerRun:
             lambda: read_run_files(self.directory),
             compress=config.training.compress_checkpoints,
         )
-        self.copies = RunReplication(self.files, config, say)
+        self.copies = RunReplication(self.files, config, report)
         self._is_place_checked = False
 
     @property
@@ -160,7 +160,7 @@ class TrainerRun:
         """
         self.check_place()
         options = place_options(self.config)
-        repair_run(self.files, options, self.say)
+        repair_run(self.files, options, self.report)
         try:
             if self.versions.checkpoints():
                 return self.versions.newest()
@@ -169,8 +169,8 @@ class TrainerRun:
                 raise
         if not self._lies_at_place():
             return None
-        _, checkpoint = restore_run(self.name, options, self.directory.parent, report=self.say)
-        self.say(f"Run {self.name}: brought back from {options.place}")
+        _, checkpoint = restore_run(self.name, options, self.directory.parent, report=self.report)
+        self.report(f"Run {self.name}: brought back from {options.place}")
         return checkpoint
 
     def _lies_at_place(self) -> bool:
@@ -233,7 +233,7 @@ class TrainerRun:
         except DamagedFileError as error:
             damaged = [str(error)]
         if damaged:
-            self.say(f"note: final/ was damaged ({', '.join(damaged)}): written anew")
+            self.report(f"note: final/ was damaged ({', '.join(damaged)}): written anew")
         return not damaged
 
     def save_tokenizer(self, processing_class: Any) -> None:
@@ -254,7 +254,7 @@ class TrainerRun:
         complete_finished(self.files, self.copies, self.config.backup.finish_seconds)
         problem = self.copies.problem()
         if problem is not None:
-            self.say(problem)
+            self.report(problem)
             raise CopyNotConfirmedError(problem)
 
 

@@ -220,22 +220,22 @@ class RunLogObserver(Observer):
         self.write = write
 
     def train_start(self, state: TrainingState) -> None:
-        self._tell("the training begins", state, total_steps=state.total_steps)
+        self._log_event("the training begins", state, total_steps=state.total_steps)
 
     def phase_start(self, state: TrainingState) -> None:
-        self._tell("a phase begins", state, phase=state.phase.name)
+        self._log_event("a phase begins", state, phase=state.phase.name)
 
     def eval_end(self, state: TrainingState) -> None:
-        self._tell("evaluated", state, **state.evaluation)
+        self._log_event("evaluated", state, **state.evaluation)
 
     def checkpoint_saved(self, state: TrainingState) -> None:
-        self._tell("a checkpoint is safe", state, checkpoint=str(state.checkpoint))
+        self._log_event("a checkpoint is safe", state, checkpoint=str(state.checkpoint))
 
     def error(self, state: TrainingState) -> None:
-        self._tell("an error ends the training", state, error=repr(state.error))
+        self._log_event("an error ends the training", state, error=repr(state.error))
 
     def train_end(self, state: TrainingState) -> None:
-        self._tell("the training has ended", state, loss=state.loss, reason=state.stop_message)
+        self._log_event("the training has ended", state, loss=state.loss, reason=state.stop_message)
 
-    def _tell(self, what: str, state: TrainingState, **more: Any) -> None:
+    def _log_event(self, what: str, state: TrainingState, **more: Any) -> None:
         self.write({"message": what, "step": state.step, "epoch": state.position.epoch, **more})

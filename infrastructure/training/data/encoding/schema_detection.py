@@ -35,7 +35,7 @@ LABEL_COLUMNS = ("label", "labels", "class", "sentiment", "target")
 SYSTEM_COLUMNS = ("system", "system_prompt")
 TEMPLATE_COLUMNS = {"tools": "tools", "options": "chat_template_kwargs"}  # as TRL names them
 PREFERENCE_COLUMNS = ("chosen", "rejected")
-ASKING = ("prompt", "question", "instruction", "query", "input")
+PROMPT_NAMES = ("prompt", "question", "instruction", "query", "input")
 SAMPLE_ROWS = 100
 NUM_GROUPS_SHOWN = 4
 
@@ -141,7 +141,10 @@ def _is_preferences(columns: list[str], request: ShapeRequest) -> bool:
 
 
 def _preferences(rows: Sequence[Row], columns: list[str]) -> str:
-    (chosen,), prompts = _matching(PREFERENCE_COLUMNS[:1], columns), _matching(ASKING, columns)
+    (chosen,), prompts = (
+        _matching(PREFERENCE_COLUMNS[:1], columns),
+        _matching(PROMPT_NAMES, columns),
+    )
     is_text = all(isinstance(row.values.get(chosen), str) for row in rows)
     if is_text and prompts:
         instead = f"data.prompt_column {prompts[0]} and data.answer_column {chosen}"

@@ -209,7 +209,7 @@ class Preparation:
         self.report.rows_read = self.rows_of_file.total()
         self.report.max_length = self.plan.encoder.max_length
         self.facts.fill(self.report, is_evaluation, self.plan.encoder.tokenizer)
-        self._tell_sources()
+        self._report_sources()
         layout = index.layout_hash() if index else ""
         trained_on = self.facts.content_hash(~is_evaluation)
         self.report.fingerprint = text_hash([self.hash.hexdigest(), trained_on, layout])
@@ -253,7 +253,7 @@ class Preparation:
         np.save(self.folder / "is_used.npy", index.is_used, allow_pickle=False)
         return index
 
-    def _tell_sources(self) -> None:
+    def _report_sources(self) -> None:
         report, shape = self.report, self.plan.shapes[TRAIN]
         report.files = [
             {"name": file.name, "format": file.format, "rows": self.rows_of_file[number]}
