@@ -181,8 +181,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    room = psutil.virtual_memory().available / COPIES_IN_MEMORY / 1e6
-    share = min(arguments.megabytes, room) / FULL_MEGABYTES
+    free_megabytes = psutil.virtual_memory().available / COPIES_IN_MEMORY / 1e6
+    share = min(arguments.megabytes, free_megabytes) / FULL_MEGABYTES
     states = {"full": lambda: adam_state(GPT2, share), "lora": lambda: adam_state(LORA)}
     results = {
         label: compare(make(), arguments.rounds, not arguments.alone)

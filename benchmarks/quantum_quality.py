@@ -137,13 +137,13 @@ def measure(problem: str, sampler_name: str, seconds: float, seed: int) -> dict[
         sampler.clock = time.process_time
     wall, began = time.monotonic(), time.process_time()
     sample_set = sampler.sample(bqm, time_limit=seconds, num_reads=UNTIL_THE_LIMIT, seed=seed)
-    took = time.process_time() - began
+    cpu_seconds = time.process_time() - began
     gap = best_known + float(sample_set.first.energy)
     return {
         "gap": gap,
         "gap_percent": round(100 * gap / best_known, 4),
-        "seconds": round(took, 2),
-        "late": round(max(0.0, took - seconds), 2),
+        "seconds": round(cpu_seconds, 2),
+        "late": round(max(0.0, cpu_seconds - seconds), 2),
         "wall_seconds": round(time.monotonic() - wall, 2),
         "megabytes": peak_resident_bytes() // 10**6,
         "num_reads": sample_set.info["num_reads"],

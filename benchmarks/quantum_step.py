@@ -159,13 +159,13 @@ class Case:
 
 CASES = [
     Case("dirty", 1.0, "all"),
-    *(Case("dirty", 0.1, way) for way in ("random", "top_relevance", "greedy", SEARCH)),
-    *(Case("dirty", 0.5, way) for way in ("random", "greedy", SEARCH)),
-    *(Case("dirty", 0.9, way) for way in ("random", "greedy", SEARCH)),
+    *(Case("dirty", 0.1, answer) for answer in ("random", "top_relevance", "greedy", SEARCH)),
+    *(Case("dirty", 0.5, answer) for answer in ("random", "greedy", SEARCH)),
+    *(Case("dirty", 0.9, answer) for answer in ("random", "greedy", SEARCH)),
     Case("dirty", 0.9, SEARCH, "pool"),
     Case("clean", 1.0, "all"),
-    *(Case("clean", 0.1, way) for way in ("random", "greedy", SEARCH)),
-    *(Case("clean", 0.9, way) for way in ("random", SEARCH)),
+    *(Case("clean", 0.1, answer) for answer in ("random", "greedy", SEARCH)),
+    *(Case("clean", 0.9, answer) for answer in ("random", SEARCH)),
     Case("clean", 0.9, SEARCH, "pool"),
 ]
 

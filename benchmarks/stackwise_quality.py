@@ -262,7 +262,7 @@ def step_seconds(shape: Shape, num_steps: int) -> dict[str, float]:
 
             return train
 
-        systems = {name: system(*way) for name, way in ways.items()}
+        systems = {name: system(*options) for name, options in ways.items()}
         clocks = take_turns(systems, num_steps, "a step", time.process_time)
     return {name: median(clock.seconds[1:num_steps]) for name, clock in clocks.items()}
 

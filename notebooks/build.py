@@ -58,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing, only tell")
     if parser.parse_args(arguments).check:
-        found = outdated()
-        for path in found:
+        paths = outdated()
+        for path in paths:
             print(f"{path.name} is not what its source says: make notebooks", file=sys.stderr)
-        return int(bool(found))
+        return int(bool(paths))
     for source in sources():
         target_of(source).write_text(notebook_of(source), encoding="utf-8")
     return 0

@@ -136,8 +136,8 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         chosen[place.url] = answer_of(place, lambda: _versions(store))
     rows = []
     for where, versions in chosen.items():
-        found = verify_versions(versions)
-        rows += [{"where": where, **row} for row in found]
+        checked = verify_versions(versions)
+        rows += [{"where": where, **row} for row in checked]
     if backup.options.place is not None:
         rows += answer_of(place, lambda: list(_published_rows(place, run_id)))
     if not rows:
@@ -213,9 +213,9 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         text = f"run {run.run_id} is on this machine only: give --place to copy it"
         show(options.json, {"run": run.run_id, "place": None, "text": text}, text)
         return ExitCode.DONE
-    found = backup.status()
-    loss = found.possible_loss(time.time())
-    facts = {"run": run.run_id, **asdict(found), "possible_loss_seconds": loss.seconds}
+    state = backup.status()
+    loss = state.possible_loss(time.time())
+    facts = {"run": run.run_id, **asdict(state), "possible_loss_seconds": loss.seconds}
     lines = [loss.text]
     if loss.seconds == 0.0:
         lines.append("The training has ended: if this machine died now, nothing would be lost")

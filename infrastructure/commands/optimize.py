@@ -71,7 +71,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     before = facts["before_seconds"]
     seconds = {"as it is": before, **facts["seconds_of_method"]}
     rows = [
-        [name, f"{1000 * took:.2f} ms", f"{before / took:.2f} x"] for name, took in seconds.items()
+        [name, f"{1000 * step_seconds:.2f} ms", f"{before / step_seconds:.2f} x"]
+        for name, step_seconds in seconds.items()
     ]
     title = f"{facts['model']}, {facts['num_rows']} x {facts['length']} tokens"
     refused = [f"{name} is not possible: {why}" for name, why in facts["failures"].items()]

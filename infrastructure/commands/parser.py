@@ -82,5 +82,5 @@ def known_flags(parser: CommandParser, *words: str) -> list[str]:
 def subcommands(parser: CommandParser) -> dict[str, CommandParser]:
     """The parsers of a command's second words, or of all commands; empty where it takes none."""
     actions = parser.complete()._actions
-    found = [a.choices for a in actions if isinstance(a, argparse._SubParsersAction)]
-    return dict(found[0]) if found else {}
+    choices = [a.choices for a in actions if isinstance(a, argparse._SubParsersAction)]
+    return dict(choices[0]) if choices else {}

@@ -56,11 +56,11 @@ def canonical_section(path: str) -> str:
 
 def spellings(keys: Collection[str]) -> dict[str, str]:
     """Every spelling of some canonical keys, those themselves among them: spelling → key."""
-    found = {key: key for key in keys} | KEYS
+    key_of = {key: key for key in keys} | KEYS
     for prefix, meant in PREFIXES.items():
-        inside = [known for known in found if known.startswith(meant)]
-        found |= {prefix + known.removeprefix(meant): found[known] for known in inside}
-    return found
+        inside = [known for known in key_of if known.startswith(meant)]
+        key_of |= {prefix + known.removeprefix(meant): key_of[known] for known in inside}
+    return key_of
 
 
 def spelt_in_section(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:

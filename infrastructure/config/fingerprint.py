@@ -32,9 +32,11 @@ def purpose_of(config: DeploymentConfig) -> dict[str, Any]:
     nested = config.to_dict()["values"]
     left_out: str | tuple[()] = () if QUANTUM in config.training.extensions else OF_THE_QUANTUM_STEP
     keys = [key for key in config.present_keys() if counts(key) and not key.startswith(left_out)]
-    found = {key: _inside(nested, key) for key in keys}
+    settings = {key: _inside(nested, key) for key in keys}
     fields = schema_of(DeploymentConfig).fields
-    return found | {key: True for key in found if fields[key].is_switch and found[key] is not None}
+    return settings | {
+        key: True for key in settings if fields[key].is_switch and settings[key] is not None
+    }
 
 
 def differing_keys(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -45,12 +47,14 @@ def differing_keys(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Itera
     """
     recorded = current_keys(recorded)
     for key in dict.fromkeys([*recorded, *now]):
-        was, found = recorded.get(key), now.get(key)
-        if key not in recorded and found == _default(key):  # recorded before there was this setting
+        was, current = recorded.get(key), now.get(key)
+        if key not in recorded and current == _default(
+            key
+        ):  # recorded before there was this setting
             continue
-        if was is True and isinstance(found, Mapping):  # as runs of before recorded a mapping
+        if was is True and isinstance(current, Mapping):  # as runs of before recorded a mapping
             continue
-        if was != found and not (key in PLACES and _has_moved(was, found)):
+        if was != current and not (key in PLACES and _has_moved(was, current)):
             yield key
 
 
@@ -64,10 +68,10 @@ def _default(key: str) -> Any:
     return None if spec is None else spec.default
 
 
-def _has_moved(was: Any, found: Any) -> bool:
-    if not isinstance(was, str) or not isinstance(found, str):
+def _has_moved(was: Any, current: Any) -> bool:
+    if not isinstance(was, str) or not isinstance(current, str):
         return False
-    same_name = Path(was).name == Path(found).name
+    same_name = Path(was).name == Path(current).name
     return same_name and Path(was).is_absolute() and not _exists(was)
 
 

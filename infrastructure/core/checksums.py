@@ -92,10 +92,10 @@ def parse_sums(text: str) -> dict[str, str]:
     """
     sums = {}
     for line in text.splitlines():
-        found = _LINE.fullmatch(line)
-        if found is None or Path(found[2]).is_absolute() or ".." in Path(found[2]).parts:
+        match = _LINE.fullmatch(line)
+        if match is None or Path(match[2]).is_absolute() or ".." in Path(match[2]).parts:
             raise DamagedFileError(f"{SUMS} has a line that cannot be read: {line[:80]!r}")
-        sums[found[2]] = found[1]
+        sums[match[2]] = match[1]
     return sums
 
 

@@ -154,8 +154,8 @@ def disk_free_bytes(path: Path) -> int | None:
 
 def gpus() -> list[GPU]:
     """The NVIDIA GPUs: by NVML, else by GPUtil, else none. Never raises; safe to poll."""
-    found = _gpus_by_nvml()
-    return gpus_by_gputil() if found is None else found
+    by_nvml = _gpus_by_nvml()
+    return gpus_by_gputil() if by_nvml is None else by_nvml
 
 
 def _gpus_by_nvml() -> list[GPU] | None:

@@ -135,8 +135,8 @@ def end_of_last_line(file: FileIO) -> int:
     while end > 0:
         start = max(0, end - SEARCH_BYTES)
         file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         end = start
     return 0

@@ -41,21 +41,21 @@ def load_object(what: str, address: str) -> Any:
     if not _is_known(module_name) and here not in sys.path:
         sys.path.append(here)  # for good: the module may import its neighbours later
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     except Exception as error:  # whatever the module does when it is imported
         raise ValueError(
             f"the {what} {address} cannot be loaded: importing {module_name} raises"
             f" {type(error).__name__}: {error}"
         ) from error
-    file = getattr(found, "__file__", None) or module_name
+    file = getattr(target, "__file__", None) or module_name
     for part in name.split("."):
-        if not hasattr(found, part):
-            names = [known for known in vars(found) if not known.startswith("_")]
+        if not hasattr(target, part):
+            names = [known for known in vars(target) if not known.startswith("_")]
             meant = nearest(part, names)
             hint = f"; did you mean {meant!r}?" if meant else ""
             raise ValueError(f"the {what} {address} cannot be loaded: {file} has no {part!r}{hint}")
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def missing_module(what: str, address: str) -> str | None:
@@ -74,10 +74,10 @@ def missing_module(what: str, address: str) -> str | None:
     )
 
 
-def address_of(found: Any) -> str | None:
+def address_of(target: Any) -> str | None:
     """The `module:name` by which another process finds the same class or function; None: none
     does, as it is made in a notebook, in the script itself or inside a function."""
-    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == MAIN:
         return None
     address = f"{module}:{name}"
@@ -86,7 +86,7 @@ def address_of(found: Any) -> str | None:
     there: Any = sys.modules.get(module)
     for part in name.split("."):
         there = getattr(there, part, None)
-    return address if there is found else None
+    return address if there is target else None
 
 
 def module_file(module_name: str) -> Path | None:

@@ -53,8 +53,8 @@ def high_water_mark_bytes() -> int | None:
         lines = STATUS.read_text().splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return int(found[0]) * 1024 if found else None
+    peak_kib = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(peak_kib[0]) * 1024 if peak_kib else None
 
 
 def reset_high_water_mark() -> bool:
@@ -101,8 +101,8 @@ class HardLimit:
             self._before = resource.getrlimit(resource.RLIMIT_DATA)
         now = psutil.Process().memory_info()
         unused = max(0, now.data - (now.rss - now.shared))
-        room = self.limit_bytes - used_bytes - unused - FILE_PAGES_BYTES
-        allowed = now.data + max(LEAST_ROOM_BYTES, room)
+        free_bytes = self.limit_bytes - used_bytes - unused - FILE_PAGES_BYTES
+        allowed = now.data + max(LEAST_ROOM_BYTES, free_bytes)
         hard = self._before[1]
         if hard != resource.RLIM_INFINITY:
             allowed = min(allowed, hard)

@@ -145,7 +145,7 @@ class Registry(Generic[Plugin]):
                 it does not keep the contract.
         """
         if name in self._registered:
-            found = self._registered[name]
+            plugin = self._registered[name]
         else:
             address = self._address(name)
             if address is None and name in self._provided:
@@ -153,9 +153,9 @@ class Registry(Generic[Plugin]):
             key = address or name
             if key not in self._loaded:
                 self._loaded[key] = self._load(name, address)
-            found = self._loaded[key]
-        self._check(name, found)  # again, as the contract may be known only by now
-        return found
+            plugin = self._loaded[key]
+        self._check(name, plugin)  # again, as the contract may be known only by now
+        return plugin
 
     def make(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         """What the plug-in of that name makes.
@@ -194,10 +194,10 @@ class Registry(Generic[Plugin]):
     def addresses(self) -> dict[str, str]:
         """Name → address of what was registered, here or where the run began that goes on; without
         what no other process can import."""
-        found = {name: origin.address for name, origin in self._adopted.items()}
-        found |= _inherited(self.group)
-        found |= {name: address_of(plugin) for name, plugin in self._registered.items()}
-        return {name: address for name, address in found.items() if address is not None}
+        address_of_name = {name: origin.address for name, origin in self._adopted.items()}
+        address_of_name |= _inherited(self.group)
+        address_of_name |= {name: address_of(plugin) for name, plugin in self._registered.items()}
+        return {name: address for name, address in address_of_name.items() if address is not None}
 
     def origin(self, name: str) -> Origin | None:
         """Where the plug-in of a name or an address comes from; None: it is built in, or there is
@@ -254,8 +254,8 @@ class Registry(Generic[Plugin]):
 
     def _load(self, name: str, address: str | None) -> Plugin:
         if address is not None:
-            found: Plugin = load_object(self.what, address)
-            return found
+            plugin: Plugin = load_object(self.what, address)
+            return plugin
         points = entry_points(group=self.group, name=name)
         if not points:
             raise ValueError(self._unknown(name))
@@ -316,8 +316,8 @@ class Registry(Generic[Plugin]):
 def registered_addresses() -> str:
     """What this process has registered and others can import, for `PLUGINS_VARIABLE` of a helper;
     empty where there is nothing."""
-    found = {registry.group: registry.addresses() for registry in _REGISTRIES}
-    addresses = {group: known for group, known in found.items() if known}
+    by_group = {registry.group: registry.addresses() for registry in _REGISTRIES}
+    addresses = {group: known for group, known in by_group.items() if known}
     return json.dumps(addresses) if addresses else ""
 
 
@@ -353,8 +353,8 @@ def package_of(address: str | None) -> str | None:
 def _inherited(group: str) -> dict[str, str]:
     """Name → address of what the process that has started this one had registered."""
     text = os.environ.get(PLUGINS_VARIABLE)
-    found: dict[str, str] = json.loads(text).get(group, {}) if text else {}
-    return found
+    inherited: dict[str, str] = json.loads(text).get(group, {}) if text else {}
+    return inherited
 
 
 def _place_of(plugin: Any) -> str | None:

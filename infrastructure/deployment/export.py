@@ -103,8 +103,8 @@ def _model_of(run: RunDirectory, config: DeploymentConfig) -> LoadedModel:
 
 
 def _refuse_other_base(identity: dict[str, Any], loaded: LoadedModel) -> None:
-    found = base_facts(loaded.description)["base_model"]
-    if identity.get("base_is_frozen") and identity["base_model"] != found:
+    base_model = base_facts(loaded.description)["base_model"]
+    if identity.get("base_is_frozen") and identity["base_model"] != base_model:
         raise CheckpointError(
             f"the base model {loaded.description['name']} is not the one that this LoRA was trained"
             " on: bring that back, and export again"

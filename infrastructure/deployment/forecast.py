@@ -364,10 +364,10 @@ def _bytes_in(folder: Path) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = parse_json(path.read_text())
+        record = parse_json(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def bytes_of_version(model: torch.nn.Module, create_optimizer: CreateOptimizer) -> int:

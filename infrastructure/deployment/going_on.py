@@ -71,7 +71,7 @@ def record_accepted(run: RunDirectory, agreed: Sequence[Difference], step: int) 
     entry: AcceptedRecord = {
         "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "step": step,
-        "changes": [{"name": d.name, "was": d.was, "is": d.found} for d in accepted],
+        "changes": [{"name": d.name, "was": d.was, "is": d.current} for d in accepted],
     }
     write_record(run.run_file, {**record, "accepted": [*record.get("accepted", []), entry]})
 

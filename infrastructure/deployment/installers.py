@@ -143,8 +143,8 @@ def find_uv() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):  # such as a program for another machine
         return None
-    found = re.match(r"uv (\d+)\.(\d+)", answer.stdout)
-    return program if found and (int(found[1]), int(found[2])) >= OLDEST_UV else None
+    version = re.match(r"uv (\d+)\.(\d+)", answer.stdout)
+    return program if version and (int(version[1]), int(version[2])) >= OLDEST_UV else None
 
 
 @dataclass(frozen=True)
@@ -176,13 +176,13 @@ class Pip:
             env=_variables(),
             check=False,
         )
-        found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+        sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
         for line in answer.stdout.splitlines():
             name, _, value = line.partition("=")
             section, _, key = name.rpartition(".")
-            if section in found:
-                found[section][key] = str(ast.literal_eval(value))
-        return {key: value for section in found.values() for key, value in section.items()}
+            if section in sections:
+                sections[section][key] = str(ast.literal_eval(value))
+        return {key: value for section in sections.values() for key, value in section.items()}
 
     def _command(self, *arguments: str) -> list[str]:
         return [str(self.python), "-P", "-m", "pip", *arguments]
@@ -222,7 +222,7 @@ class Uv:
 
     def variables(self, *arguments: str) -> dict[str, str]:
         """Of uv's process: pip's settings, unless there is one for uv itself."""
-        found = _variables()
+        environment = _variables()
         for name, variable in UV_VARIABLES.items():
             values = self.settings.get(name, "").split()
             if name in PATHS:
@@ -231,10 +231,10 @@ class Uv:
                 values = [v for v in values if not _is_missing_folder(v)]
             if values:
                 separator = "," if name == "find-links" else " "
-                found.setdefault(variable, separator.join(values))
+                environment.setdefault(variable, separator.join(values))
         if "--index-url" in arguments:  # in place of the usual one
-            found.pop("UV_DEFAULT_INDEX", None)
-        return {**found, "UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1"}
+            environment.pop("UV_DEFAULT_INDEX", None)
+        return {**environment, "UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1"}
 
     def _command(self, action: str, *arguments: str) -> list[str]:
         options = ["--python", str(self.python)]

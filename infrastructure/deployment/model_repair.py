@@ -144,12 +144,12 @@ def _fetched(run: RunDirectory, place: Place | None, name: str, digest: str) -> 
 
 
 def _copy(place: Place, source: Path, target: Path, digest: str) -> None:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with atomic_write(target) as file:
         for chunk in place.read(source):
-            found.update(chunk)
+            hasher.update(chunk)
             file.write(chunk)
-        if found.hexdigest() != digest:
+        if hasher.hexdigest() != digest:
             raise DamagedFileError(f"{source} at {place.url} is damaged")
 
 

@@ -107,8 +107,8 @@ def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> Dep
 def _undone(config: DeploymentConfig, keys: tuple[str, ...]) -> dict[str, Any]:
     """Settings as nobody gave them, where somebody did: without effect they would be refused."""
     fields = schema_of(DeploymentConfig).fields
-    found = {key: spec.default for key, spec in fields.items() if key.startswith(keys)}
-    return {key: value for key, value in found.items() if config.value(key) != value}
+    defaults = {key: spec.default for key, spec in fields.items() if key.startswith(keys)}
+    return {key: value for key, value in defaults.items() if config.value(key) != value}
 
 
 def row_of(answer: str, summary: Mapping[str, Any]) -> Row:
@@ -132,6 +132,8 @@ def table_of(rows: list[Row]) -> list[str]:
     lines = [f"{'trained on':<16}{'held-out loss':>14}{'steps':>8}{'quantum steps':>15}{'all':>12}"]
     for row in rows:
         loss = "–" if row["eval_loss"] is None else format_number(row["eval_loss"])
-        took, whole = (format_duration(row[name] or 0.0) for name in ("quantum_seconds", "seconds"))
-        lines.append(f"{row['answer']:<16}{loss:>14}{row['steps']:>8,}{took:>15}{whole:>12}")
+        quantum, total = (
+            format_duration(row[name] or 0.0) for name in ("quantum_seconds", "seconds")
+        )
+        lines.append(f"{row['answer']:<16}{loss:>14}{row['steps']:>8,}{quantum:>15}{total:>12}")
     return [*lines, SCATTER]

@@ -26,13 +26,13 @@ def step_of(checkpoint: Path) -> int:
 
 def by_step(store: Store) -> dict[int, Path]:
     """The newest readable checkpoint of every step that has one."""
-    found: dict[int, Path] = {}
+    manifests: dict[int, Path] = {}
     for name in reversed(store.versions()):
         try:
-            found[store.read(name).step] = store.manifest_path(name)
+            manifests[store.read(name).step] = store.manifest_path(name)
         except CheckpointError as error:
             log.warning("skipping a damaged checkpoint: %s: %s", name, error)
-    return found
+    return manifests
 
 
 def verify(checkpoint: Path) -> None:

@@ -43,13 +43,13 @@ class Difference:
 
     name: str
     was: Any
-    found: Any
+    current: Any
     verdict: Verdict
     cause: str = ""
 
     def __str__(self) -> str:
         cause = f" ({self.cause})" if self.cause else ""
-        return f"{self.name}: was {_short(self.was)}, is {_short(self.found)}{cause}"
+        return f"{self.name}: was {_short(self.was)}, is {_short(self.current)}{cause}"
 
 
 class Judge(Protocol):
@@ -105,22 +105,22 @@ def _refusal(refused: Sequence[Difference], judge: Judge) -> str:
     )
 
 
-def version_differences(was: Facts, found: Facts) -> Iterator[Difference]:
+def version_differences(was: Facts, current: Facts) -> Iterator[Difference]:
     """Packages that are not the ones they were; both facts need `versions` and `device`."""
-    before, now = was["versions"], found["versions"]
-    on_gpu = any(facts["device"] != "cpu" for facts in (was, found))
+    before, now = was["versions"], current["versions"]
+    on_gpu = any(facts["device"] != "cpu" for facts in (was, current))
     for package in sorted(before.keys() | now.keys()):
         if before.get(package) != now.get(package):
             verdict = _judged_version(package, before.get(package), now.get(package), on_gpu)
             yield Difference(package, before.get(package), now.get(package), verdict)
 
 
-def _judged_version(package: str, was: str | None, found: str | None, on_gpu: bool) -> Verdict:
-    if was is None or found is None or package in CHECKED_BY_CONTENT:
+def _judged_version(package: str, was: str | None, current: str | None, on_gpu: bool) -> Verdict:
+    if was is None or current is None or package in CHECKED_BY_CONTENT:
         return Verdict.HARMLESS  # what is needed and not there was refused before
     if on_gpu and package in ON_THE_GPU:
         return Verdict.CHANGES_THE_RESULT
-    same_minor = was.split(".")[:2] == found.split(".")[:2]
+    same_minor = was.split(".")[:2] == current.split(".")[:2]
     return Verdict.HARMLESS if same_minor else Verdict.CHANGES_THE_RESULT
 
 

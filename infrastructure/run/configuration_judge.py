@@ -121,22 +121,22 @@ def shown_name(key: str) -> str:
     return leaf if is_unique and leaf not in ("name", "path", "format", "r") else key
 
 
-def _settings(was: Facts, found: Facts) -> Iterator[Difference]:
-    before, now = current_keys(was["settings"]), found["settings"]
+def _settings(was: Facts, current: Facts) -> Iterator[Difference]:
+    before, now = current_keys(was["settings"]), current["settings"]
     for key in dict.fromkeys([*differing_keys(before, now), *MEASURED]):
         values = before.get(key), now.get(key)
         if key in RESOLVED:  # checkpoints of before have no measured numbers
-            values = tuple(f["resolved"].get(key, f["settings"].get(key)) for f in (was, found))
+            values = tuple(f["resolved"].get(key, f["settings"].get(key)) for f in (was, current))
             if values[0] == values[1]:
                 continue
-        yield Difference(shown_name(key), *values, _judged_setting(key, was, found))
+        yield Difference(shown_name(key), *values, _judged_setting(key, was, current))
 
 
-def _judged_setting(key: str, was: Facts, found: Facts) -> Verdict:
+def _judged_setting(key: str, was: Facts, current: Facts) -> Verdict:
     if key.startswith(NEEDS_A_NEW_RUN) or key == "model.lora_config":
         return Verdict.NEEDS_A_NEW_RUN
-    same_data = was["data"] == found["data"]
-    same_base = was["base_model"] is not None and was["base_model"] == found["base_model"]
+    same_data = was["data"] == current["data"]
+    same_base = was["base_model"] is not None and was["base_model"] == current["base_model"]
     if (key in COMPARED_BY_CONTENT and same_data) or (key == "model.name" and same_base):
         return Verdict.HARMLESS
     if key == "model.revision" and same_base:
@@ -144,19 +144,19 @@ def _judged_setting(key: str, was: Facts, found: Facts) -> Verdict:
     return Verdict.CHANGES_THE_RESULT
 
 
-def _facts(was: Facts, found: Facts) -> Iterator[Difference]:
+def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
     for name in (*FACT_NAMES, "machine"):
-        before, now = was[name], found[name]
+        before, now = was[name], current[name]
         if name == "base_model" and not was["base_is_frozen"]:
             continue  # training all weights has overwritten it
         if before != now:
-            cause = OTHER_LABELS if name == "data" and _has_other_labels(was, found) else ""
+            cause = OTHER_LABELS if name == "data" and _has_other_labels(was, current) else ""
             yield Difference(name, before, now, _judged_fact(name, before, now), cause)
 
 
-def _has_other_labels(was: Facts, found: Facts) -> bool:
+def _has_other_labels(was: Facts, current: Facts) -> bool:
     """Checkpoints of before have no version of how answers are marked."""
-    return bool(was.get("labels", 1) != found.get("labels", 1))
+    return bool(was.get("labels", 1) != current.get("labels", 1))
 
 
 def _judged_fact(name: str, before: Any, now: Any) -> Verdict:

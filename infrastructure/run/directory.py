@@ -187,19 +187,19 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
 def _numbered_checkpoint(path: Path, step: str) -> tuple[RunDirectory, Path]:
     """The checkpoint at `.../checkpoint-STEP`."""
     inside = path.parent
-    found = [inside] if (inside / RUN_FILE).is_file() else runs_in(inside)
-    if not found:
+    runs = [inside] if (inside / RUN_FILE).is_file() else runs_in(inside)
+    if not runs:
         raise ValueError(
             f"there is no {path}, and {inside} is no run and holds none: RUN@{step} names the"
             f" checkpoint of a run at step {step}; temper checkpoints list shows those there are"
         )
-    run = RunDirectory(found[-1].resolve())
+    run = RunDirectory(runs[-1].resolve())
     return run, _checkpoint_at(run, step)
 
 
 def _checkpoint_at(run: RunDirectory, step: str) -> Path:
-    found = by_step(Store(run.checkpoints))
-    if not step.isdecimal() or int(step) not in found:
-        steps = ", ".join(map(str, sorted(found))) or "none"
+    manifests = by_step(Store(run.checkpoints))
+    if not step.isdecimal() or int(step) not in manifests:
+        steps = ", ".join(map(str, sorted(manifests))) or "none"
         raise ValueError(f"run {run.run_id} has no checkpoint at step {step!r}; it has: {steps}")
-    return found[int(step)]
+    return manifests[int(step)]

@@ -33,8 +33,8 @@ class SavedSteps:
             for name in self.store.versions():
                 if name not in self._known:
                     self._known[name] = self._read(name)
-                if (found := self._known[name]) is not None:
-                    return found
+                if (saved := self._known[name]) is not None:
+                    return saved
         except OSError:  # what a look cannot see is not shown
             return None
         return None

@@ -91,12 +91,12 @@ class RunReplication:
 
         def look() -> tuple[str, str | None]:
             store = Store(Path(self.run.run_id), place)
-            room = require_free_space(f"at {place.url}", store, keep, bytes_per_version)
-            return room, place.caution(self.run.path)
+            free_space = require_free_space(f"at {place.url}", store, keep, bytes_per_version)
+            return free_space, place.caution(self.run.path)
 
         try:
-            room, caution = within(CONTACT_SECONDS, look)
-            self.report(f"room {room}")
+            free_space, caution = within(CONTACT_SECONDS, look)
+            self.report(f"room {free_space}")
         except OSError as error:
             caution = f"{place.url}: {error}; {place.advice(error)}"
         if caution is not None:
@@ -116,8 +116,8 @@ class RunReplication:
         status = self._look()
         if status.confirmed_at is None or status.saved_at is None:
             return self.config.backup.emergency_seconds
-        took = max(0.0, status.confirmed_at - status.saved_at)
-        return min(CONFIRM_FACTOR * took, self.config.backup.finish_seconds)
+        confirm_seconds = max(0.0, status.confirmed_at - status.saved_at)
+        return min(CONFIRM_FACTOR * confirm_seconds, self.config.backup.finish_seconds)
 
     def _look(self) -> BackupStatus:
         """The status, read at most every LOOK_SECONDS."""

@@ -107,8 +107,8 @@ def restore_run(
         for problem in restore_run_files(store, store.read(checkpoint.stem), run.path):
             log.warning("%s", problem)
         stores = [store, Store(Path(run_id), place)]
-        if not run.has_record() and (found := RunFileRepair(run.path, stores).restore(RUN_FILE)):
-            log.warning("%s", found.text)  # from an older version
+        if not run.has_record() and (repair := RunFileRepair(run.path, stores).restore(RUN_FILE)):
+            log.warning("%s", repair.text)  # from an older version
     if step is None and not run.is_finished():
         _restore_end(place, run, store.read(checkpoint.stem).step, report)
     return run, checkpoint
@@ -118,12 +118,12 @@ def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[s
     """Bring back what a finished run has at its place besides its versions; where something of it
     is not whole, the run goes on from its last version, and writes it anew."""
     try:
-        found = finished_at(place, run.run_id, step)
-        if found is None:
+        finished = finished_at(place, run.run_id, step)
+        if finished is None:
             return
-        report(f"It lies finished there: {found.url}")
+        report(f"It lies finished there: {finished.url}")
         with byte_bar("restoring the model") as move_bar:
-            found.fetch(run.path, move_bar)
+            finished.fetch(run.path, move_bar)
     except (OSError, DamagedFileError) as error:
         log.warning("the end of run %s is not brought back: %s", run.run_id, redact(str(error)))
 

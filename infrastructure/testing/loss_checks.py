@@ -118,7 +118,7 @@ def check_isolation(subject: Subject) -> CheckResult:
     name = "isolation"
     if not subject.reads_text:
         return CheckResult(name, "skipped", NO_TEXT)
-    way = "packed" if getattr(subject.adapter, "packs", False) else "padded"
+    layout = "packed" if getattr(subject.adapter, "packs", False) else "padded"
     with leaving_no_trace(subject):
         be_quiet(subject)
         examples = subject.sample
@@ -130,12 +130,12 @@ def check_isolation(subject: Subject) -> CheckResult:
     numbers = {"relative_difference": difference, "leak": leak}
     if difference > subject.tolerance or leak > leak_tolerance(together[0].dtype):
         text = (
-            f"{way} examples see each other: their logits differ by {difference:.2g} from those"
+            f"{layout} examples see each other: their logits differ by {difference:.2g} from those"
             f" of the same examples alone, and by {leak:.2g} with another neighbour"
         )
-        remedy = "train with data.packing false" if way == "packed" else ""
+        remedy = "train with data.packing false" if layout == "packed" else ""
         return CheckResult(name, "fail", text, remedy, numbers=numbers)
-    text = f"{len(examples)} {way} examples give the same logits as each by itself"
+    text = f"{len(examples)} {layout} examples give the same logits as each by itself"
     return CheckResult(name, "pass", text, numbers=numbers)
 
 

@@ -175,6 +175,6 @@ def should_checkpoint(context: TrainingContext | None = None) -> bool:
     Args:
         context: None: the only training that was prepared in this process.
     """
-    found = own_loop(context, "should_checkpoint")
-    loop: TrainingLoop = found.trainer.prepare()
-    return loop.save_is_due(found.state)
+    own = own_loop(context, "should_checkpoint")
+    loop: TrainingLoop = own.trainer.prepare()
+    return loop.save_is_due(own.state)

@@ -491,8 +491,8 @@ class EnhancedTrainer:
         loop, state = self.prepare(), self.state
         assert state is not None
         step = loop.optimizer_step
-        found = self.identity()
-        agreed = agree(was, found, ConfigurationJudge(), frozenset(map(canonical_name, accept)))
+        current = self.identity()
+        agreed = agree(was, current, ConfigurationJudge(), frozenset(map(canonical_name, accept)))
         accepted = {d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT}
         groups = hyperparameters(step.optimizer)
         if was:

@@ -448,14 +448,14 @@ def check_runs(
         hidden = _run(model.embedding, inputs.to(parameter.device), "the embedding cannot be run")
         for number, layer in enumerate(model.layers, 1):
             what = f"layer {number} cannot be run"
-            found = _run(layer, hidden, what)
-            if not isinstance(found, torch.Tensor) or found.shape != hidden.shape:
-                made = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found)
+            output = _run(layer, hidden, what)
+            if not isinstance(output, torch.Tensor) or output.shape != hidden.shape:
+                made = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output)
                 raise ValueError(
                     f"layer {number} makes {made} of {tuple(hidden.shape)}: layers hand hidden"
                     " states of one shape on; what changes it belongs into embedding or head"
                 )
-            hidden = found
+            hidden = output
         _run(model.head, hidden, "the head cannot be run")
     on_device = targets.to(parameter.device) if isinstance(targets, torch.Tensor) else targets
     batch = {"inputs": inputs.to(parameter.device), "targets": on_device, "num_items": 1}

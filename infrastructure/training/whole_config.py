@@ -183,6 +183,6 @@ class DataPipeline(data_pipeline.DataPipeline):
             int64 tensors (B, L): `input_ids`, `attention_mask`, and for examples `labels`.
         """
         if all(isinstance(one, str) for one in batch):
-            found: Any = self.tokenizer(list(batch), padding=True, return_tensors="pt")
-            return {name: found[name] for name in ("input_ids", "attention_mask")}
+            encoded: Any = self.tokenizer(list(batch), padding=True, return_tensors="pt")
+            return {name: encoded[name] for name in ("input_ids", "attention_mask")}
         return pad(batch, self.tokenizer.pad_token_id)  # type: ignore[arg-type]

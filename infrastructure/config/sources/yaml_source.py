@@ -94,9 +94,9 @@ def _refuse_many(root: yaml.Node, path: Path) -> None:
         if len(outer) > MAX_DEPTH:
             raise ConfigurationError(_too_deep(f"{path}:{_line(node)}"))
         if node not in counted:
-            found = [count(inner, (*outer, node)) for inner in _inside(node)]
-            num_values = 1 + sum(values for values, _ in found)
-            counted[node] = num_values, 1 + max((levels for _, levels in found), default=0)
+            counts = [count(inner, (*outer, node)) for inner in _inside(node)]
+            num_values = 1 + sum(values for values, _ in counts)
+            counted[node] = num_values, 1 + max((levels for _, levels in counts), default=0)
             if num_values > MAX_VALUES:
                 raise ConfigurationError(
                     f"{path}:{_line(node)}: this stands for more than {MAX_VALUES} values, aliases"

@@ -130,18 +130,18 @@ def _frame(chart: Chart, width: int, height: int) -> Frame | None:
     steps += [step for gap in chart.curve.gaps for step in (gap.first_step, gap.last_step)]
     first = 0.0 if 0 <= min(steps) <= 0.1 * max(steps) else min(steps)
     is_log = uses_log_scale(chart)
-    return Frame(width, height, (first, max(steps)), _room(chart, *values, is_log), is_log)
+    return Frame(width, height, (first, max(steps)), _padded_range(chart, *values, is_log), is_log)
 
 
-def _room(chart: Chart, low: float, high: float, is_log: bool) -> tuple[float, float]:
+def _padded_range(chart: Chart, low: float, high: float, is_log: bool) -> tuple[float, float]:
     """The value axis: a little more than the values, from 0 where that is asked for."""
     if is_log:
-        room = (high / low) ** 0.05
-        return low / room, high * room
+        padding = (high / low) ** 0.05
+        return low / padding, high * padding
     if chart.from_zero and low >= 0:
         return 0.0, high * 1.08 or 1.0
-    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    return low - room, high + room
+    padding = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    return low - padding, high + padding
 
 
 def _axes(chart: Chart, frame: Frame) -> list[str]:
@@ -164,8 +164,8 @@ def _axes(chart: Chart, frame: Frame) -> list[str]:
 def _step_ticks(frame: Frame) -> list[float]:
     """Whole steps, as far as the word at the end of the axis leaves room."""
     ticks = linear_ticks(*frame.steps, num_ticks=max(3, frame.width // 110))
-    room = frame.width - RIGHT - 48
-    return [tick for tick in ticks if tick == int(tick) and frame.x(tick) <= room]
+    right_edge = frame.width - RIGHT - 48
+    return [tick for tick in ticks if tick == int(tick) and frame.x(tick) <= right_edge]
 
 
 def without_zeros(number: str) -> str:

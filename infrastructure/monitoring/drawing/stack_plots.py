@@ -110,8 +110,12 @@ class StackPicture:
     def _y(self, value: float) -> float:
         assert self.values is not None
         low, high = self.values
-        room = (high / low) ** 0.06 if self.is_log else (high - low) * 0.06 or abs(high) * 0.1 or 1
-        low, high = (low / room, high * room) if self.is_log else (low - room, high + room)
+        padding = (
+            (high / low) ** 0.06 if self.is_log else (high - low) * 0.06 or abs(high) * 0.1 or 1
+        )
+        low, high = (
+            (low / padding, high * padding) if self.is_log else (low - padding, high + padding)
+        )
         low, high, value = (math.log10(v) if self.is_log else v for v in (low, high, value))
         top = self.floor + GAP
         return top + LOSS_HEIGHT * (1 - (value - low) / (high - low))
@@ -202,10 +206,10 @@ class StackPicture:
     def _steps(self) -> list[str]:
         bottom = self.floor + (GAP + LOSS_HEIGHT if self.values else 0)
         parts = [_line(self.left, bottom, self.width - RIGHT, bottom, "axis")]
-        room = self.width - RIGHT - 48
+        right_edge = self.width - RIGHT - 48
         for tick in linear_ticks(0, self.last_step, num_ticks=max(3, self.width // 110)):
             x = self._x(tick)
-            if tick == int(tick) and x <= room:
+            if tick == int(tick) and x <= right_edge:
                 parts.append(_line(x, bottom, x, bottom + 4, "axis"))
                 parts.append(_text(x, bottom + 18, f"{tick:,.0f}", "middle"))
         parts.append(_text(self.width - RIGHT, bottom + 18, "step", "end"))

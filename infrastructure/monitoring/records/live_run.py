@@ -149,10 +149,10 @@ class LiveRun:
         timed = [(r.get("step"), r.get("seconds")) for r in self.facts.records]
         steps = [(s, t) for s, t in timed if isinstance(s, int) and isinstance(t, int | float)]
         seconds, num_steps = 0.0, 0
-        for (before, _), (step, took) in reversed(list(itertools.pairwise(steps))):
+        for (before, _), (step, step_seconds) in reversed(list(itertools.pairwise(steps))):
             if seconds >= RATE_SECONDS:
                 break
-            seconds, num_steps = seconds + took, num_steps + step - before
+            seconds, num_steps = seconds + step_seconds, num_steps + step - before
         return seconds / num_steps if num_steps > 0 else None
 
     @property
@@ -242,9 +242,9 @@ class LiveRun:
                         MAX_POINTS if key == WIDE else MAX_SMALL_POINTS
                     )
                 self.points[key].add(step, value)
-        took = record.get("seconds")
-        if isinstance(took, int | float) and took > 0:
-            self.seconds_trained += took
+        step_seconds = record.get("seconds")
+        if isinstance(step_seconds, int | float) and step_seconds > 0:
+            self.seconds_trained += step_seconds
 
     @property
     def changed_at(self) -> float | None:

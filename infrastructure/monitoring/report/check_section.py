@@ -88,8 +88,8 @@ def _row(check: Mapping[str, Any]) -> list[Any]:
         text = clip(f"→ {remedy}", MAX_TEXT_CHARACTERS)
         parts.append(element("div", text, css_class="soft"))
     seconds = check.get("seconds")
-    took = format_duration(seconds) if isinstance(seconds, int | float) else ""
-    return [check.get("name", ""), mark, joined(parts), _numbers(check.get("numbers")), took]
+    duration = format_duration(seconds) if isinstance(seconds, int | float) else ""
+    return [check.get("name", ""), mark, joined(parts), _numbers(check.get("numbers")), duration]
 
 
 def _numbers(numbers: Any) -> str:

@@ -69,8 +69,11 @@ class ModelAdapterSuite:
     def test_items_are_counted_before_the_forward_pass(self, tmp_path: Path) -> None:
         adapter, model, examples = self.ready(tmp_path)
         for some in (examples, examples[:1]):
-            counted, found = adapter.count_items(some), self._loss(adapter, model, some).num_items
-            assert counted == found, f"count_items says {counted}, compute_loss {found}"
+            counted, num_items = (
+                adapter.count_items(some),
+                self._loss(adapter, model, some).num_items,
+            )
+            assert counted == num_items, f"count_items says {counted}, compute_loss {num_items}"
         assert adapter.count_tokens(examples) > 0, "count_tokens finds nothing"
         assert adapter.count_computed(examples) >= adapter.count_tokens(examples), (
             "count_computed leaves tokens out"
@@ -82,10 +85,10 @@ class ModelAdapterSuite:
         assert whole.loss_sum.ndim == 0, f"the loss has shape {list(whole.loss_sum.shape)}"
         pieces = [self._loss(adapter, model, [example]) for example in examples]
         assert whole.num_items == sum(piece.num_items for piece in pieces), "items do not add up"
-        found, total = _value(whole), sum(map(_value, pieces))
-        assert _near(found, total), (
-            f"the loss of a batch is {found:.6g}, those of its examples add up to {total:.6g}: give"
-            " a sum over items, not a mean"
+        whole_loss, total = _value(whole), sum(map(_value, pieces))
+        assert _near(whole_loss, total), (
+            f"the loss of a batch is {whole_loss:.6g}, those of its examples add up to {total:.6g}:"
+            " give a sum over items, not a mean"
         )
 
     def test_a_split_batch_has_the_same_gradient(self, tmp_path: Path) -> None:

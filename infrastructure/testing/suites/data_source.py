@@ -103,12 +103,14 @@ class DataSourceSuite:
 
     def test_the_fingerprint_depends_on_the_examples(self, tmp_path: Path) -> None:
         source = self.open(tmp_path)
-        found = source.fingerprint
-        assert isinstance(found, str), f"the fingerprint is no text: {found!r}"
-        assert found, "the fingerprint is empty"
+        fingerprint = source.fingerprint
+        assert isinstance(fingerprint, str), f"the fingerprint is no text: {fingerprint!r}"
+        assert fingerprint, "the fingerprint is empty"
         self._keys(source.train_batches(0, 0, BATCH_SIZE))
-        assert source.fingerprint == found, "reading changes the fingerprint"
-        assert self.open(tmp_path).fingerprint == found, "the same data has another fingerprint"
+        assert source.fingerprint == fingerprint, "reading changes the fingerprint"
+        assert self.open(tmp_path).fingerprint == fingerprint, (
+            "the same data has another fingerprint"
+        )
 
     def test_what_is_held_out_is_always_the_same_and_not_trained_on(self, tmp_path: Path) -> None:
         source = self.open(tmp_path)

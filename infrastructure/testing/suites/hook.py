@@ -77,9 +77,11 @@ class HookSuite:
             again.train_start(other)
             for _ in range(3):
                 self.step(again, other)
-            found = again.state_dict()
+            resumed_state = again.state_dict()
             again.train_end(other)
-        assert found == expected, f"after going on its state is {found} instead of {expected}"
+        assert resumed_state == expected, (
+            f"after going on its state is {resumed_state} instead of {expected}"
+        )
         assert other.stop_message == state.stop_message, (
             f"after going on it stops the training for {other.stop_message!r} instead of"
             f" {state.stop_message!r}"

@@ -95,9 +95,9 @@ class SinkSuite:
         assert name, "its name is empty"
 
     def _expect(self, directory: Path, losses: dict[int, float]) -> None:
-        found = [(int(one["step"]), float(one["loss"])) for one in self.read(directory)]
+        written = [(int(one["step"]), float(one["loss"])) for one in self.read(directory)]
         expected = list(losses.items())
-        assert found == expected, f"of (step, loss) {expected} there is {found}"
+        assert written == expected, f"of (step, loss) {expected} there is {written}"
 
 
 def record(step: int, **further: Any) -> dict[str, Any]:

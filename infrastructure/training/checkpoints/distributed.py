@@ -118,24 +118,24 @@ def load_whole(store: Store, manifest: Manifest) -> dict[str, Any]:
         CheckpointError: it is damaged, or was not saved by `save_distributed`.
     """
     known = _read_metadata(manifest)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     chunk_of: dict[str, tuple[str, ChunkStorageMetadata]] = {}
     for key, entry in known.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
-            found[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
+            values[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
             chunk_of |= {_name_of(key, c.offsets): (key, c) for c in entry.chunks}
     for name, stored in store.load(manifest):
         if name in chunk_of:
             key, chunk = chunk_of.pop(name)
-            part = found[key]
+            part = values[key]
             for axis, (start, length) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
                 part = part.narrow(axis, start, length)
             part.copy_(from_bytes(stored))
         elif name.startswith(f"{VALUES}/"):
-            found[name.partition("/")[2]] = _decode(bytes(stored.data))
+            values[name.partition("/")[2]] = _decode(bytes(stored.data))
     if chunk_of:
         raise CheckpointError(f"the version lacks {len(chunk_of)} parts, such as {min(chunk_of)!r}")
-    return found
+    return values
 
 
 class JsonSavePlanner(DefaultSavePlanner):

@@ -56,10 +56,10 @@ def _lookup_table(model: torch.nn.Module) -> torch.Tensor | None:
 
     def weight_of(getter: str) -> torch.Tensor | None:
         try:
-            found = getattr(model, getter)()
+            layer = getattr(model, getter)()
         except (AttributeError, NotImplementedError):
             return None
-        weight = getattr(found, "weight", None)
+        weight = getattr(layer, "weight", None)
         return weight if isinstance(weight, torch.Tensor) else None
 
     table = weight_of("get_input_embeddings")

@@ -157,8 +157,8 @@ class DataPipeline:
         of a selection its size: which they are is decided while the training goes on."""
         limit = [] if self._num_selected is None else [self._num_selected]
         changes = [self.config.balance_by, self.config.augmentation, *limit]
-        found = self.report.fingerprint
-        return text_hash([found, *changes]) if any(changes) else found
+        fingerprint = self.report.fingerprint
+        return text_hash([fingerprint, *changes]) if any(changes) else fingerprint
 
     @property
     def stop_token_ids(self) -> list[int]:
@@ -314,10 +314,10 @@ class DataPipeline:
 
     def _held_out(self, max_rows: int | None) -> list[Conversation]:
         lines = self.store.lines(EVALUATION_FILE)
-        found = [c for c in map(Conversation.from_json, lines) if _is_question(c)]
-        if max_rows is None or len(found) <= max_rows:
-            return found
-        return [found[int(i)] for i in np.linspace(0, len(found) - 1, max_rows)]
+        questions = [c for c in map(Conversation.from_json, lines) if _is_question(c)]
+        if max_rows is None or len(questions) <= max_rows:
+            return questions
+        return [questions[int(i)] for i in np.linspace(0, len(questions) - 1, max_rows)]
 
     def _checked_report(self, entry: CacheEntry) -> DataReport:
         facts = entry.store.meta["report"]

@@ -73,11 +73,11 @@ def random_states(states: Tensors) -> dict[str, Any]:
     words = tuple(states["python"].tolist())
     position, has_gauss = states["numpy_position"].tolist()
     keys = states["numpy"].numpy().astype(np.uint32)
-    found: dict[str, Any] = {
+    random: dict[str, Any] = {
         "python": (PYTHON_STATE_VERSION, words, gauss[0] if gauss else None),
         "numpy": ("MT19937", keys, position, has_gauss, float(states["numpy_gauss"][0])),
         "cpu": states["torch"].to(torch.uint8),
     }
     if torch.cuda.is_available() and (own := f"cuda_{torch.cuda.current_device()}") in states:
-        found["cuda"] = states[own]
-    return found
+        random["cuda"] = states[own]
+    return random

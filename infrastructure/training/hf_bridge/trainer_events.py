@@ -138,11 +138,11 @@ class TrainerEvents:
     def evaluated(self, metrics: Mapping[str, Any], control: Any) -> None:
         """The Trainer has evaluated one of its data sets."""
         self._close_step()
-        state, found = self.state, evaluation_of(metrics)
+        state, evaluation = self.state, evaluation_of(metrics)
         is_more = state.evaluated_step == state.step  # of several data sets
-        state.evaluation = {**state.evaluation, **found} if is_more else found
+        state.evaluation = {**state.evaluation, **evaluation} if is_more else evaluation
         state.evaluated_step = state.step
-        loss = found.get(HELD_OUT, math.inf)
+        loss = evaluation.get(HELD_OUT, math.inf)
         if math.isfinite(loss):
             state.best_evaluation_loss = min(state.best_evaluation_loss, loss)
         self._fire(Event.EVAL_END)

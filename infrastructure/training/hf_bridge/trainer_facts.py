@@ -86,13 +86,13 @@ def facts_of(parts: TrainerParts, dataset: Any) -> dict[str, Any]:
 
 
 def _bridge_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in BRIDGE_PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def deciding_arguments(args: Any) -> dict[str, Any]:
@@ -183,12 +183,12 @@ class TrainerJudge:
 
     def differences(self, was: Facts, now: Facts) -> Iterator[Difference]:
         """Arguments, facts and versions that differ."""
-        before, found = was["arguments"], now["arguments"]
+        before, current = was["arguments"], now["arguments"]
         for name in DECIDING:
-            if before.get(name) != found.get(name):
+            if before.get(name) != current.get(name):
                 fixed = name in IN_THE_CHECKPOINT
                 verdict = Verdict.NEEDS_A_NEW_RUN if fixed else Verdict.CHANGES_THE_RESULT
-                yield Difference(name, before.get(name), found.get(name), verdict)
+                yield Difference(name, before.get(name), current.get(name), verdict)
         for name in FACT_NAMES:
             if was[name] != now[name]:
                 yield Difference(name, was[name], now[name], Verdict.CHANGES_THE_RESULT)

@@ -100,17 +100,17 @@ def adapters_of(model: Any) -> dict[str, dict[str, Any]]:
     """See `ModelFiles.adapters`."""
     peft = require("peft", "the adapter")
     names = {_identity(tensor): name for name, tensor in trainable_state(model).items()}
-    found: dict[str, dict[str, Any]] = {}
+    adapters: dict[str, dict[str, Any]] = {}
     for adapter, config in model.peft_config.items():
         saved = peft.get_peft_model_state_dict(
             model, adapter_name=adapter, save_embedding_layers=False
         )
         files = {name: names.get(_identity(tensor)) for name, tensor in saved.items()}
-        found[adapter] = {
+        adapters[adapter] = {
             "config": _adapter_config(config),
             "names": {name: own for name, own in files.items() if own is not None},
         }
-    return found
+    return adapters
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:

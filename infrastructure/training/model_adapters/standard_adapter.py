@@ -227,10 +227,10 @@ class StandardModelAdapter(ModelAdapter):
         return pipeline
 
     def describe(self) -> dict[str, Any]:
-        found = {"packing": self.packs, "loss_method": self.token_loss.method}
+        description = {"packing": self.packs, "loss_method": self.token_loss.method}
         if self.objective is not None:
-            found["corruption"] = self.objective.corruption
-        return {**self.description, **found}
+            description["corruption"] = self.objective.corruption
+        return {**self.description, **description}
 
     def notes(self) -> list[str]:
         return list(self._notes)

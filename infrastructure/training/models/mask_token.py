@@ -57,9 +57,9 @@ def mask_token_note(tokenizer: Any, grew: bool) -> str:
 def _tables(model: Any) -> list[torch.Tensor]:
     """What has a row, or a number, for each token."""
     head = model.get_output_embeddings()
-    found = [model.get_input_embeddings().weight]
+    tables = [model.get_input_embeddings().weight]
     if head is not None:
-        found.append(head.weight)
+        tables.append(head.weight)
         if getattr(head, "bias", None) is not None:
-            found.append(head.bias)
-    return found
+            tables.append(head.bias)
+    return tables

@@ -76,20 +76,20 @@ def logits_of(output: Any) -> torch.Tensor:
         ValueError: there are none; a loss alone cannot be summed over tokens.
     """
     if isinstance(output, torch.Tensor):
-        found: Any = output
+        logits: Any = output
     elif isinstance(output, Mapping):
-        found = output.get("logits")
+        logits = output.get("logits")
     elif hasattr(output, "logits"):
-        found = output.logits
+        logits = output.logits
     else:
         candidates: Iterable[Any] = output if isinstance(output, tuple) else ()
-        found = next((t for t in candidates if isinstance(t, torch.Tensor) and t.ndim == 3), None)
-    if not isinstance(found, torch.Tensor) or found.ndim != 3:
+        logits = next((t for t in candidates if isinstance(t, torch.Tensor) and t.ndim == 3), None)
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 3:
         raise ValueError(
             "the model's forward gives no logits of shape (batch, length, vocabulary);"
             " return them as a tensor, as the first of a tuple, or under 'logits'"
         )
-    return found
+    return logits
 
 
 def attention_implementation(model: torch.nn.Module) -> str | None:

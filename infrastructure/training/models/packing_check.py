@@ -171,10 +171,10 @@ def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
     inner: Any = inner_model(model)
     if hasattr(inner, "get_input_embeddings"):
         return inner.get_input_embeddings()
-    found = next((m for m in inner.modules() if isinstance(m, torch.nn.Embedding)), None)
-    if found is None:
+    embedding = next((m for m in inner.modules() if isinstance(m, torch.nn.Embedding)), None)
+    if embedding is None:
         raise ValueError(f"{type(inner).__name__} has no token embedding")
-    return found
+    return embedding
 
 
 def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[str, Any]:

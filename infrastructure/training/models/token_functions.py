@@ -68,13 +68,13 @@ def metrics_by_key(names: Sequence[str]) -> dict[str, TokenFunction]:
     Raises:
         ValueError: there is no such metric, it cannot be loaded, or two have one key.
     """
-    found: dict[str, TokenFunction] = {}
+    metrics: dict[str, TokenFunction] = {}
     for name in names:
         key = f"eval_{name.rpartition(':')[2]}"
-        if key in found or key == "eval_loss":
+        if key in metrics or key == "eval_loss":
             raise ValueError(f"training.metrics: {name} would be {key}, which another one is")
-        found[key] = checked(f"metric {name!r}", METRICS.get(name))
-    return found
+        metrics[key] = checked(f"metric {name!r}", METRICS.get(name))
+    return metrics
 
 
 def checked(shown: str, function: TokenFunction) -> TokenFunction:

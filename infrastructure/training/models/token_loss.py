@@ -223,8 +223,10 @@ METHODS: dict[str, Loss] = {
 def backbone(model: torch.nn.Module) -> torch.nn.Module | None:
     """The part of a transformers model that gives hidden states, or None."""
     inner = inner_model(model)
-    found = getattr(inner, "base_model", None)
-    return found if isinstance(found, torch.nn.Module) and found is not inner else None
+    base_model = getattr(inner, "base_model", None)
+    return (
+        base_model if isinstance(base_model, torch.nn.Module) and base_model is not inner else None
+    )
 
 
 def output_head(model: torch.nn.Module) -> Any:

@@ -176,10 +176,10 @@ def _check_causal(config: Any, source: ModelSource, options: LoadOptions) -> Non
 
 
 def _refuse_other_shapes(source: ModelSource, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
-    found = sorted((name, list(stored), list(wanted)) for name, stored, wanted in mismatched)
-    if found:
-        name, stored, wanted = found[0]
-        more = f", and {len(found) - 1} more differ" if len(found) > 1 else ""
+    ordered = sorted((name, list(stored), list(wanted)) for name, stored, wanted in mismatched)
+    if ordered:
+        name, stored, wanted = ordered[0]
+        more = f", and {len(ordered) - 1} more differ" if len(ordered) > 1 else ""
         raise ValueError(
             f"model {source.location}: {name} has the shape {stored} in the weights, but {wanted}"
             f" by config.json{more}; the two do not belong together, download or copy both again"

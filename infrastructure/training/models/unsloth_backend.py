@@ -161,10 +161,10 @@ def _refuse_what_it_would_ignore(options: LoadOptions) -> None:
 
 
 def _check_loaded(model: torch.nn.Module, options: LoadOptions) -> None:
-    found = next(model.parameters()).device
-    if found.type != options.device.type:
+    device = next(model.parameters()).device
+    if device.type != options.device.type:
         raise ValueError(
-            f"device {options.device}: unsloth has put the model on {found}; use device=auto, or"
+            f"device {options.device}: unsloth has put the model on {device}; use device=auto, or"
             " model.backend=transformers"
         )
     if options.quantization is not None and not quantized_layers(model):

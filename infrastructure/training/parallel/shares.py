@@ -56,13 +56,13 @@ def gradients_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return [parameter.grad for parameter in _trained(model) if parameter.grad is not None]
 
 
-def forget_gradients(model: torch.nn.Module, found: Sequence[str]) -> None:
+def forget_gradients(model: torch.nn.Module, of_each: Sequence[str]) -> None:
     """No gradient where nobody had one: an optimizer leaves such a parameter as it is.
 
     Args:
-        found: what `with_gradient` gave, from each process.
+        of_each: what `with_gradient` gave, from each process.
     """
-    for parameter, digits in zip(_trained(model), zip(*found, strict=True), strict=True):
+    for parameter, digits in zip(_trained(model), zip(*of_each, strict=True), strict=True):
         if "1" not in digits:
             parameter.grad = None
 

@@ -253,10 +253,10 @@ class Team:
         assert self.exchange is not None
         for rank in self._channels:
             self._send(rank, Message("add up"))
-        found = [with_gradient(model), *(answer.values["with_gradient"] for answer in answers)]
+        of_each = [with_gradient(model), *(answer.values["with_gradient"] for answer in answers)]
         loss = loss_tensor(window.loss_sum, self.adapter.device)
         self.exchange.add_up([*gradients_of(model), loss])
-        forget_gradients(model, found)
+        forget_gradients(model, of_each)
         window.loss_sum = loss[0]
         window.num_items += sum(answer.values["num_items"] for answer in answers)
 

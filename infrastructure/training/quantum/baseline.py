@@ -29,7 +29,7 @@ def baseline_solution(problem: QuantumProblem, name: str) -> Solution:
         num_variables=len(question.variables),
         seconds=time.monotonic() - started,
         solver_seconds=seconds,
-        alternatives={other: _energy(question, found) for other, found in plain.items()},
+        alternatives={other: _energy(question, bits) for other, bits in plain.items()},
         failures=[],
         info={},
     )

@@ -46,13 +46,13 @@ def trainable_blocks(model: torch.nn.Module) -> dict[str, Parameters]:
     Raises:
         ValueError: the model does not number its blocks, or none of them trains.
     """
-    found: dict[int, Parameters] = {}
+    blocks: dict[int, Parameters] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and 0 < (layer := layer_of(name)) < HEAD_LAYER:
-            found.setdefault(layer - 1, {})[name] = parameter
-    if not found:
+            blocks.setdefault(layer - 1, {})[name] = parameter
+    if not blocks:
         raise ValueError(f"{type(model).__name__} has no numbered blocks that train")
-    return {f"block {number}": found[number] for number in sorted(found)}
+    return {f"block {number}": blocks[number] for number in sorted(blocks)}
 
 
 def next_moves(

@@ -246,8 +246,8 @@ class DataSelectionStep:
         order = sorted(range(len(examples)), key=lambda i: self.adapter.count_tokens([examples[i]]))
         ordered = iter([examples[i] for i in order])
         batches = iter(lambda: list(islice(ordered, self.micro_batch_size)), [])
-        found = example_gradients(self.model, self.adapter, batches, precision=self.precision)
+        gradients = example_gradients(self.model, self.adapter, batches, precision=self.precision)
         back = np.empty(len(order), dtype=np.int64)
         back[order] = np.arange(len(order))
-        rows: npt.NDArray[np.float32] = found[back]
+        rows: npt.NDArray[np.float32] = gradients[back]
         return rows

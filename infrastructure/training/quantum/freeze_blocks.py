@@ -21,13 +21,13 @@ def phase_blocks(state: TrainingState) -> Blocks:
     assert state.optimizer is not None
     known = {id(p) for group in state.optimizer.param_groups for p in group["params"]}
     wanted = state.phase.parameters
-    found: Blocks = {}
+    blocks: Blocks = {}
     for name, parameter in state.model.named_parameters():
         block = block_name(name)
         in_phase = id(parameter) in known and (wanted is None or name in wanted)
         if block is not None and in_phase:
-            found.setdefault(block, []).append(parameter)
-    return dict(sorted(found.items(), key=lambda pair: int(pair[0].split()[1])))
+            blocks.setdefault(block, []).append(parameter)
+    return dict(sorted(blocks.items(), key=lambda pair: int(pair[0].split()[1])))
 
 
 def train_only(state: TrainingState, chosen: frozenset[str] | None) -> None:

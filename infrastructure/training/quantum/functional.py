@@ -92,14 +92,14 @@ def own_loop(context: OwnLoop | None, caller: str) -> OwnLoop:
     """
     if context is not None:
         return context
-    found = list(_OWN_LOOPS)
-    if len(found) != 1:
-        there = f"{len(found)} trainings are" if found else "no training is"
+    loops = list(_OWN_LOOPS)
+    if len(loops) != 1:
+        there = f"{len(loops)} trainings are" if loops else "no training is"
         raise ValueError(
             f"{there} prepared in this process: say which one is meant, {caller}(context), with the"
             " context of initialize_training(config)"
         )
-    only: OwnLoop = found[0]
+    only: OwnLoop = loops[0]
     return only
 
 

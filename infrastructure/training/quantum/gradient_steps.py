@@ -93,7 +93,7 @@ class BlockSelectionStep(GradientStep):
         ValueError: no numbered block trains, or nothing is supervised.
         """
         batches = list(split(self.examples, self.micro_batch_size))
-        found = block_statistics(
+        statistics = block_statistics(
             self.model,
             self.adapter,
             batches,
@@ -102,11 +102,11 @@ class BlockSelectionStep(GradientStep):
             seed=self.seed + self.number,
         )
         return BlockSelection(
-            found.blocks,
-            found.linear,
-            sampled_fisher(found.sampled_dots, found.num_tokens),
-            num_chosen_blocks(self.config, len(found.blocks)),
-            gradient_norms=found.gradient_norms,
+            statistics.blocks,
+            statistics.linear,
+            sampled_fisher(statistics.sampled_dots, statistics.num_tokens),
+            num_chosen_blocks(self.config, len(statistics.blocks)),
+            gradient_norms=statistics.gradient_norms,
             seed=self.seed,
             number=self.number,
         )

@@ -24,7 +24,7 @@ def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     Raises:
         ValueError: the model has no LoRA, or more than one in use.
     """
-    found = {}
+    layers = {}
     for name, module in model.named_modules():
         matrices = getattr(module, "lora_A", None)
         if matrices is None:
@@ -33,10 +33,10 @@ def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         if len(used) > 1:
             raise ValueError(f"{name} uses {len(used)} LoRAs at once ({', '.join(used)}), not one")
         if used:
-            found[name] = matrices[used[0]]
-    if not found:
+            layers[name] = matrices[used[0]]
+    if not layers:
         raise ValueError(f"{type(model).__name__} has no LoRA whose components could be chosen")
-    return found
+    return layers
 
 
 def num_components(model: torch.nn.Module) -> dict[str, int]:

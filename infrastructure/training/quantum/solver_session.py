@@ -234,7 +234,7 @@ class SolverSession:
         decisions = copy.copy(self.decisions)
         chosen = step.apply(problem, solution.decision, decisions)
         began = record.pop("began")
-        found: Record = {
+        solved: Record = {
             **record,
             **chosen,
             **answer_facts(problem, solution, self.seed),
@@ -252,7 +252,7 @@ class SolverSession:
             )
             state.must_save = True
         state.must_save |= bool(solution.info.get("bound_hit"))
-        self._report(found)
+        self._report(solved)
 
     def _record(self, state: TrainingState) -> Record:
         return {

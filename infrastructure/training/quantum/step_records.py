@@ -166,7 +166,7 @@ def histogram(ids: npt.NDArray[np.int64], num_examples: int) -> list[float]:
 def numbers_of(record: Record) -> dict[str, float]:
     """The metrics of a quantum step."""
     info = record.get("info", {})
-    found = {
+    numbers = {
         "quantum_problem_size": record.get("num_variables"),
         "quantum_energy": record.get("energy"),
         "quantum_gap": gap(record),
@@ -175,7 +175,7 @@ def numbers_of(record: Record) -> dict[str, float]:
         "quantum_reads": info.get(READS),
         "quantum_chain_breaks": info.get(CHAIN_BREAKS),
     }
-    return {name: float(v) for name, v in found.items() if isinstance(v, int | float)}
+    return {name: float(v) for name, v in numbers.items() if isinstance(v, int | float)}
 
 
 def gap(record: Record) -> float | None:

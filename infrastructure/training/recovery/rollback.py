@@ -114,8 +114,10 @@ def name_bad_rows(
     rows = tuple(names[index] for index in bad) or skipped.rows
     index = state.skipped.index(skipped)
     state.skipped[index] = replace(skipped, rows=rows, is_searched=True)
-    found = "bad by themselves" if bad else "none of them is bad by itself"
-    record_recovery(state, skipped.kind, "its batch is passed over", found, rows, step=skipped.step)
+    verdict = "bad by themselves" if bad else "none of them is bad by itself"
+    record_recovery(
+        state, skipped.kind, "its batch is passed over", verdict, rows, step=skipped.step
+    )
 
 
 def advance(scheduler: LambdaLR) -> None:

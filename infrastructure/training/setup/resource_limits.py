@@ -59,8 +59,8 @@ def caches_within(cache: CacheConfig, memory: MemoryConfig) -> CacheConfig:
 
 def memory_facts(trainer: EnhancedTrainer) -> dict[str, Any] | None:
     """What the memory optimizer did in this process; None where it is off."""
-    found = [hook for hook in trainer.hooks.hooks if isinstance(hook, MemoryExtension)]
-    return found[0].facts() if found else None
+    extensions = [hook for hook in trainer.hooks.hooks if isinstance(hook, MemoryExtension)]
+    return extensions[0].facts() if extensions else None
 
 
 def _limit_gpu(trainer: EnhancedTrainer, config: DeploymentConfig) -> None:

@@ -84,8 +84,8 @@ def example_id(input_ids: Any, supervised: Any = None) -> bytes:
 
 
 def _as_array(values: Any, dtype: Any) -> "np.ndarray[Any, Any]":
-    found = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
-    return np.ascontiguousarray(found, dtype)
+    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+    return np.ascontiguousarray(array, dtype)
 
 
 def _id_of(example: Example) -> bytes:
@@ -191,8 +191,8 @@ class Pages:
 
     def find(self, identity: bytes) -> tuple[int, int] | None:
         """The page that an example is in, and its row there."""
-        found = self._order.get(identity)
-        return None if found is None else divmod(found, self.page_size)
+        number = self._order.get(identity)
+        return None if number is None else divmod(number, self.page_size)
 
     def fingerprint(self) -> str:
         """Hash of the ids and lengths in their order."""
@@ -369,8 +369,8 @@ class ActivationCache:
         return self._compute is not None and all(self._find(identity) for identity in ids)
 
     def _find(self, identity: bytes) -> tuple[int, int] | None:
-        found = self.pages.find(identity)
-        return found if found is not None and found[0] < self.num_pages else None
+        place = self.pages.find(identity)
+        return place if place is not None and place[0] < self.num_pages else None
 
     def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
         """The values of these examples, [L_i, d] each, on the CPU, as the caller's own.
@@ -469,10 +469,10 @@ class ActivationCache:
         lengths = self.pages.lengths(number)
         with torch.no_grad():
             computed = self._compute(self.pages.examples(number))
-            found = [tuple(value.shape) for value in computed]
+            shapes = [tuple(value.shape) for value in computed]
             expected = [(length, self.hidden_size) for length in lengths]
-            if found != expected:
-                raise ValueError(f"hidden states of the shapes {found}; {expected} were expected")
+            if shapes != expected:
+                raise ValueError(f"hidden states of the shapes {shapes}; {expected} were expected")
             values = [value.detach().to(self.dtype).cpu().contiguous() for value in computed]
         data = [to_bytes(value).data for value in values]
         try:

@@ -236,7 +236,7 @@ def plan_costs(
     """
     weights = list(weights_of(rack, loaded_dtype))
     model_parts = (w for w in weights if w.part not in TRAINING_PARTS)
-    found = PlanCosts(
+    costs = PlanCosts(
         plan.kind,
         [[unit.first, unit.last] for unit in plan.units],
         _sums(model_parts),
@@ -250,7 +250,7 @@ def plan_costs(
         trained = [w for w in weights if phase.parameters is None or w.name in phase.parameters]
         num_steps = min(left, phase.num_epochs * steps_per_epoch)
         left -= num_steps
-        found.phases.append(
+        costs.phases.append(
             PhaseCosts(
                 name=phase.name,
                 num_epochs=phase.num_epochs,
@@ -268,7 +268,7 @@ def plan_costs(
                 kept_values=_kept_values(config, rack, phase, weights),
             )
         )
-    return found
+    return costs
 
 
 def _step_work(
@@ -436,9 +436,9 @@ def _groups(phases: Sequence[PhaseCosts]) -> Iterator[tuple[int, list[PhaseCosts
     number of its first, from 1."""
     first = 1
     for _, group in groupby(phases, key=_kind):
-        found = list(group)
-        yield first, found
-        first += len(found)
+        members = list(group)
+        yield first, members
+        first += len(members)
 
 
 def _kind(phase: PhaseCosts) -> Any:

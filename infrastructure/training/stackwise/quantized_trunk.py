@@ -436,7 +436,7 @@ def stored_bytes(module: torch.nn.Module) -> int:
 
 def _frozen_modules(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """A module and those inside it, without what PEFT trains beside them."""
-    return [(name, found) for name, found in module.named_modules() if not _is_tuned(name)]
+    return [(name, part) for name, part in module.named_modules() if not _is_tuned(name)]
 
 
 def _is_tuned(name: str) -> bool:

@@ -166,8 +166,8 @@ def remove_others(folder: Path, num_stacks: int) -> None:
     """Remove what killed processes left half-written, and stacks of an earlier division."""
     remove_parts(folder)
     for path in folder.glob("stack_*"):
-        found = _FILE.fullmatch(path.name)
-        if found is not None and int(found[1]) >= num_stacks:
+        match = _FILE.fullmatch(path.name)
+        if match is not None and int(match[1]) >= num_stacks:
             path.unlink()
 
 
@@ -219,14 +219,14 @@ def read_stack_record(folder: Path, stack: int) -> StackRecord:
             f"{folder} has no stack {stack}"
             + (f"; it has: {', '.join(map(str, there))}" if there else ": it holds no stacks")
         )
-    found: dict[str, Any] = read_record(record_file)
-    if found.get("format") != FORMAT_VERSION:
+    record: dict[str, Any] = read_record(record_file)
+    if record.get("format") != FORMAT_VERSION:
         raise ValueError(
             f"{record_file} was written by another version of Temper (format"
-            f" {found.get('format')}; this one reads {FORMAT_VERSION})"
+            f" {record.get('format')}; this one reads {FORMAT_VERSION})"
         )
     try:
-        return StackRecord(**found)
+        return StackRecord(**record)
     except TypeError as error:
         raise DamagedFileError(f"{record_file} is no record of a stack ({error})") from error
 

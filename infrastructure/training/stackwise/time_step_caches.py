@@ -170,17 +170,17 @@ class TimeStepCaches:
         for name in list(self._open):
             if is_over(*name):
                 self._discard(name)
-        for folder, found in self._left_over(key).items():
-            if is_over(*found):
+        for folder, age in self._left_over(key).items():
+            if is_over(*age):
                 _remove(folder)
 
     def _left_over(self, key: Mapping[str, Any]) -> dict[Path, tuple[int, int]]:
         """Time step and unit of the folders that the training of `key` left before this process,
         the least recently used first."""
-        found = {folder: _read_key(folder) for folder in self._unused()}
+        key_of = {folder: _read_key(folder) for folder in self._unused()}
         return {
             folder: (int(old["time_step"]), int(old["unit"]))
-            for folder, old in found.items()
+            for folder, old in key_of.items()
             if old is not None and _is_same_training(old, key)
         }
 
@@ -210,8 +210,8 @@ class TimeStepCaches:
     def _folders(self) -> list[Path]:
         """The folders of caches, the least recently used first."""
         with suppress(FileNotFoundError):
-            found = [path for path in self.root.iterdir() if _OURS.fullmatch(path.name)]
-            return sorted(found, key=_last_use)
+            folders = [path for path in self.root.iterdir() if _OURS.fullmatch(path.name)]
+            return sorted(folders, key=_last_use)
         return []
 
     def _unused(self) -> list[Path]:

@@ -132,12 +132,12 @@ class TrunkCache:
         where an example of it is not cached."""
         if self.cache is None or IDS not in batch:
             return None
-        found = self.cache.read(batch[IDS])
-        if found is None:
+        cached = self.cache.read(batch[IDS])
+        if cached is None:
             return None
         rows, length = batch["input_ids"].shape
         hidden = torch.zeros(rows, length, self.rack.hidden_size, dtype=like.dtype)
-        for place, values in zip(places_of(batch), found, strict=True):
+        for place, values in zip(places_of(batch), cached, strict=True):
             hidden[place] = values.to(like.dtype)
         return hidden.to(like.device, non_blocking=True)
 

@@ -365,9 +365,9 @@ class StackwiseStrategy(TrainingStrategy):
         """What the trunk hands to the first layer with gradients: read, or computed."""
         if self.cache is not None:
             like = next(p for p in model.parameters() if p.is_floating_point())
-            found = self.cache.read(inputs, like)
-            if found is not None:
-                return found
+            cached = self.cache.read(inputs, like)
+            if cached is not None:
+                return cached
         return self._compute_trunk(model, inputs)
 
     def _compute_trunk(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:

@@ -242,15 +242,15 @@ class TemplateFormat:
         other, other_spans = self._marked(turns, conversation.inputs)
         spoken = [text[start:end] for start, end in spans]
         now = [other[start:end] for start, end in other_spans]
-        found = [n for n in range(min(len(spoken), len(now))) if spoken[n] != now[n]]
-        if len(spoken) != len(now) or not found:
+        differing = [n for n in range(min(len(spoken), len(now))) if spoken[n] != now[n]]
+        if len(spoken) != len(now) or not differing:
             raise FormatError(
                 f"message {index + 1} is not to be learnt, and where the template writes it cannot"
                 " be told"
             )
-        while (after := found[-1] + 1) < len(spoken) and self._is_end_alone(spoken[after]):
-            found.append(after)
-        return found
+        while (after := differing[-1] + 1) < len(spoken) and self._is_end_alone(spoken[after]):
+            differing.append(after)
+        return differing
 
     def _is_end_alone(self, text: str) -> bool:
         return self._special.sub("", text).strip() == ""

@@ -142,7 +142,7 @@ class RowSchema:
 
     def _inputs(self, values: dict[str, Any]) -> str:
         """What the chat template is given beside the messages, as `Conversation.inputs`."""
-        found: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         for part, kind in (("tools", list), ("options", dict)):
             column = self.columns.get(part)
             value = from_json_text(values.get(column), column) if column else None
@@ -151,8 +151,8 @@ class RowSchema:
             if not isinstance(value, kind):
                 wanted = kind_of(kind())
                 raise ShapeError(WRONG_TYPE, f"column {column!r} is {kind_of(value)}, not {wanted}")
-            found["tools" if part == "tools" else "chat_template_kwargs"] = value
-        return json.dumps(found, ensure_ascii=False, default=str) if found else ""
+            inputs["tools" if part == "tools" else "chat_template_kwargs"] = value
+        return json.dumps(inputs, ensure_ascii=False, default=str) if inputs else ""
 
 
 def _present(values: dict[str, Any], column: str) -> Any:

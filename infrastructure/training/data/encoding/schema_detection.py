@@ -115,8 +115,8 @@ def _refuse_labels(
     name, parts, _ = candidate
     if request.shape != "auto" or request.text_column or request.prompt_column:
         return
-    found = [c for c in _matching(LABEL_COLUMNS, columns) if c not in parts.values()]
-    for label in found:
+    labels = [c for c in _matching(LABEL_COLUMNS, columns) if c not in parts.values()]
+    for label in labels:
         values = [row.values.get(label) for row in rows]
         if name == TEXT:
             text = parts["text"]
@@ -169,28 +169,28 @@ def _check_exists(column: str | None, setting: str, columns: list[str]) -> None:
 
 
 def _candidates(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     if not request.text_column:
         if not (request.prompt_column or request.answer_column or request.context_column):
-            found += _chat_candidates(rows, columns)
-        found += _pair_candidates(columns, request)
+            candidates += _chat_candidates(rows, columns)
+        candidates += _pair_candidates(columns, request)
     if request.shape != "auto":
-        found = [candidate for candidate in found if candidate[0] == request.shape]
-    if request.shape in ("auto", TEXT) and not found:
-        found = _text_candidates(columns, request)
-    return found
+        candidates = [candidate for candidate in candidates if candidate[0] == request.shape]
+    if request.shape in ("auto", TEXT) and not candidates:
+        candidates = _text_candidates(columns, request)
+    return candidates
 
 
 def _chat_candidates(rows: Sequence[Row], columns: list[str]) -> list[Candidate]:
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for column in _matching(CHAT_COLUMNS, columns):
         name = _kind_of_chat([row.values.get(column) for row in rows])
         if name:
             keys = " and ".join(map(repr, CHAT_KEYS[name]))
             parts = {"chat": column}
             words = f"column {column!r} lists messages with {keys}" + _add_others(parts, columns)
-            found.append((name, parts, words))
-    return found
+            candidates.append((name, parts, words))
+    return candidates
 
 
 def _kind_of_chat(values: Sequence[Any]) -> str | None:
@@ -210,16 +210,18 @@ def _pair_candidates(columns: list[str], request: ShapeRequest) -> list[Candidat
     if request.prompt_column and request.answer_column:
         name = request.shape if request.shape in PAIR_COLUMNS else PROMPT
         return [_pair(name, request.prompt_column, request.answer_column, columns, request)]
-    found = []
+    candidates = []
     for name, (prompts, answers) in PAIR_COLUMNS.items():
         if name == PROMPT and request.shape == "auto" and _matching(("instruction",), columns):
             prompts = prompts[:1]  # beside an instruction, "input" is its context
         left = [request.prompt_column] if request.prompt_column else _matching(prompts, columns)
         right = [request.answer_column] if request.answer_column else _matching(answers, columns)
-        found += [_pair(name, p, a, columns, request) for p in left for a in right if p != a]
+        candidates += [_pair(name, p, a, columns, request) for p in left for a in right if p != a]
     if request.prompt_column or request.answer_column:
-        found = list({(c[1]["prompt"], c[1]["answer"]): c for c in reversed(found)}.values())
-    return found
+        candidates = list(
+            {(c[1]["prompt"], c[1]["answer"]): c for c in reversed(candidates)}.values()
+        )
+    return candidates
 
 
 def _pair(
@@ -246,9 +248,9 @@ def _add_others(parts: dict[str, str], columns: list[str]) -> str:
         parts["system"] = system[0]
         words += f", column {system[0]!r} is the system message"
     for part, name in TEMPLATE_COLUMNS.items():
-        if found := _matching((name,), columns):
-            parts[part] = found[0]
-            words += f", column {found[0]!r} goes to the chat template"
+        if names := _matching((name,), columns):
+            parts[part] = names[0]
+            words += f", column {names[0]!r} goes to the chat template"
     return words
 
 
@@ -266,17 +268,17 @@ def _matching(names: Sequence[str], columns: list[str]) -> list[str]:
 
 
 def _unclear(columns: list[str], candidates: list[Candidate], request: ShapeRequest) -> str:
-    found = ", ".join(columns) or "none"
+    column_names = ", ".join(columns) or "none"
     if candidates:
         readings = "; or ".join(f"{name} ({reason})" for name, _, reason in candidates)
         return (
-            f"the rows can be read in {len(candidates)} ways (columns: {found}): {readings}:"
+            f"the rows can be read in {len(candidates)} ways (columns: {column_names}): {readings}:"
             " say which with data.shape, or with data.prompt_column and data.answer_column"
         )
     wanted = "of no known shape" if request.shape == "auto" else f"not of the shape {request.shape}"
     return (
-        f"the rows are {wanted} (columns: {found}): name the columns with data.prompt_column and"
-        " data.answer_column, or with data.text_column for plain text"
+        f"the rows are {wanted} (columns: {column_names}): name the columns with"
+        " data.prompt_column and data.answer_column, or with data.text_column for plain text"
     )
 
 
@@ -306,5 +308,5 @@ def _described(rows: list[Row], request: ShapeRequest) -> str:
     columns = list(rows[0].values)
     names = {name for name, _, _ in _candidates(rows, columns, request)}
     shape = f"of the shape {names.pop()}" if len(names) == 1 else "of no clear shape"
-    found = ", ".join(columns) or "none"
-    return f"{len(rows)} are {shape} (columns: {found}; {rows[0].source}:{rows[0].line})"
+    column_names = ", ".join(columns) or "none"
+    return f"{len(rows)} are {shape} (columns: {column_names}; {rows[0].source}:{rows[0].line})"

@@ -305,10 +305,10 @@ def _edges(written: Written) -> list[int]:
 def _tokens_of(encoded: Any, number: int, start: int, end: int) -> slice:
     """The tokens that hold the characters from `start` to `end`, as transformers finds them: by
     the first and the last character that a token holds."""
-    found = (encoded.char_to_token(number, position) for position in range(start, end))
-    first = next((token for token in found if token is not None), None)
-    found = (encoded.char_to_token(number, position) for position in range(end - 1, start - 1, -1))
-    last = next((token for token in found if token is not None), None)
+    tokens = (encoded.char_to_token(number, position) for position in range(start, end))
+    first = next((token for token in tokens if token is not None), None)
+    tokens = (encoded.char_to_token(number, position) for position in range(end - 1, start - 1, -1))
+    last = next((token for token in tokens if token is not None), None)
     return slice(0, 0) if first is None or last is None else slice(first, last + 1)
 
 

@@ -72,9 +72,9 @@ class DataReport:
 
     def lines(self) -> list[str]:
         """The report for people."""
-        found = [*self._rows(), *self._tokens(), *self._quarantined(), *self._warnings()]
+        sections = [*self._rows(), *self._tokens(), *self._quarantined(), *self._warnings()]
         origin = "prepared before" if self.from_cache else f"prepared in {self.seconds:.1f} s"
-        return [*found, *self.notes, f"fingerprint {self.fingerprint[:16]}, {origin}"]
+        return [*sections, *self.notes, f"fingerprint {self.fingerprint[:16]}, {origin}"]
 
     def _rows(self) -> list[str]:
         names = ", ".join(f"{file['name']} ({file['format']})" for file in self.files[:3])

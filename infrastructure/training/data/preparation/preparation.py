@@ -325,9 +325,9 @@ class Preparation:
 
 def _listed(names: Counter[str]) -> str:
     """Names in the order of how often they were seen; the first few of them."""
-    found = [name for name, _ in names.most_common(NUM_UNUSED_SHOWN)]
-    more = len(names) - len(found)
-    return ", ".join(found) + (f" and {more} more" if more > 0 else "")
+    shown = [name for name, _ in names.most_common(NUM_UNUSED_SHOWN)]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def _uneven_split(wanted: float, num_evaluation: int, num_train: int) -> list[str]:

@@ -130,25 +130,25 @@ class RowWorker:
     def _unused_columns(
         self, rows: list[Row | BadRow], conversations: list[Conversation], shape: RowSchema
     ) -> Counter[str]:
-        found: Counter[str] = Counter()
+        unused: Counter[str] = Counter()
         for row in rows:
             if isinstance(row, Row):
                 values = row.values.items()
-                found.update(c for c, v in values if v is not None and c not in shape.used)
+                unused.update(c for c, v in values if v is not None and c not in shape.used)
         tools = shape.columns.get("tools")
         if tools and not self._reads("tools"):
-            found[tools] += sum('"tools"' in one.inputs for one in conversations)
-        return found
+            unused[tools] += sum('"tools"' in one.inputs for one in conversations)
+        return unused
 
     def _unused_fields(self, conversations: list[Conversation]) -> Counter[str]:
-        found: Counter[str] = Counter()
+        unused: Counter[str] = Counter()
         for conversation in conversations:
             given = json.loads(conversation.inputs) if conversation.inputs else {}
             names = [*given.get("chat_template_kwargs", {})]
             for turn in conversation.turns:
                 names += json.loads(turn.fields).keys() - {"content"} if turn.fields else ()
-            found.update(name for name in names if not self._reads(name))
-        return found
+            unused.update(name for name in names if not self._reads(name))
+        return unused
 
     def _reads(self, name: str) -> bool:
         template = self.encoder.template

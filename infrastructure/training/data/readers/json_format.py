@@ -148,9 +148,9 @@ def _enter_array(scanner: JsonScanner) -> bool:
         scanner.value()
         if scanner.peek() == ",":
             scanner.take(",")
-    found = ", ".join(map(repr, keys)) or "no key"
+    names = ", ".join(map(repr, keys)) or "no key"
     raise ValueError(
-        f'{scanner.name}: the JSON object has no list under "{DATA_KEY}" (it has {found}):'
+        f'{scanner.name}: the JSON object has no list under "{DATA_KEY}" (it has {names}):'
         f' write an array of objects, or {{"{DATA_KEY}": [...]}}'
     )
 

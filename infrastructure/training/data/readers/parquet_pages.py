@@ -131,7 +131,7 @@ def texts_in_dictionaries(metadata: Any) -> list[str]:
 
     Only those that have one: the library cannot do it with other encodings.
     """
-    found = []
+    columns = []
     for index in range(metadata.num_columns):
         column = metadata.schema.column(index)
         chunks = [
@@ -142,8 +142,8 @@ def texts_in_dictionaries(metadata: Any) -> list[str]:
             and any(chunk.has_dictionary_page for chunk in chunks)
             and all(set(chunk.encodings) <= DICTIONARY_ENCODINGS for chunk in chunks)
         ):
-            found.append(column.path)
-    return found
+            columns.append(column.path)
+    return columns
 
 
 def rows_at_once(

@@ -46,8 +46,10 @@ def has_too_many_values(text: str | bytes) -> bool:
 
 def fits_a_row(batch: Any) -> bool:
     """Whether all rows of an Arrow batch together are as large as one row may be at most."""
-    found = [_extent(column) for column in batch.columns]
-    num_bytes, num_values = (sum(part) for part in zip(*found, strict=True)) if found else (0, 0)
+    extents = [_extent(column) for column in batch.columns]
+    num_bytes, num_values = (
+        (sum(part) for part in zip(*extents, strict=True)) if extents else (0, 0)
+    )
     return num_bytes <= MAX_ROW_BYTES and num_values <= MAX_ROW_VALUES
 
 

@@ -322,6 +322,6 @@ def _data_file(path: Path, name: str, data_format: str) -> DataFile:
         check_binary(path, head, chosen)
     if chosen not in ("json", "jsonl"):
         return DataFile(path, name, chosen)
-    found = json_kind(head, chosen)
+    kind = json_kind(head, chosen)
     words = {"json": "is one JSON document", "jsonl": "is JSON lines"}
-    return DataFile(path, name, found, "" if found == chosen else f"{name} {words[found]} inside")
+    return DataFile(path, name, kind, "" if kind == chosen else f"{name} {words[kind]} inside")

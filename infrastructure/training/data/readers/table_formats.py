@@ -274,6 +274,8 @@ def _split_of(loaded: Any, split: str, place: str) -> Any:
     if not splits and not split:
         return loaded
     if (split or "train") not in splits:
-        found = f"it has {', '.join(splits)}: write PATH@SPLIT" if splits else "it has no splits"
-        raise ValueError(f"{place} has no split {split or 'train'!r} ({found})")
+        known_splits = (
+            f"it has {', '.join(splits)}: write PATH@SPLIT" if splits else "it has no splits"
+        )
+        raise ValueError(f"{place} has no split {split or 'train'!r} ({known_splits})")
     return loaded[split or "train"]

@@ -204,12 +204,12 @@ def is_reserved(task: str, key: Key) -> bool:
 def examples(task: Task, count: int, *, reserved: bool, seed: int) -> list[Example]:
     name = task.__name__
     rng = Random(zlib.crc32(f"{name}|{reserved}|{seed}".encode()))
-    found: dict[str, Example] = {}
-    while len(found) < count:
+    by_prompt: dict[str, Example] = {}
+    while len(by_prompt) < count:
         key, prompt, completion = task(rng)
         if is_reserved(name, key) == reserved:
-            found[prompt] = Example(prompt, completion, name)
-    return list(found.values())
+            by_prompt[prompt] = Example(prompt, completion, name)
+    return list(by_prompt.values())
 
 
 def training_examples() -> list[Example]:

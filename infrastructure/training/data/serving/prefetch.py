@@ -27,14 +27,14 @@ def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
     thread and closes `items`.
     """
     ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    room = threading.Semaphore(depth)
+    free_slots = threading.Semaphore(depth)
     stopped = threading.Event()
 
     def work() -> None:
         iterator = iter(items)
         try:
             item: Any = None
-            while item is not _END and room.acquire() and not stopped.is_set():
+            while item is not _END and free_slots.acquire() and not stopped.is_set():
                 item = next(iterator, _END)
                 ready.put(item)
         except BaseException as error:  # raised again in the consumer
@@ -46,20 +46,20 @@ def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
     thread = threading.Thread(target=work, name="temper-prefetch", daemon=True)
     thread.start()
     try:
-        yield from _taken(ready, room, thread)
+        yield from _taken(ready, free_slots, thread)
     finally:
         stopped.set()
-        room.release()
+        free_slots.release()
         thread.join()
 
 
 def _taken(
-    ready: "queue.SimpleQueue[Any]", room: threading.Semaphore, thread: threading.Thread
+    ready: "queue.SimpleQueue[Any]", free_slots: threading.Semaphore, thread: threading.Thread
 ) -> Generator[Any, None, None]:
     while (item := _next(ready, thread)) is not _END:
         if isinstance(item, _Failure):
             raise item.error
-        room.release()
+        free_slots.release()
         yield item
 
 
