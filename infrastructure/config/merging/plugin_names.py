@@ -61,14 +61,14 @@ def unknown_plugins(
 
 def origins_of(config: Section, recorded: Origins) -> dict[str, dict[str, Origin]]:
     """Where the plug-ins of a configuration come from, those left out that are built in."""
-    found: dict[str, dict[str, Origin]] = {}
+    by_group: dict[str, dict[str, Origin]] = {}
     for _, registry, name in plugins_in(config):
         was, origin = recorded.get(registry.group, {}).get(name), registry.origin(name)
         if was is not None and (origin is None or replace(origin, package=was.package) == was):
             origin = was  # the package may not be installed where only the record is read
         if origin is not None:
-            found.setdefault(registry.group, {})[name] = origin
-    return found
+            by_group.setdefault(registry.group, {})[name] = origin
+    return by_group
 
 
 def require_shareable(config: Section) -> None:

@@ -286,8 +286,12 @@ class TrainingConfig(StackwiseFields):
     @property
     def extensions(self) -> list[str]:
         """Those that take part: what is enabled, and `quantum` where it was given a rhythm."""
-        asked = self.optimization_frequency is not None and QUANTUM not in self.enabled_extensions
-        return [*self.enabled_extensions, QUANTUM] if asked else list(self.enabled_extensions)
+        is_scheduled = (
+            self.optimization_frequency is not None and QUANTUM not in self.enabled_extensions
+        )
+        return (
+            [*self.enabled_extensions, QUANTUM] if is_scheduled else list(self.enabled_extensions)
+        )
 
     def __getattr__(self, name: str) -> Any:
         """One's own settings are read as ours are: `config.stages`."""

@@ -151,7 +151,11 @@ DEFECTS: list[tuple[type[TrainingStrategy], str, str]] = [
         "the model does not have",
     ),
     (LeavesOutWhatItNames, "test_a_phase_trains_the_parameters_that_it_names", "does not train ["),
-    (TrainsMoreThanItNames, "test_a_phase_trains_the_parameters_that_it_names", "which it does not name"),
+    (
+        TrainsMoreThanItNames,
+        "test_a_phase_trains_the_parameters_that_it_names",
+        "which it does not name",
+    ),
     (StepsInTrainStep, "test_a_micro_batch_only_gathers_gradients", "changes weights"),
     (HoldsTheGraph, "test_a_micro_batch_only_gathers_gradients", "detach it"),
     (MeansOfTheMicroBatch, "test_a_split_batch_has_the_same_gradient", "total_items"),
