@@ -36,6 +36,7 @@ def problems_of(message: str) -> list[str]:
 
 
 def main() -> int:
+    """Show what is wrong with the message in the file named first; 1 if anything is."""
     problems = problems_of(Path(sys.argv[1]).read_text(encoding="utf-8"))
     for problem in problems:
         print(problem, file=sys.stderr)

@@ -97,7 +97,7 @@ def _synced(folder: Path, save: Callable[[Path], None]) -> None:
     os.close(descriptor)
 
 
-def _nothing(state: Tensors) -> None:
+def _nothing(_state: Tensors) -> None:
     return
 
 

@@ -343,7 +343,7 @@ def _addresses_not_logged() -> Iterator[None]:
     """httpx logs whole addresses, whose queries may be secrets."""
     logger = logging.getLogger("httpx")
 
-    def hide(record: logging.LogRecord) -> bool:
+    def hide(_record: logging.LogRecord) -> bool:
         return False
 
     logger.addFilter(hide)

@@ -28,7 +28,7 @@ PERIOD, LENGTH = 3, 13
 
 
 def repeating_rows(count: int = 256) -> list[dict[str, torch.Tensor]]:
-    """Rows that say the same three digits again and again, such as 3 1 4 3 1 4 3 1 4 …
+    """Rows that say the same three digits again and again, such as 3 1 4 3 1 4 3 1 4.
 
     A row is a dictionary of `input_ids`, and if you like of `labels` (-100: not learnt) and
     `attention_mask`, as for a Trainer of transformers.

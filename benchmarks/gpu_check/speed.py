@@ -55,7 +55,7 @@ def _copy(state: dict[str, torch.Tensor], pinned: dict[str, torch.Tensor]) -> No
     torch.cuda.synchronize()
 
 
-def monitor_overhead(bench: Bench) -> Figures:
+def monitor_overhead(_bench: Bench) -> Figures:
     """Steps that are watched beside steps that are not; readings of the GPU included."""
     command = [sys.executable, "-m", "benchmarks.monitor_overhead"]
     command += ["--pairs", "6", "--block-seconds", "3", "--samples", "10000"]

@@ -40,6 +40,7 @@ from infrastructure.run.restore import answer_of, named_run, restore_run
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """Declare what the command takes."""
     actions = parser.add_actions()
     for action, (text, _) in ACTIONS.items():
         add = partial(_add_action_arguments, can_be_tried=action == "prune")

@@ -14,6 +14,7 @@ from infrastructure.testing.results import GROUPS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     add_data(parser)
     parser.add_argument("--quick", action="store_true", help="seconds: only what moves no weight")
     parser.add_argument("--strict", action="store_true", help="a warning is a failure")

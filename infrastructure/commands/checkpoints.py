@@ -22,6 +22,7 @@ NOTHING = "–"
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """Declare what the command takes."""
     actions = parser.add_actions()
     for action, text in (("list", "show them"), ("verify", "compare every byte with its hash")):
         actions.add_parser(action, help=text, add_arguments=_add_action_arguments)

@@ -9,6 +9,7 @@ from infrastructure.core.exit_codes import ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     add_preset_flag(parser)
     add_config_flags(parser)
 

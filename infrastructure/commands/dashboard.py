@@ -14,6 +14,7 @@ from infrastructure.monitoring.records.run_list import find_run_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     add_run(parser, "a run (default: always the newest)")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8765, help="0: any free one (default: 8765)")

@@ -7,9 +7,10 @@ from infrastructure.testing.doctor import main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     add_config_flags(parser, ["log_level"])
 
 
-def run(options: argparse.Namespace) -> int:
+def run(_options: argparse.Namespace) -> int:
     """Look, and say what was found."""
     return main()

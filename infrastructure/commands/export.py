@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     parser.add_argument("run", metavar="RUN", help="a run, RUN@step, or a checkpoint's path")
     parser.add_argument("folder", metavar="FOLDER", help="an empty folder, or none yet")
     add_json(parser)

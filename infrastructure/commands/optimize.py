@@ -14,6 +14,7 @@ from infrastructure.monitoring.drawing.tables import render_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     parser.add_argument("model", metavar="MODEL", help="a run's final/, or any model folder")
     parser.add_argument("--rows", type=int, default=1, help="of the inputs (default: 1)")
     parser.add_argument("--length", type=int, default=128, help="in tokens (default: 128)")

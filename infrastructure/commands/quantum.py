@@ -19,6 +19,7 @@ MOST_NAMED = 20
 
 
 def add_arguments(parser: CommandParser) -> None:
+    """Declare what the command takes."""
     actions = parser.add_actions()
     actions.add_parser(
         "compare",

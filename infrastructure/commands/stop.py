@@ -11,6 +11,7 @@ from infrastructure.monitoring.records.run_list import find_run_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     add_run(parser, A_RUN_HELP)
     add_folder_flags(parser)
 

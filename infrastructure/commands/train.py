@@ -16,6 +16,7 @@ from infrastructure.training.data.defaults import make_ready
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     add_data(parser)
     parser.add_argument(
         "--detach", action="store_true", help="in a process of its own, which outlives this shell"

@@ -10,6 +10,7 @@ from infrastructure.core.stop_signals import interrupt_on_signals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     parser.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
     parser.add_argument("data", metavar="DATA", help="file, folder or hub data set")
     add_config_flags(parser)

@@ -18,6 +18,7 @@ CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices", "num_processes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     add_run(parser)
     add_accept(parser)
     add_config_flags(parser)

@@ -11,6 +11,7 @@ from infrastructure.core.exit_codes import ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     add_data(parser)
     parser.add_argument(
         "--learning-rate-test",

@@ -14,6 +14,7 @@ NICENESS = 10  # whoever trains on this machine comes first
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     add_run(parser, A_RUN_HELP)
     parser.add_argument("--once", action="store_true", help="show it as it is now, and end")
     parser.add_argument(

@@ -90,7 +90,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _plain_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """ "none" is None where None may stand; a truth value is never taken for a number."""
+        """Text `none` is None where that may stand; a truth value is never taken for a number."""
         types = kinds(cls.model_fields[str(info.field_name)].annotation)
         if isinstance(value, str):
             value = value.strip()

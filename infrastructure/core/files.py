@@ -110,17 +110,17 @@ def remove_if_unlocked(path: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` (UTF-8) atomically.
+    r"""Write `text` (UTF-8) atomically.
 
     A path of other bytes may stand in it. Python holds these as surrogates, which UTF-8 does not
-    have; they are written as \\udcXX, which in JSON is what they were read from.
+    have; they are written as \udcXX, which in JSON is what they were read from.
     """
     with atomic_write(path) as file:
         file.write(text.encode(errors="backslashreplace"))
 
 
 def readable_path(path: str | Path) -> str:
-    """A path for people and for files of text: bytes that are no UTF-8 are spelt \\xXX."""
+    r"""A path for people and for files of text: bytes that are no UTF-8 are spelt \xXX."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 

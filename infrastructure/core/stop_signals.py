@@ -39,7 +39,7 @@ def interrupt_on_signals() -> Iterator[None]:
         yield
         return
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
         raise StopSignal(number)
 
     numbers = [number for number in stop_signals() if number != signal.SIGINT]

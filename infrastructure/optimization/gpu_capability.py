@@ -52,7 +52,7 @@ def train_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> torch.nn.M
     config = float8.Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
     head = getattr(model, "get_output_embeddings", lambda: None)()
 
-    def is_converted(module: torch.nn.Module, name: str) -> bool:
+    def is_converted(module: torch.nn.Module, _name: str) -> bool:
         if not isinstance(module, torch.nn.Linear) or module is head:
             return False
         return module.in_features % 16 == 0 and module.out_features % 16 == 0

@@ -148,7 +148,7 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def _compiled(model: torch.nn.Module, inputs: Inputs) -> Callable[..., Any]:
+def _compiled(model: torch.nn.Module, _inputs: Inputs) -> Callable[..., Any]:
     compiled: Callable[..., Any] = torch.compile(model)
     return compiled
 

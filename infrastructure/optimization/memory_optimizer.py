@@ -1,11 +1,11 @@
-"""The memory optimizer: measures what memory is used for, saves it, and says what would save more.
+r"""The memory optimizer: measures what memory is used for, saves it, and says what would save more.
 
     optimizer = create_memory_optimizer(max_memory_percent=85.0)
     model = optimizer.optimize_for_training(model)
     loader = optimizer.create_memory_efficient_dataloader(dataset)
     with optimizer.memory_profiler("training_step") as profile:
         ...
-    print(*optimizer.get_memory_recommendations(), sep="\\n")
+    print(*optimizer.get_memory_recommendations(), sep="\n")
 
 A run of Temper uses the same parts by itself: `enable_memory_optimization`.
 """

@@ -24,6 +24,8 @@ NUM_BATCHES, BATCH_SIZE = 32, 32
 
 
 class HasPrefetch(Protocol):
+    """Settings that say how many batches are prepared ahead."""
+
     prefetch_factor: int
 
 
@@ -45,7 +47,7 @@ def _is_memory_error(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
-def _not_given(settings: Mapping[str, Any]) -> "Measured":
+def _not_given(_settings: Mapping[str, Any]) -> "Measured":
     raise ValueError(
         "PipelineOptimizer measures what it is given as `measure`; without one it has"
         " optimize_pipeline(pipeline)"

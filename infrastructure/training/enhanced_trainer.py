@@ -109,7 +109,7 @@ class EnhancedTrainer:
         hooks: observers and extensions besides `training_config.enabled_extensions`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (its first arguments are those of the specification)
         self,
         model_config: ModelConfig,
         training_config: TrainingConfig,

@@ -301,7 +301,7 @@ def test_a_secret_in_an_address_is_found_nowhere(
 
 
 @pytest.mark.parametrize("wrong", ["abc", "z" * 64, "", HASH + "0"])
-def test_a_hash_that_is_none_is_refused(wrong: str, tmp_path: Path) -> None:
+def test_a_hash_that_is_none_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="sha256 is 64 hex digits"):
         colab.fetch_dataset("rows.jsonl", sha256=wrong)
 

@@ -133,7 +133,7 @@ def test_without_a_notebook_the_form_is_a_few_lines(capsys: pytest.CaptureFixtur
     assert form.config.batch_size == 4
 
 
-def test_the_form_needs_no_torch(tmp_path: Path) -> None:
+def test_the_form_needs_no_torch() -> None:
     """A notebook's first cells answer before torch is loaded, or where it is not installed."""
     code = "import sys; sys.modules['torch'] = None; import colab; form = colab.show_form("
     code += "colab.configure('quick')); form.make_view(); print(form.measure())"

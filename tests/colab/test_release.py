@@ -153,7 +153,7 @@ def test_a_run_that_is_being_trained_stays(
     assert colab_session.calls("unassign") == []
 
 
-def test_whether_a_place_is_a_drive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_whether_a_place_is_a_drive(tmp_path: Path) -> None:
     options: Any = small_config(tmp_path).backup
     assert not release.is_drive(options)
     options.place = str(tmp_path)

@@ -86,9 +86,7 @@ def test_every_setting_of_a_form_arrives_in_run_json(tmp_path: Path) -> None:
     assert sorted(arrived) == sorted(SCHEMA.fields)
 
 
-def test_a_run_from_the_form_records_what_was_set_there(
-    tmp_path: Path, small: DeploymentConfig
-) -> None:
+def test_a_run_from_the_form_records_what_was_set_there(small: DeploymentConfig) -> None:
     form = ConfigForm(small)
     changed = {
         "training.seed": "5",

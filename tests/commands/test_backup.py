@@ -155,9 +155,7 @@ def test_damage_at_the_place_is_found(run: Path, place: Path, temper: Temper) ->
     assert {row["where"] for row in told["versions"] if row["problem"]} == {str(place)}
 
 
-def test_a_whole_run_comes_back_and_goes_on(
-    run: Path, place: Path, tmp_path: Path, temper: Temper
-) -> None:
+def test_a_whole_run_comes_back_and_goes_on(run: Path, place: Path, temper: Temper) -> None:
     before = (run / "run.json").read_bytes()
     shutil.rmtree(run)
     code, told = temper("restore", run.name, "--place", str(place))
@@ -186,9 +184,7 @@ def test_a_restored_run_does_not_lose_what_is_newer_here(
     assert (run / "metrics.jsonl").read_text() == "newer\n"
 
 
-def test_pruning_says_before_what_it_removes(
-    run: Path, place: Path, tmp_path: Path, temper: Temper
-) -> None:
+def test_pruning_says_before_what_it_removes(run: Path, place: Path, temper: Temper) -> None:
     record = read_record(run / "run.json")
     record["configuration"]["values"]["training"]["keep_checkpoints"] = 2
     write_record(run / "run.json", record)

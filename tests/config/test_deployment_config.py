@@ -251,7 +251,7 @@ def test_a_place_with_a_password_is_forgotten_and_stops_nobody() -> None:
     assert DeploymentConfig.from_dict(saved).backup.place is None
 
 
-def test_a_folder_for_backups_is_found_from_anywhere(tmp_path: Path) -> None:
+def test_a_folder_for_backups_is_found_from_anywhere() -> None:
     for place, recorded in (("copies", str(Path("copies").absolute())), ("hf://a/b", "hf://a/b")):
         saved = DeploymentConfig(backup={"place": place}).to_dict()
         assert saved["values"]["backup"]["place"] == recorded

@@ -65,9 +65,7 @@ def test_without_testing_it_starts_all_the_same(
     assert "Checked before" not in (run / "report.html").read_text()
 
 
-def test_the_variable_of_the_specification_switches_it_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_variable_of_the_specification_switches_it_off() -> None:
     from infrastructure.config.sources.load import load_config
 
     assert load_config(environment={"DISABLE_TESTING": "1"}).enable_testing is False

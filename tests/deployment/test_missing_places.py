@@ -134,7 +134,7 @@ def test_a_place_that_is_away_at_the_end_is_told_loudly_until_it_is_back(
 
 
 def test_a_file_of_the_copy_that_was_changed_is_not_taken_for_confirmed(
-    tmp_path: Path, disk: Path, config: Config
+    disk: Path, config: Config
 ) -> None:
     run, _ = deploy(config())
     model = disk / run.name / "final/model.safetensors"

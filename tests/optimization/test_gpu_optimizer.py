@@ -155,9 +155,7 @@ def test_the_use_of_a_gpu_is_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Readings.looks == -1  # closed
 
 
-def test_one_process_says_how_several_gpus_are_used(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_says_how_several_gpus_are_used(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     optimizer = module.GPUOptimizer([torch.device("cpu"), torch.device("cpu")], "fp32", False)
     optimizer.optimize_model(layers())

@@ -149,7 +149,7 @@ def test_options_that_are_given_hold() -> None:
     assert [batch[0].shape[0] for batch in loader] == [2, 2]
 
 
-def test_memory_is_released_above_the_share_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_released_above_the_share_only() -> None:
     assert create_memory_optimizer(max_memory_percent=100.0).release_if_needed() is False
     assert create_memory_optimizer(max_memory_percent=0.001).release_if_needed() is True
 

@@ -545,7 +545,7 @@ def test_the_python_sample_of_002(tmp_path: Path) -> None:
 
 
 @runs("002 Training Monitor", "002 Alert Thresholds")
-def test_the_monitor_of_002(tmp_path: Path) -> None:
+def test_the_monitor_of_002() -> None:
     names = {"TrainingMetrics": TrainingMetrics, "time": time}
     execute("002 Training Monitor", names)
     names["monitor"].stop_monitoring()

@@ -1,4 +1,4 @@
-"""Any store that fsspec speaks to: S3, Google Cloud Storage, Azure, SFTP, …
+"""Any store that fsspec speaks to: S3, Google Cloud Storage, Azure, SFTP and others.
 
 These have a file when the write returns. What counts as proof is the server's own checksum, where
 it gives one that can be compared, and else a fresh reading back.

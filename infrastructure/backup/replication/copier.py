@@ -413,6 +413,7 @@ class Copier:
 
 
 def what_of(publication: PublishedFolder | Publication) -> Publication:
+    """What is published, whoever wants it."""
     return publication.what if isinstance(publication, PublishedFolder) else publication
 
 

@@ -257,7 +257,7 @@ def _sha256(place: Place, path: Path) -> str:
     return digest.hexdigest()
 
 
-def _unbounded(num_bytes: int) -> None:
+def _unbounded(_num_bytes: int) -> None:
     return
 
 

@@ -111,7 +111,7 @@ def _source(variable: str) -> Source:
     return Source(Layer.ENVIRONMENT, f"environment {variable}")
 
 
-def _plain(environment: Mapping[str, str], schema: Schema) -> Iterator[Setting]:
+def _plain(environment: Mapping[str, str], _schema: Schema) -> Iterator[Setting]:
     for variable, key in VARIABLES.items():
         text = environment.get(variable)
         if text or (text == "" and key == EMPTY_COUNTS):

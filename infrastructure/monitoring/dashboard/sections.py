@@ -80,6 +80,7 @@ def moment(unix_seconds: float, form: str = "ago") -> Markup:
 
 
 def head(run: LiveRun) -> Markup:
+    """Name, state and how far it is."""
     status = element("span", run.state, css_class=f"status {run.state}")
     parts: list[Any] = [element("span", "", css_class=f"pulse {run.state}")]
     if run.changed_at is not None:
@@ -225,6 +226,7 @@ def alerts(run: LiveRun) -> Markup:
 
 
 def curve_section(run: LiveRun) -> Markup:
+    """The curves of the run, or why there are none yet."""
     figures = curves(run.curves, run.evaluated, NUM_SMALL_BUCKETS)
     if not figures:
         waits = "Before the first step the model and the data are prepared and measured."

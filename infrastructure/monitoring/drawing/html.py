@@ -58,6 +58,7 @@ def element(tag: str, *contents: Any, **attributes: str | None) -> Markup:
 
 
 def joined(contents: Iterable[Any]) -> Markup:
+    """Contents one after the other."""
     return Markup("".join(as_markup(content) for content in contents))
 
 
@@ -87,6 +88,7 @@ def facts(pairs: Mapping[str, Any]) -> Markup:
 
 
 def flatten(pairs: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Pairs in mappings of mappings as one list, the outer keys before the inner ones."""
     flat: list[tuple[str, Any]] = []
     for key, value in pairs.items():
         if isinstance(value, Mapping) and value:
@@ -121,6 +123,7 @@ def readable_value(key: str, value: Any) -> str:
 
 
 def as_json(value: Any) -> str:
+    """A value as JSON; what JSON cannot say is its text."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 

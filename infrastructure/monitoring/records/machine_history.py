@@ -130,6 +130,7 @@ class MachineHistory:
 
 
 def gpus_of(sample: Record) -> list[dict[str, Any]]:
+    """The readings of each GPU in a sample."""
     gpus = sample.get("gpus")
     return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
 

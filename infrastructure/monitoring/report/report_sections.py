@@ -63,10 +63,12 @@ def section(heading: str, *contents: Any) -> Markup:
 
 
 def mapping_of(value: Any) -> dict[str, Any]:
+    """A copy of a mapping; of anything else an empty one."""
     return dict(value) if isinstance(value, Mapping) else {}
 
 
 def header(run: RunFacts) -> Markup:
+    """The head of the page: which run, and how it ended."""
     status = element("span", run.status, css_class=f"status {run.status}")
     title = element("h1", run.run_id, status)
     return element(
@@ -179,6 +181,7 @@ def errors(run: RunFacts) -> Markup:
 
 
 def before_after(run: RunFacts) -> Markup:
+    """Numbers before and after the training; nothing where none were measured."""
     rows = before_after_rows(run.before, run.after) if run.after else []
     if not rows:
         return NOTHING
@@ -189,6 +192,7 @@ def before_after(run: RunFacts) -> Markup:
 
 
 def example(run: RunFacts) -> Markup:
+    """A held-out prompt with its answers; nothing where there is none."""
     given = mapping_of(run.summary.get("example"))
     shown = {key: value for key, value in given.items() if value is not None}
     if not shown:
@@ -220,6 +224,7 @@ def _as_text(value: Any) -> str:
 
 
 def curve_section(run: RunFacts) -> Markup:
+    """The curves of the training."""
     figures = curves(points_by_key(run.records), evaluated_keys(run.records))
     if not figures:
         return section("Curves", element("p", "No step has been logged yet.", css_class="soft"))
@@ -305,6 +310,7 @@ def _exact(value: Any) -> str:
 
 
 def machine(run: RunFacts) -> Markup:
+    """Hardware and versions."""
     parts = []
     for key, heading in (("hardware", "Hardware"), ("versions", "Versions")):
         if known := mapping_of(run.run.get(key)):

@@ -1,7 +1,7 @@
-"""DataPipeline: from the path in the configuration to batches of examples.
+r"""DataPipeline: from the path in the configuration to batches of examples.
 
     pipeline = DataPipeline(config.data, tokenizer, cache_config=config.cache, seed=0)
-    print(*pipeline.prepare().lines(), sep="\\n")
+    print(*pipeline.prepare().lines(), sep="\n")
     for batch in pipeline.train_batches(epoch=0, start_example=0, batch_size=8): ...
 
 What an epoch holds, and in which order, is a pure function of data, settings, seed and epoch, so
@@ -169,7 +169,7 @@ class DataPipeline:
 
     @property
     def num_candidates(self) -> int:
-        """Training examples that there are to choose from: their ids are 0, 1, …"""
+        """Training examples that there are to choose from: their ids count from 0."""
         return self.report.num_train
 
     @property
@@ -372,9 +372,9 @@ def _places(store: TokenStore, rows: list[int]) -> list[str]:
 
 
 def _batches(
-    examples: Iterable[TokenizedExample], batch_size: int, entry: CacheEntry
+    examples: Iterable[TokenizedExample], batch_size: int, _entry: CacheEntry
 ) -> Iterator[list[TokenizedExample]]:
-    """Holds `entry` and so its lock: it is not swept while it is read, whoever else forgot it."""
+    """Holds the entry and so its lock: it is not swept while it is read, whoever else forgot it."""
     iterator = iter(examples)
     while batch := list(itertools.islice(iterator, batch_size)):
         yield batch

@@ -24,7 +24,7 @@ from infrastructure.training.observers.run_observers import (
 CONSOLE = "console"  # a Trainer prints its numbers itself
 
 
-def _refuse_quantum(parts: TrainerParts) -> NoReturn:
+def _refuse_quantum(_parts: TrainerParts) -> NoReturn:
     raise ValueError(
         "training.enabled_extensions quantum decides what Temper's own loop does, and this is a"
         " Trainer's: train with `temper train`, or leave it out"

@@ -284,7 +284,7 @@ def tensorboard_tag(key: str, record: Record) -> str:
 SINKS: Registry[Callable[[Path], Sink]] = registries.SINKS
 SINKS.provide(
     {
-        "console": lambda run_directory: ConsoleSink(),
+        "console": lambda _run_directory: ConsoleSink(),
         "jsonl": lambda run_directory: JsonlSink(run_directory / "metrics.jsonl"),
         "csv": lambda run_directory: CsvSink(run_directory / "metrics.csv"),
         "tensorboard": lambda run_directory: TensorBoardSink(run_directory / "tensorboard"),

@@ -198,7 +198,7 @@ def probe(model: torch.nn.Module, batch: Mapping[str, Any]) -> tuple[torch.Tenso
     """
     seen: list[torch.Tensor] = []
 
-    def cut(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    def cut(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
         seen.append(output.detach().requires_grad_())
         return seen[-1]
 

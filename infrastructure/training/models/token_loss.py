@@ -192,7 +192,7 @@ def loss_from_all_logits(
     arguments: Mapping[str, Any],
     positions: torch.Tensor,
     targets: torch.Tensor,
-    grid: SizeGrid,
+    grid: SizeGrid,  # noqa: ARG001 (as the other ways take it, by name)
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
@@ -302,7 +302,7 @@ def why_not_head(model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
     inputs: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
 
-    def replace(head: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+    def replace(_head: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
         inputs.append(args[0])
         outputs.append(torch.linspace(-1e3, 1e3, output.numel()).to(output).view_as(output))
         return outputs[-1]

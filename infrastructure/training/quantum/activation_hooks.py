@@ -23,7 +23,7 @@ class _GradientHook(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, output: torch.Tensor, kept: torch.Tensor, anchor: torch.Tensor, receive: Receive
+        ctx: Any, output: torch.Tensor, kept: torch.Tensor, _anchor: torch.Tensor, receive: Receive
     ) -> torch.Tensor:
         ctx.save_for_backward(kept)
         ctx.receive = receive
@@ -62,7 +62,7 @@ def gradient_hooks(
             heard.add(name)
             receive(name, kept, gradient)
 
-        def hook(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        def hook(_module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
             kept = output if keep_output else inputs[0]
             hooked: torch.Tensor = _GradientHook.apply(output, kept.detach(), anchor, pass_on)
             return hooked

@@ -49,11 +49,11 @@ class MemorySettings:
     cache_seconds: int | None = None
 
 
-def _nothing_to_release(unused_seconds: float) -> int:
+def _nothing_to_release(_unused_seconds: float) -> int:
     return 0
 
 
-def _nothing_to_recommend(state: TrainingState) -> list[Recommendation]:
+def _nothing_to_recommend(_state: TrainingState) -> list[Recommendation]:
     return []
 
 

@@ -107,7 +107,7 @@ class MaskVocabulary:
 Corruption = Callable[[Ids, MaskVocabulary, np.random.RandomState], Ids]
 
 
-def replace_by_mask(ids: Ids, vocabulary: MaskVocabulary, random: np.random.RandomState) -> Ids:
+def replace_by_mask(ids: Ids, vocabulary: MaskVocabulary, _random: np.random.RandomState) -> Ids:
     """The absorbing corruption of MDLM and LLaDA: each becomes the mask token."""
     return np.full_like(ids, vocabulary.mask_token_id)
 

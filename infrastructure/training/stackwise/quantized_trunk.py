@@ -454,6 +454,7 @@ def _is_linear(module: torch.nn.Module) -> bool:
 
 
 def is_conv1d(module: torch.nn.Module) -> bool:
+    """Whether it is the linear layer of GPT-2, whose weight is transposed."""
     layers = sys.modules.get("transformers.pytorch_utils")  # not loaded: there is none of it
     return layers is not None and type(module) is layers.Conv1D
 

@@ -114,10 +114,10 @@ class Rack:
             if not has_run["layers"]:
                 used_before.update(id(p) for p in module.parameters(recurse=False))
 
-        def first_layer(module: torch.nn.Module, given: Any, named: Any) -> None:
+        def first_layer(_module: torch.nn.Module, _given: Any, _named: Any) -> None:
             has_run["layers"] = True
 
-        def first_output(module: torch.nn.Module, given: Any, output: Any) -> None:
+        def first_output(_module: torch.nn.Module, _given: Any, output: Any) -> None:
             self._gives_tuple = isinstance(output, tuple)
             hidden = output[0] if isinstance(output, tuple) else output
             self.hidden_size = hidden.shape[-1]
@@ -179,7 +179,7 @@ class Rack:
             yield
             return
         handle = self.layers[first].register_forward_pre_hook(
-            lambda module, given, named: _with_first(given, named, start), with_kwargs=True
+            lambda _module, given, named: _with_first(given, named, start), with_kwargs=True
         )
         try:
             yield
@@ -220,7 +220,7 @@ class Rack:
         """Inside, what layer `layer` gives (B, L, d) is appended to the list."""
         outputs: list[torch.Tensor] = []
         handle = self.layers[layer].register_forward_hook(
-            lambda module, given, output: outputs.append(
+            lambda _module, _given, output: outputs.append(
                 output[0] if isinstance(output, tuple) else output
             )
         )

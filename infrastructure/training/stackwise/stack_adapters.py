@@ -61,7 +61,7 @@ class LayerAdapters(torch.nn.ModuleDict):
 
 
 def _adder(pairs: Any) -> Any:
-    def add(module: torch.nn.Module, given: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+    def add(_module: torch.nn.Module, given: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         for pair in pairs.values():
             output = output + pair(given[0]).to(output.dtype)
         return output

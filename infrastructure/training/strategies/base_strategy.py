@@ -23,6 +23,8 @@ from infrastructure.training.core.state import Phase, StepOutput
 
 
 class HasLossSum(Protocol):
+    """A loss as the sum over items, and how many they are."""
+
     loss_sum: torch.Tensor
     num_items: int
 
@@ -250,7 +252,7 @@ def _adamw_offload(
 
 
 def _sgd(
-    groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
+    groups: ParameterGroups, learning_rate: float, _betas: tuple[float, float]
 ) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=learning_rate)
 
@@ -268,5 +270,5 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
     "linear": lambda done: 1.0 - done,
-    "constant": lambda done: 1.0,
+    "constant": lambda _done: 1.0,
 }

@@ -277,7 +277,7 @@ def test_what_breaks_while_reading_is_an_error_of_the_system(
     assert caught.value.errno == errno.ENOTCONN
 
 
-def test_a_store_that_does_not_say_the_size_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_say_the_size_is_an_error() -> None:
     place = FsspecPlace("oddstore://backups")
     place.write(FILE, [DATA])
     OddStore.info_besides = {"size": None}

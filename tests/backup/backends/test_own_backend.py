@@ -64,7 +64,7 @@ def test_a_registered_scheme_goes_before_ours_and_fsspecs(tmp_path: Path) -> Non
     assert type(open_place(str(tmp_path))) is FolderPlace
 
 
-def test_which_backend_a_text_means(tmp_path: Path) -> None:
+def test_which_backend_a_text_means() -> None:
     for text, name in {
         "backups": "folder",
         "a:b": "folder",

@@ -185,7 +185,7 @@ def proxy_to(port: int) -> Iterator[str]:
 
 
 def test_behind_a_proxy_with_a_path_and_another_name_the_page_goes_on(
-    runs: Path, browser: Browser, tmp_path: Path
+    runs: Path, browser: Browser
 ) -> None:
     dashboard = Dashboard(runs, port=0)
     thread = threading.Thread(target=dashboard.serve)

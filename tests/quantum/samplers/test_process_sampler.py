@@ -158,7 +158,7 @@ sampler.sample(random_model(5, 0))
 """
 
 
-def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
+def test_it_does_not_outlive_its_parent() -> None:
     """Even where the sampler holds the interpreter in a loop, and nobody closes anything."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], cwd=ROOT, stdout=subprocess.PIPE, text=True

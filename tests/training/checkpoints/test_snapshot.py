@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,7 +87,7 @@ def test_a_part_that_one_of_the_two_lacks_is_refused(part: str, who: str) -> Non
         restore_snapshot(snapshot, living.state, living.step)
 
 
-def test_an_optimizer_of_other_groups_is_refused(tmp_path: Path) -> None:
+def test_an_optimizer_of_other_groups_is_refused() -> None:
     saved, living = Training(), Training()
     snapshot = take_snapshot(saved.state, saved.step)
     living.step.optimizer = torch.optim.AdamW(living.state.model.parameters())

@@ -289,7 +289,7 @@ def test_a_checkpoint_whose_weights_overflowed_is_not_gone_back_to(tmp_path: Pat
     assert "went back to step 4" in training.state.recoveries[0]["action"]
 
 
-def test_a_scaler_goes_on_after_a_rollback(tmp_path: Path) -> None:
+def test_a_scaler_goes_on_after_a_rollback() -> None:
     """The step was broken off between unscaling and its update."""
     settings: dict[str, Any] = {"dropout": 0.0, "batch_size": 6, "gradient_accumulation": 1}
     whole = Training(scaler=torch.amp.GradScaler("cpu", init_scale=8.0), **settings).run()

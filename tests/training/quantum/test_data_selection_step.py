@@ -241,7 +241,7 @@ def test_no_more_are_looked_at_than_may_be_paid_for(answer: str, allowed: float)
     assert number == 900 or question.cost_seconds(costs, more) > allowed
 
 
-def test_a_model_with_data_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_model_with_data_of_its_own_is_refused() -> None:
     from infrastructure.config.sections.data_config import DataConfig
     from infrastructure.config.sections.model_config import ModelConfig
     from infrastructure.config.sections.training_config import TrainingConfig

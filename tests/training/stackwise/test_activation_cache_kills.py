@@ -97,9 +97,7 @@ def test_a_killed_builder_leaves_nothing_that_is_wrong(
     cache.close()
 
 
-def test_a_page_that_is_written_in_place_is_seen_when_its_writer_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_is_written_in_place_is_seen_when_its_writer_is_killed(tmp_path: Path) -> None:
     """What a disk shows of a page whose blocks were lost: the size is right, the end is zeros."""
     cache, trunk, pages = cache_in(tmp_path)
     cache.build(trunk)

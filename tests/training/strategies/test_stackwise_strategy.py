@@ -207,7 +207,7 @@ OTHERS = [name for name in (*SEQUENTIAL, *AT_ONCE, *FURTHER) if name not in QUIC
 
 @pytest.mark.parametrize("name", slow_but(QUICK, OTHERS))
 def test_a_run_that_is_broken_off_comes_to_the_same_end(
-    name: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, trained: Trained, tmp_path: Path
 ) -> None:
     """In the middle of the second phase, and from the checkpoint at its beginning."""
     settings = {**SEQUENTIAL, **AT_ONCE, **FURTHER}[name]

@@ -198,6 +198,11 @@ def _chat_turns(value: Any, column: str) -> list[Turn]:
 
 
 def from_json_text(value: Any, column: str) -> Any:
+    """What a column holds; a text that is a JSON list or object is that.
+
+    Raises:
+        ShapeError: it begins like one and is none.
+    """
     if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
         return value
     try:

@@ -37,12 +37,15 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Example:
+    """A prompt with the one right answer."""
+
     prompt: str
     completion: str
     task: str
 
 
 def pick(rng: Random, pool: Sequence[str]) -> str:
+    """One member of `pool` by chance."""
     return pool[rng.randint(len(pool))]
 
 
@@ -122,6 +125,7 @@ def write_json(rng: Random) -> tuple[Key, str, str]:
 
 
 def reverse_list(rng: Random) -> tuple[Key, str, str]:
+    """A list in reverse order."""
     words = draw(rng, ITEMS, rng.randint(3, 5))
     layout = pick(
         rng,
@@ -136,6 +140,7 @@ def reverse_list(rng: Random) -> tuple[Key, str, str]:
 
 
 def write_date(rng: Random) -> tuple[Key, str, str]:
+    """A date in ISO form."""
     day, month, year = rng.randint(1, 29), rng.randint(12), rng.randint(1950, 2030)
     date = pick(rng, [f"{day} {MONTHS[month]} {year}", f"{MONTHS[month]} {day}, {year}"])
     layout = pick(
@@ -150,6 +155,7 @@ def write_date(rng: Random) -> tuple[Key, str, str]:
 
 
 def write_capitals(rng: Random) -> tuple[Key, str, str]:
+    """Words in capital letters."""
     words = draw(rng, ITEMS, rng.randint(2, 4))
     layout = pick(
         rng,
@@ -163,6 +169,7 @@ def write_capitals(rng: Random) -> tuple[Key, str, str]:
 
 
 def find_kind(rng: Random) -> tuple[Key, str, str]:
+    """Which of some words is of a kind."""
     kinds = draw(rng, list(KINDS), 3)
     words = [pick(rng, KINDS[kind]) for kind in kinds]
     target = rng.randint(3)
@@ -202,6 +209,7 @@ def is_reserved(task: str, key: Key) -> bool:
 
 
 def examples(task: Task, count: int, *, reserved: bool, seed: int) -> list[Example]:
+    """`count` different examples of a task; its reserved ones, or the others."""
     name = task.__name__
     rng = Random(zlib.crc32(f"{name}|{reserved}|{seed}".encode()))
     by_prompt: dict[str, Example] = {}

@@ -2,6 +2,7 @@
 
 
 def words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
     return tuple(text.split())
 
 
