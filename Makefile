@@ -101,6 +101,10 @@ measure-stackwise: environment ## stack-wise training beside its rivals; DATA=gs
 	@[ -n "$$GIVEN_DATA" ] || { echo 'usage: make measure-stackwise DATA=…' >&2; exit 2; }
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.stackwise_quality "$$GIVEN_DATA"
 
+.PHONY: docs
+docs: environment ## the pages of docs/, with the reference made from the code, in build/docs
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
 .PHONY: gpu-check
 gpu-check: ## what this machine's GPU does, in at most 8 minutes; GPU_PYTHON=python for another environment
 	"$${GIVEN_GPU_PYTHON:-$(PYTHON)}" -m benchmarks.gpu_check --json gpu-check.json

@@ -349,14 +349,15 @@ def names_of_the_project() -> set[str]:
     return found
 
 
-def test_every_name_of_the_readme_exists() -> None:
+def test_every_name_that_people_read_exists() -> None:
     """`a_name` and `call()`: a setting, or something that the project's sources have."""
     known = names_of_the_project() | FOREIGN_NAMES
     known |= {part for key in SCHEMA.fields for part in key.split(".")}
     named = {
         found[1]
         for document, span in spans()
-        if document == "README.md" and (found := re.fullmatch(r"([a-z]+(?:_[a-z]+)+)(\(\))?", span))
+        if document.startswith(("README", "docs/"))
+        and (found := re.fullmatch(r"([a-z]+(?:_[a-z]+)+)(\(\))?", span))
     }
     assert len(named) > 8
     assert sorted(named - known) == []

@@ -1,0 +1,111 @@
+"""Pages that are made from the code when the documentation is built, and links that leave it.
+
+A hook of mkdocs (see mkdocs.yml). What stands on these pages is what the running program has.
+"""
+
+import inspect
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import temper
+from infrastructure.commands.main import create_parser
+from infrastructure.commands.parser import subcommands
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.field_help import allowed, plain
+from infrastructure.config.merging.effect import conditions_of
+from infrastructure.config.schema import FieldSpec, schema_of
+from infrastructure.config.sources.flags import flag_names
+
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+OUTSIDE = re.compile(r"\]\(\.\./(?!#)([^)\s]+)\)")
+
+
+def settings_page() -> str:
+    """Every setting, section by section."""
+    lines = ["# Settings", "", "Flag, YAML key and Python name mean the same setting.", ""]
+    sections: dict[str, list[str]] = {}
+    for key, spec in schema_of(DeploymentConfig).fields.items():
+        name = key.rpartition(".")[0] or "The whole run"
+        sections.setdefault(name, []).append(_setting_row(key, spec))
+    for name, rows in sections.items():
+        lines += [f"## {name}", "", *_table_head("setting", "takes", "default", "means"), *rows, ""]
+    return "\n".join(lines)
+
+
+def _table_head(*names: str) -> list[str]:
+    return [f"| {' | '.join(names)} |", f"| {' | '.join('---' for _ in names)} |"]
+
+
+def _setting_row(key: str, spec: FieldSpec) -> str:
+    flags = "<br>".join(f"`{flag}`" for flag in flag_names(key))
+    default = "on" if spec.default is not None and spec.is_switch else plain(spec.default)
+    takes = "true or false" if spec.is_switch else allowed(spec.info)
+    unused = [one.otherwise for one in conditions_of(spec)]
+    note = f" No effect where {'; or '.join(unused)}." if unused else ""
+    cells = [f"`{key}`<br>{flags}", takes, f"`{default}`", f"{spec.description}{note}"]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def commands_page() -> str:
+    """The help of every command, as the terminal shows it."""
+    parser = create_parser()
+    lines = ["# Commands", "", "```text", parser.format_help().rstrip(), "```", ""]
+    for name, command in subcommands(parser).items():
+        lines += [f"## temper {name}", "", "```text", command.format_help().rstrip(), "```", ""]
+    return "\n".join(lines)
+
+
+def python_page() -> str:
+    """What `import temper` has."""
+    lines = [
+        "# Python",
+        "",
+        "Everything here is a name of `temper`; it is loaded on first use.",
+        "",
+    ]
+    for name in sorted(temper.__all__):
+        lines += [f"## {name}", "", *_described(getattr(temper, name)), ""]
+    return "\n".join(lines)
+
+
+def _described(value: Any) -> Iterator[str]:
+    if callable(value):
+        yield "```python"
+        yield f"{value.__name__}{_signature(value)}"
+        yield "```"
+        yield ""
+    yield "```text"
+    yield inspect.getdoc(value) or "A value."
+    yield "```"
+
+
+def _signature(value: Any) -> str:
+    try:
+        return re.sub(r"\b(?:[a-z_]+\.)+([A-Z]\w*)", r"\1", str(inspect.signature(value)))
+    except (ValueError, TypeError):
+        return "(…)"
+
+
+PAGES = {
+    "reference/settings.md": settings_page,
+    "reference/commands.md": commands_page,
+    "reference/python.md": python_page,
+}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages."""
+    from mkdocs.structure.files import File
+
+    for path, page in PAGES.items():
+        files.append(File.generated(config, path, content=page()))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to files of the repository lead to the repository."""
+    return OUTSIDE.sub(rf"]({REPOSITORY}/blob/main/\1)", markdown)
