@@ -3,6 +3,7 @@
 import importlib
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
     )
 
 
-def _show(address: dict[str, Any], height_pixels: int) -> None:
+def _show(address: Mapping[str, object], height_pixels: int) -> None:
     """Colab has its own way to a port of the machine; elsewhere the browser is on it."""
     if platform() is Platform.COLAB:
         output = importlib.import_module("google.colab.output")

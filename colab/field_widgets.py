@@ -83,7 +83,7 @@ class Maker:
         }
         self._styles: dict[str, Any] = {}
 
-    def __call__(self, kind: str, part: str, **traits: Any) -> Any:
+    def __call__(self, kind: str, part: str, **traits: object) -> Any:
         """A widget of the class `kind` for one part of a row."""
         shared = {"style": self._styles[kind]} if kind in self._styles else {}
         widget = getattr(ipywidgets(), kind)(layout=self._layouts[part], **shared, **traits)

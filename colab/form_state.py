@@ -146,7 +146,7 @@ class FormState:
         spec = SCHEMA.fields[key]
         self.edits[key] = value if spec.is_switch else spec.section.check_value(spec.name, value)
 
-    def _take(self, key: str, value: Any) -> None:
+    def _take(self, key: str, value: object) -> None:
         """Remember a value, unless it is what would hold without it."""
         self.edits.pop(key, None)
         self._rebuild()
@@ -176,7 +176,7 @@ def _source(place: str) -> Source:
     return Source(Layer.FORM, place)
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else plain(value)
 
 

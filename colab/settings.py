@@ -1,7 +1,6 @@
 """The configuration of a notebook: what its cell says, over the file and under the environment."""
 
 from pathlib import Path
-from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.presets import PRESET
@@ -10,7 +9,7 @@ from infrastructure.config.sources.load import load_config
 
 
 def configure(
-    preset: str | None = None, *, config_file: Path | str | None = None, **settings: Any
+    preset: str | None = None, *, config_file: Path | str | None = None, **settings: object
 ) -> DeploymentConfig:
     """The configuration that a cell asks for, to be shown (`show_form`) or trained (`train`).
 

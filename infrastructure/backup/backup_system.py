@@ -67,8 +67,8 @@ class BackupSystem(RunBackup):
         epoch: int,
         step: int,
         loss: float,
-        metrics: Mapping[str, Any] | None = None,
-        values: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, object] | None = None,
+        values: Mapping[str, object] | None = None,
         kind: str = "manual",
     ) -> Path:
         """Write a version: weights, buffers, optimizer, random state. It is committed when this

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -286,7 +286,7 @@ def _versions(store: Store) -> list[tuple[Store, str]]:
     return [(store, name) for name in store.versions()]
 
 
-def _name(row: dict[str, Any]) -> str:
+def _name(row: Mapping[str, object]) -> str:
     return f"step {row['step']}" if "step" in row else str(row["name"])[:14]
 
 

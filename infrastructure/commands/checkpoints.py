@@ -1,7 +1,7 @@
 """`temper checkpoints list|verify`. Reads a run; changes nothing in it, and needs no torch."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ def _problem(store: Store, manifest: Manifest, pack: Any) -> str | None:
     return None
 
 
-def _name(row: dict[str, Any]) -> str:
+def _name(row: Mapping[str, object]) -> str:
     """One whose manifest cannot be read has no step."""
     return f"step {row['step']}" if "step" in row else str(row["name"])[:12]
 

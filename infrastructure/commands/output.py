@@ -2,10 +2,10 @@
 
 import json
 import sys
-from typing import Any
+from collections.abc import Mapping
 
 
-def show(as_json: bool, facts: dict[str, Any], *lines: str) -> None:
+def show(as_json: bool, facts: Mapping[str, object], *lines: str) -> None:
     """Print the result of a command."""
     print(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(lines))
 

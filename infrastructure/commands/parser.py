@@ -31,7 +31,9 @@ class CommandParser(argparse.ArgumentParser):
             add_arguments(self)
         return self
 
-    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:  # how a command is parsed, too
+    def parse_known_args(
+        self, *args: object, **kwargs: object
+    ) -> Any:  # how a command is parsed, too
         self.complete()
         return super().parse_known_args(*args, **kwargs)
 
@@ -39,7 +41,7 @@ class CommandParser(argparse.ArgumentParser):
         words = self.prog.removeprefix(PROGRAM).strip()
         raise ValueError(f"{words}{': ' * bool(words)}{message}; see {self.prog} --help")
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         """Of a word that is no command; argparse would name those too that are for no person."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             from infrastructure.commands.unknown_words import unknown_command

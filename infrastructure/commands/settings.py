@@ -3,7 +3,6 @@
 import argparse
 import os
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -14,7 +13,7 @@ from infrastructure.core.console_log import start_console_log
 
 
 def configure(
-    options: argparse.Namespace, arguments: Mapping[str, Any] | None = None
+    options: argparse.Namespace, arguments: Mapping[str, object] | None = None
 ) -> DeploymentConfig:
     """Merge flags, environment and file; what must be set before torch is imported is set here.
 

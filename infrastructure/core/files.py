@@ -129,7 +129,7 @@ def is_utf8(path: str | Path) -> bool:
     return readable_path(path) == str(path)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write `value` as indented JSON, atomically. Refuses NaN, which is not JSON."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 

@@ -144,7 +144,7 @@ def _real(path: str) -> str:
 
 
 def worker_pool(
-    num_processes: int, initializer: Callable[..., None], arguments: tuple[Any, ...]
+    num_processes: int, initializer: Callable[..., None], arguments: tuple[object, ...]
 ) -> ProcessPoolExecutor:
     """Processes that call functions of this package; started anew, because forking a process that
     has threads may hang it."""
@@ -157,7 +157,7 @@ def worker_pool(
 class _WorkerPopen(popen_spawn_posix.Popen):
     """Starts one process of a pool."""
 
-    def _launch(self, process_obj: Any) -> None:
+    def _launch(self, process_obj: object) -> None:
         with _modules_found():
             super()._launch(process_obj)  # type: ignore[misc]
 

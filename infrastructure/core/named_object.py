@@ -74,7 +74,7 @@ def missing_module(what: str, address: str) -> str | None:
     )
 
 
-def address_of(target: Any) -> str | None:
+def address_of(target: object) -> str | None:
     """The `module:name` by which another process finds the same class or function; None: none
     does, as it is made in a notebook, in the script itself or inside a function."""
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)

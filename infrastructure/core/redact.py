@@ -86,16 +86,16 @@ def public_address(address: str) -> str:
     return redact_shapes(f"{scheme}://{server.rpartition('@')[2]}/{path}")
 
 
-def redact_mapping(values: Mapping[str, Any]) -> dict[str, Any]:
+def redact_mapping(values: Mapping[str, object]) -> dict[str, Any]:
     """A copy in which secret values are masked, at any depth of mappings and lists."""
     return {key: MASK if _hide(key, value) else _redact_any(value) for key, value in values.items()}
 
 
-def _hide(key: str, value: Any) -> bool:
+def _hide(key: str, value: object) -> bool:
     return isinstance(value, str) and value != "" and is_secret_key(str(key))
 
 
-def _redact_any(value: Any) -> Any:
+def _redact_any(value: object) -> Any:
     if isinstance(value, str):
         return redact_shapes(value)
     if isinstance(value, Mapping):

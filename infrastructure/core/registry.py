@@ -157,7 +157,7 @@ class Registry(Generic[Plugin]):
         self._check(name, plugin)  # again, as the contract may be known only by now
         return plugin
 
-    def make(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+    def make(self, name: str, *arguments: object, **keywords: object) -> Any:
         """What the plug-in of that name makes.
 
         Raises:
@@ -269,7 +269,7 @@ class Registry(Generic[Plugin]):
             ) from error
         return loaded
 
-    def _check(self, name: str, plugin: Any) -> None:
+    def _check(self, name: str, plugin: object) -> None:
         lacking: list[str] = []
         if not self._makes and self.contract is not None:
             lacking = _lacking_in_object(plugin, self.contract)
@@ -357,13 +357,13 @@ def _inherited(group: str) -> dict[str, str]:
     return inherited
 
 
-def _place_of(plugin: Any) -> str | None:
+def _place_of(plugin: object) -> str | None:
     """Where it was defined; None: nobody can tell."""
     module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
     return f"{module}:{name}" if module and name else None
 
 
-def _is_defined_again(known: Any, plugin: Any) -> bool:
+def _is_defined_again(known: object, plugin: object) -> bool:
     place = _place_of(plugin)
     return place is not None and "<" not in place and place == _place_of(known)
 
@@ -377,7 +377,7 @@ def _lacking_in_class(plugin: type, contract: type) -> list[str]:
     return sorted(abstract | {name for name in _public(contract) if not hasattr(plugin, name)})
 
 
-def _lacking_in_object(made: Any, contract: type) -> list[str]:
+def _lacking_in_object(made: object, contract: type) -> list[str]:
     annotated = {name for kind in contract.__mro__ for name in inspect.get_annotations(kind)}
     return sorted(name for name in {*_public(contract), *annotated} if not hasattr(made, name))
 
@@ -390,7 +390,7 @@ def _listed(lacking: list[str], contract: type) -> str:
     return ", ".join(ordered[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _init_hint(made: Any, contract: type) -> str:
+def _init_hint(made: object, contract: type) -> str:
     """Of a subclass whose __init__ forgot the contract's."""
     is_own = isinstance(made, contract) and "__init__" in vars(type(made))
     return " (does its __init__ call super().__init__?)" if is_own else ""

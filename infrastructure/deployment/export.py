@@ -102,7 +102,7 @@ def _model_of(run: RunDirectory, config: DeploymentConfig) -> LoadedModel:
     ).load()
 
 
-def _refuse_other_base(identity: dict[str, Any], loaded: LoadedModel) -> None:
+def _refuse_other_base(identity: Mapping[str, object], loaded: LoadedModel) -> None:
     base_model = base_facts(loaded.description)["base_model"]
     if identity.get("base_is_frozen") and identity["base_model"] != base_model:
         raise CheckpointError(

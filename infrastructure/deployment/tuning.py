@@ -4,7 +4,7 @@ What changes the numbers of a training (its precision, the size of its batch) is
 the flags that ask for it are what it finds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -70,7 +70,7 @@ def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str
     return {key: v for key, v in tried.items() if config.source(key).layer is Layer.DEFAULT and v}
 
 
-def flags_of(settings: dict[str, Any]) -> str:
+def flags_of(settings: Mapping[str, object]) -> str:
     """Settings as they are typed."""
     return " ".join(_flag(key, value) for key, value in settings.items())
 
@@ -174,7 +174,7 @@ def _as_settings(values: dict[str, Any]) -> list[Setting]:
     return [Setting(key, value, TRIED) for key, value in values.items()]
 
 
-def _flag(key: str, value: Any) -> str:
+def _flag(key: str, value: object) -> str:
     name = flag_names(key)[0]
     if key in SWITCHES:
         return name if value else name.replace("--", "--no-", 1)

@@ -62,7 +62,7 @@ class MonitorCollector:
         return family
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(values: Mapping[str, object]) -> dict[str, float]:
     return {k: v for k, v in values.items() if isinstance(v, int | float) and k != "time"}
 
 

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -288,5 +287,5 @@ def _style_of(alert: Record) -> str:
     return SEVERITY_STYLES.get(str(alert.get("severity")), "yellow")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float)

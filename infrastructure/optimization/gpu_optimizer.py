@@ -132,7 +132,7 @@ class GPUOptimizer:
             readings.close()
         return [_summed_up(samples) for samples in seen.values()]
 
-    def _choose_attention(self, model: Any, notes: list[str]) -> None:
+    def _choose_attention(self, model: object, notes: list[str]) -> None:
         best, config = best_attention(self.device), getattr(model, "config", None)
         used = getattr(config, "_attn_implementation", None)
         if used is None or used == best or not hasattr(model, "set_attn_implementation"):
@@ -145,7 +145,7 @@ class GPUOptimizer:
         forward = model.forward
 
         @functools.wraps(forward)
-        def in_precision(*args: Any, **kwargs: Any) -> Any:
+        def in_precision(*args: object, **kwargs: object) -> Any:
             with torch.autocast(self.device.type, dtype=dtype):
                 output = forward(*args, **kwargs)
             return output.float() if isinstance(output, torch.Tensor) else output

@@ -113,7 +113,7 @@ def save_program(model: torch.nn.Module, inputs: Inputs, path: Path) -> Path:
     return path.absolute()
 
 
-def latency_seconds(model: Callable[..., Any], inputs: Inputs) -> float:
+def latency_seconds(model: Callable[..., object], inputs: Inputs) -> float:
     """Median time of one call after a few to warm up."""
     on_gpu = any(tensor.is_cuda for tensor in inputs)
 
@@ -135,7 +135,7 @@ def usable_methods() -> list[str]:
     return [name for name in METHODS if name != "tensorrt" or is_installed("torch_tensorrt")]
 
 
-def _check_equal(actual: Any, expected: Any) -> None:
+def _check_equal(actual: object, expected: object) -> None:
     for ours, theirs in zip(_tensors(actual), _tensors(expected), strict=True):
         torch.testing.assert_close(
             ours, theirs, atol=ABSOLUTE_TOLERANCE, rtol=RELATIVE_TOLERANCE, check_dtype=False

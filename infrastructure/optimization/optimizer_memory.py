@@ -6,7 +6,6 @@ the model's weights, stepped once, and what it then holds is counted.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
@@ -68,7 +67,7 @@ def _share(parameter: torch.Tensor, sample: torch.Tensor) -> float:
     return parameter.numel() / max(1, sample.numel())
 
 
-def _state_bytes(state: Any, device_type: str | None) -> int:
+def _state_bytes(state: object, device_type: str | None) -> int:
     if isinstance(state, dict):
         return sum(_state_bytes(value, device_type) for value in state.values())
     if not isinstance(state, torch.Tensor) or device_type not in (None, state.device.type):

@@ -47,7 +47,7 @@ def _is_memory_error(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
-def _not_given(_settings: Mapping[str, Any]) -> "Measured":
+def _not_given(_settings: Mapping[str, object]) -> "Measured":
     raise ValueError(
         "PipelineOptimizer measures what it is given as `measure`; without one it has"
         " optimize_pipeline(pipeline)"
@@ -148,7 +148,7 @@ class PipelineOptimizer:
         return dict(self.settings)
 
     def _try(
-        self, key: str, value: Any, settings: Mapping[str, Any], best: Measured | None = None
+        self, key: str, value: object, settings: Mapping[str, object], best: Measured | None = None
     ) -> Measured | None:
         """What was measured, if it is better than `best`."""
         refusal, measured = "", None

@@ -145,13 +145,13 @@ def _read_json(path: Path) -> dimod.BinaryQuadraticModel:
     return bqm
 
 
-def _vartype(name: Any) -> str:
+def _vartype(name: object) -> str:
     if name not in VARTYPES:
         raise ValueError(f"vartype {name!r}: give one of {', '.join(VARTYPES)}")
     return str(name)
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
         raise ValueError(f"{json.dumps(value)} is no finite number")
     return float(value)

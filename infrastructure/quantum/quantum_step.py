@@ -172,7 +172,7 @@ def _query(
     chain: FallbackSampler,
     deadline: Deadline,
     max_variables: int,
-    given: dict[str, Any],
+    given: Mapping[str, object],
 ) -> _Answer:
     """The chain's answer; what went wrong is in it."""
     try:
@@ -215,7 +215,7 @@ def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
     return _Answer(name, question.samples[name], energy, answer.failures, answer.info, remarks)
 
 
-def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(info: Mapping[str, object]) -> dict[str, Any]:
     """Of what a sampler told, all that JSON can say."""
     kept = {}
     for name, value in info.items():

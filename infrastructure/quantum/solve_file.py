@@ -1,6 +1,6 @@
 """One problem from a file, one answer."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def solve_file(
     }
 
 
-def _refuse_unknown(keywords: dict[str, Any], sampler: dimod.Sampler, name: str) -> None:
+def _refuse_unknown(keywords: Mapping[str, object], sampler: dimod.Sampler, name: str) -> None:
     """What was asked for and the sampler cannot do is refused."""
     unknown = sorted(keywords.keys() - sampler.parameters.keys())
     if unknown:

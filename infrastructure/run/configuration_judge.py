@@ -4,7 +4,6 @@ The facts are those of `training.resume.fingerprint`.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import counts, current_keys, differing_keys
@@ -159,7 +158,7 @@ def _has_other_labels(was: Facts, current: Facts) -> bool:
     return bool(was.get("labels", 1) != current.get("labels", 1))
 
 
-def _judged_fact(name: str, before: Any, now: Any) -> Verdict:
+def _judged_fact(name: str, before: object, now: object) -> Verdict:
     if name == "machine":
         return Verdict.HARMLESS
     if name == "world_size":  # the same sums in another order, and dropout drawn anew

@@ -104,13 +104,13 @@ def newest_of_this_purpose(
 
 
 def is_same(
-    recorded: Mapping[str, Any], wanted: Mapping[str, Any], accepted: Collection[str]
+    recorded: Mapping[str, object], wanted: Mapping[str, object], accepted: Collection[str]
 ) -> bool:
     """Whether two purposes differ in nothing but what is accepted."""
     return all(shown_name(key) in accepted for key in differing_keys(recorded, wanted))
 
 
-def settings_now(run: RunDirectory, began_with: Mapping[str, Any]) -> Mapping[str, Any]:
+def settings_now(run: RunDirectory, began_with: Mapping[str, object]) -> Mapping[str, Any]:
     """The settings that count of the newest checkpoint: some may have been changed on the way."""
     store = Store(run.checkpoints)
     for name in store.versions():
@@ -121,7 +121,7 @@ def settings_now(run: RunDirectory, began_with: Mapping[str, Any]) -> Mapping[st
     return began_with
 
 
-def settings_in(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def settings_in(values: Mapping[str, object]) -> Mapping[str, Any]:
     """The settings that a version was trained with; empty where one's own loop recorded none."""
     identity = values.get("identity")
     settings = identity.get("settings") if isinstance(identity, Mapping) else None

@@ -30,7 +30,7 @@ def describe_subject(subject: Subject) -> dict[str, Any]:
     }
 
 
-def report_of(results: Sequence[CheckResult], about: Mapping[str, Any]) -> dict[str, Any]:
+def report_of(results: Sequence[CheckResult], about: Mapping[str, object]) -> dict[str, Any]:
     """Everything as JSON values."""
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -43,7 +43,7 @@ def report_of(results: Sequence[CheckResult], about: Mapping[str, Any]) -> dict[
 
 
 def write_check_report(
-    folder: Path, results: Sequence[CheckResult], about: Mapping[str, Any]
+    folder: Path, results: Sequence[CheckResult], about: Mapping[str, object]
 ) -> dict[str, Any]:
     """Write both files into `folder`, which is made.
 

@@ -163,7 +163,7 @@ class Subject:
             return list(logits[0, : sum(lengths)].split(lengths))
         return [row[:length] for row, length in zip(logits, lengths, strict=True)]
 
-    def gradients(self, examples: Sequence[Any], micro_batch_size: int) -> Gradients:
+    def gradients(self, examples: Sequence[object], micro_batch_size: int) -> Gradients:
         """The gradients of a batch that is split into micro-batches, by the training's own step."""
         strategy, optimizer = self.bound_strategy(), self.optimizer()
         scaler = self.scaler()

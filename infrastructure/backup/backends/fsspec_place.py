@@ -8,7 +8,7 @@ import base64
 import binascii
 import errno
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -215,7 +215,7 @@ def _root_of(url: str, scheme: str, shown: str) -> str:
         raise ValueError(f"backup.place {shown} cannot be opened: {reason}") from None
 
 
-def _has_checksum(info: dict[str, Any], content: Content) -> bool:
+def _has_checksum(info: Mapping[str, object], content: Content) -> bool:
     """Whether the server has computed one of the file's hashes itself.
 
     One that differs is no proof of damage: an S3 ETag is an MD5 only of a file that was sent in one

@@ -199,7 +199,7 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is no time")
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+def _is_of(value: object, kind: object) -> bool:
     kinds = kind.__args__ if isinstance(kind, UnionType) else (kind,)
     allowed = {*kinds, int} if float in kinds else {get_origin(each) or each for each in kinds}
     return type(value) in allowed

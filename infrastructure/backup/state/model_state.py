@@ -1,7 +1,7 @@
 """Any torch model and optimizer as tensors and JSON values, and back; nothing is half-loaded."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class ModelState:
 
 
 def capture(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Any]
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, object]
 ) -> ModelState:
     """The whole state of both and of all random generators; shares memory with them.
 
@@ -98,7 +98,7 @@ def _model_misfits(state: ModelState, model: torch.nn.Module) -> Iterator[str]:
             yield f"model: {name} is {_form(saved[name])} there and {_form(living[name])} here"
 
 
-def _form(value: Any) -> str:
+def _form(value: object) -> str:
     """Type and shape."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__

@@ -1,6 +1,6 @@
 """An optimizer's state as flat tensors and JSON values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ def split_optimizer(state_dict: dict[str, Any]) -> tuple[Tensors, dict[str, Any]
     return tensors, {"values": values, "param_groups": state_dict["param_groups"]}
 
 
-def _leaves(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Mapping[object, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict):

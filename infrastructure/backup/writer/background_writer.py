@@ -10,6 +10,7 @@ import json
 import logging
 import select
 import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class BackgroundWriter:
         self._spelled = b"[]"
         self._in_flight: tuple[int, int] | None = None  # where its message lies, and how long it is
 
-    def begin(self, state: State, values: dict[str, Any], **facts: Any) -> None:
+    def begin(self, state: State, values: Mapping[str, object], **facts: object) -> None:
         """Take a copy and begin to write it; `facts` are `Store.commit`'s keywords.
 
         Call `collect(wait=True)` before: one version is in flight at a time.
@@ -100,7 +101,7 @@ class BackgroundWriter:
             self._lock.release()
         self._lock = None
 
-    def _message(self, rest: dict[str, Any]) -> bytes:
+    def _message(self, rest: Mapping[str, object]) -> bytes:
         """What the helper needs to know. The places take long to spell, and seldom change."""
         if self._places is not self._copy.places:
             self._places = self._copy.places

@@ -182,7 +182,7 @@ def _best(best: float | None) -> str:
     return "" if best is None else f"best {format_number(best)}"
 
 
-def make_tile(name: str, value: Any, more: str = "") -> Markup:
+def make_tile(name: str, value: object, more: str = "") -> Markup:
     """A number with its name above and something smaller below; nothing where it is None."""
     if value is None:
         return NOTHING

@@ -14,7 +14,6 @@ import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from infrastructure.monitoring.dashboard.page import Page
@@ -124,7 +123,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     dashboard: Dashboard
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """A viewer that goes away in the middle of an answer is no news."""
         logger.debug("a request was broken off", exc_info=True)
 
@@ -195,5 +194,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing: the address may hold the token."""

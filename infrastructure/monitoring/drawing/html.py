@@ -35,14 +35,14 @@ def raw_markup(html: str) -> Markup:
     return Markup(html)
 
 
-def as_markup(content: Any) -> Markup:
+def as_markup(content: object) -> Markup:
     """`content` as HTML: markup as it is, anything else escaped and without control characters."""
     if isinstance(content, Markup):
         return content
     return Markup(escape_text(content))
 
 
-def escape_text(content: Any) -> str:
+def escape_text(content: object) -> str:
     """For the inside of elements and quoted attributes."""
     return escape(INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(content)))
 
@@ -122,7 +122,7 @@ def readable_value(key: str, value: Any) -> str:
     return clip(value if isinstance(value, str) else as_json(value), MAX_TEXT_CHARACTERS)
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """A value as JSON; what JSON cannot say is its text."""
     return json.dumps(value, ensure_ascii=False, default=str)
 

@@ -1,7 +1,5 @@
 """A whole page that needs no network, no script and no file beside it; its policy forbids them."""
 
-from typing import Any
-
 from infrastructure.monitoring.drawing.css import STYLE
 from infrastructure.monitoring.drawing.html import element, raw_markup
 
@@ -9,7 +7,7 @@ CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 FOOTER = "Written by Temper. This page needs nothing but itself."
 
 
-def page(title: str, *sections: Any) -> str:
+def page(title: str, *sections: object) -> str:
     """The sections below each other as HTML, in the style of all our pages."""
     policy = {"http-equiv": "Content-Security-Policy", "content": CONTENT_POLICY}
     viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}

@@ -47,7 +47,7 @@ def plain_value(value: Any) -> Any:
         return str(value)
 
 
-def plain_record(record: Mapping[str, Any]) -> Record:
+def plain_record(record: Mapping[str, object]) -> Record:
     """`record` with plain values, and secrets masked in its names and texts."""
     plain = {redact_shapes(str(key)): plain_value(value) for key, value in record.items()}
     return {k: redact_shapes(v) if isinstance(v, str) else v for k, v in plain.items()}
@@ -66,7 +66,7 @@ def _spelled(value: object) -> object:
     return (not_finite_name(value) or value) if isinstance(value, float) else value
 
 
-def encode_record(record: Mapping[str, Any]) -> bytes:
+def encode_record(record: Mapping[str, object]) -> bytes:
     """One line of the file, with its line end."""
     line = json.dumps(spell_numbers(record), ensure_ascii=False, allow_nan=False)
     return line.encode(errors="backslashreplace") + b"\n"  # a lone surrogate becomes its escape

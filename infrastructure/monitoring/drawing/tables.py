@@ -89,7 +89,7 @@ def _share_row(what: str, before: float | None, after: float | None) -> tuple[st
     return what, _shown(before, format_share), _shown(after, format_share), change
 
 
-def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def before_after_table(before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """The table that ends a training, as text; empty when nothing was measured."""
     rows = before_after_rows(before, after)
     return render_table(["", "before", "after", "change"], rows) if rows else ""

@@ -228,7 +228,7 @@ class LiveRun:
         self._metrics_changed_at = None
         self.facts.records = []
 
-    def _add(self, record: Mapping[str, Any]) -> None:
+    def _add(self, record: Mapping[str, object]) -> None:
         step = record.get("step")
         if not isinstance(step, int | float):
             return

@@ -143,17 +143,17 @@ def _flat(sample: Record) -> dict[str, float]:
     return numbers
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _percent_meter(name: str, percent: Any, more: str = "") -> Meter | None:
+def _percent_meter(name: str, percent: object, more: str = "") -> Meter | None:
     if not _is_number(percent):
         return None
     return Meter(name, min(1.0, max(0.0, percent / 100)), f"{percent:.0f} %{more}", True)
 
 
-def _memory_meter(name: str, used: Any, total: Any) -> Meter | None:
+def _memory_meter(name: str, used: object, total: object) -> Meter | None:
     if not _is_number(used) or not _is_number(total) or total <= 0:
         return None
     (number, unit), whole = format_bytes(used).split(), format_bytes(total)
@@ -161,11 +161,11 @@ def _memory_meter(name: str, used: Any, total: Any) -> Meter | None:
     return Meter(name, min(1.0, max(0.0, used / total)), text, False)
 
 
-def _gpu_name(gpu: dict[str, Any]) -> str:
+def _gpu_name(gpu: Mapping[str, object]) -> str:
     return f"GPU {gpu.get('index', '')}".strip()
 
 
-def _heat(gpu: dict[str, Any]) -> str:
+def _heat(gpu: Mapping[str, object]) -> str:
     text = ""
     if _is_number(heat := gpu.get("temperature_celsius")):
         text += f" · {heat:.0f} °C"

@@ -106,11 +106,11 @@ class RunFacts:
         return next((r[key] for r in reversed(self.records) if key in r), None)
 
 
-def _is_positive(value: Any) -> bool:
+def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and 0 < value < float("inf")
 
 
-def _numbers(value: Any) -> dict[str, Any]:
+def _numbers(value: object) -> dict[str, Any]:
     """`{"eval_loss": …, "exact_match": {…}}` with only what is a number in it."""
     if not isinstance(value, Mapping):
         return {}

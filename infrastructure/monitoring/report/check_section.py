@@ -52,35 +52,35 @@ def checks(run_directory: Path) -> Markup:
     return element("section", heading, element("ul", *items[-MAX_ROUNDS:]), details)
 
 
-def _round(one: Mapping[str, Any]) -> Markup:
+def _round(one: Mapping[str, object]) -> Markup:
     failed = [c for c in _checks_of(one) if c.get("status") in ("fail", "warn")]
     parts = [f"at step {one.get('step', '?')}: {clip(str(one.get('verdict', '')), 600)}"]
     parts += [f"{c.get('name')}: {clip(str(c.get('text', '')), 600)}" for c in failed]
     return element("span", " ".join(parts), css_class="bad" if failed else None)
 
 
-def _checks_of(one: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _checks_of(one: Mapping[str, object]) -> list[Mapping[str, Any]]:
     listed = one.get("checks")
     return [c for c in listed if isinstance(c, Mapping)] if isinstance(listed, list) else []
 
 
-def check_tables(results: Sequence[Any]) -> list[Markup]:
+def check_tables(results: Sequence[object]) -> list[Markup]:
     """A card for each group of checks; what is no check is left out."""
     known = [check for check in results if isinstance(check, Mapping)]
     groups = dict.fromkeys(str(check.get("group", "unit")) for check in known)
     return [_card(group, [c for c in known if c.get("group") == group]) for group in groups]
 
 
-def _card(group: str, members: Sequence[Mapping[str, Any]]) -> Markup:
+def _card(group: str, members: Sequence[Mapping[str, object]]) -> Markup:
     heading = element("h2", TITLES.get(group, group))
     return element("section", heading, _table([_row(check) for check in members]))
 
 
-def _table(rows: Sequence[Sequence[Any]]) -> Markup:
+def _table(rows: Sequence[Sequence[object]]) -> Markup:
     return table(("check", "", "what was found", "measured", "took"), rows, "stack checks")
 
 
-def _row(check: Mapping[str, Any]) -> list[Any]:
+def _row(check: Mapping[str, object]) -> list[Any]:
     status = str(check.get("status", ""))
     mark = element("span", WORDS.get(status, status), css_class=CLASSES.get(status))
     parts: list[Any] = [clip(str(check.get("text", "")), MAX_TEXT_CHARACTERS)]
@@ -92,7 +92,7 @@ def _row(check: Mapping[str, Any]) -> list[Any]:
     return [check.get("name", ""), mark, joined(parts), _numbers(check.get("numbers")), duration]
 
 
-def _numbers(numbers: Any) -> str:
+def _numbers(numbers: object) -> str:
     if not isinstance(numbers, Mapping):
         return ""
     parts = [

@@ -64,7 +64,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def comparison_table(compared: Mapping[str, Any]) -> Markup:
+def comparison_table(compared: Mapping[str, object]) -> Markup:
     """Held-out loss of the same training with other answers; nothing where none was compared."""
     rows = [
         [
@@ -84,7 +84,7 @@ def comparison_table(compared: Mapping[str, Any]) -> Markup:
     return element("div", heading, table(columns, rows, "numbers"))
 
 
-def _last(answered: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> str:
+def _last(answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]) -> str:
     skipped = sum(r.get("outcome") in ("skipped", "failed", "unused") for r in records)
     text = f"{len(answered)} answered" + (f", {skipped} without an answer" if skipped else "")
     if not answered:
@@ -94,7 +94,7 @@ def _last(answered: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, 
     return clip(f"{text}. The newest answer, by {who}: {chosen}.", 800)
 
 
-def _pictures(answered: Sequence[Mapping[str, Any]]) -> Markup:
+def _pictures(answered: Sequence[Mapping[str, object]]) -> Markup:
     if not answered:
         return NOTHING
     figures = [_energies(answered[-1]), _density(answered), _blocks(answered)]
@@ -102,7 +102,7 @@ def _pictures(answered: Sequence[Mapping[str, Any]]) -> Markup:
     return element("div", *shown, css_class="columns") if shown else NOTHING
 
 
-def _energies(record: Mapping[str, Any]) -> Markup:
+def _energies(record: Mapping[str, object]) -> Markup:
     chance = _numbers(record.get("random_energies"))
     energy, who = record.get("energy"), str(record.get("answered_by"))
     if not chance or not isinstance(energy, int | float):
@@ -122,7 +122,7 @@ def _energies(record: Mapping[str, Any]) -> Markup:
     return element("figure", heading, picture, element("figcaption", caption))
 
 
-def _density(answered: Sequence[Mapping[str, Any]]) -> Markup:
+def _density(answered: Sequence[Mapping[str, object]]) -> Markup:
     rows = [
         (f"step {r.get('step')}", shares)
         for r in answered
@@ -135,7 +135,7 @@ def _density(answered: Sequence[Mapping[str, Any]]) -> Markup:
     return element("figure", heading, density_picture(rows), element("figcaption", caption))
 
 
-def _blocks(answered: Sequence[Mapping[str, Any]]) -> Markup:
+def _blocks(answered: Sequence[Mapping[str, object]]) -> Markup:
     answers = [
         (f"step {r.get('step')}", [str(block) for block in _list(r.get("blocks"))])
         for r in answered
@@ -149,7 +149,7 @@ def _blocks(answered: Sequence[Mapping[str, Any]]) -> Markup:
     return element("figure", heading, block_picture(names, answers), element("figcaption", caption))
 
 
-def _steps(records: Sequence[Mapping[str, Any]]) -> Markup:
+def _steps(records: Sequence[Mapping[str, object]]) -> Markup:
     columns = (
         *("step", "epoch", "who answered", "variables", "energy", "best plain answer"),
         *("mean by chance", "took", "solver"),
@@ -158,7 +158,7 @@ def _steps(records: Sequence[Mapping[str, Any]]) -> Markup:
     return table(columns, rows, "stack")
 
 
-def _step(record: Mapping[str, Any]) -> list[Any]:
+def _step(record: Mapping[str, object]) -> list[Any]:
     place = [_number(record.get("step")), _number(record.get("epoch"))]
     if record.get("outcome") != "answered":
         text = f"{record.get('outcome')}: {record.get('why', '')}".removesuffix(": ")
@@ -179,7 +179,7 @@ def _step(record: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def _tasks(answered: Sequence[Mapping[str, Any]]) -> Markup:
+def _tasks(answered: Sequence[Mapping[str, object]]) -> Markup:
     """Which kinds of examples the newest answer has kept."""
     tasks = mapping_of(answered[-1].get("by_task")) if answered else {}
     rows = [
@@ -206,11 +206,11 @@ def _words(answered: Sequence[Mapping[str, Any]]) -> Markup:
     return element("ul", *[element("li", line) for line in lines]) if lines else NOTHING
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _numbers(value: Any) -> list[float]:
+def _numbers(value: object) -> list[float]:
     numbers = [v for v in _list(value) if isinstance(v, int | float) and not isinstance(v, bool)]
     return [float(v) for v in numbers if v - v == 0]
 

@@ -22,7 +22,7 @@ def forecast(run: RunFacts) -> Markup:
     return section("Forecast", *parts) if parts else joined(())
 
 
-def _compared(summary: Mapping[str, Any]) -> Markup | None:
+def _compared(summary: Mapping[str, object]) -> Markup | None:
     forecast = summary.get("forecast")
     rows = [
         (NAMES[row["what"]], _shown(row, "foretold"), _shown(row, "was"), _error(row["error"]))
@@ -32,7 +32,7 @@ def _compared(summary: Mapping[str, Any]) -> Markup | None:
     return table(("", "foretold", "was", "error"), rows) if rows else None
 
 
-def _decided(run: Mapping[str, Any]) -> Markup | None:
+def _decided(run: Mapping[str, object]) -> Markup | None:
     rows = [
         (key, str(mapping_of(decision).get("value")), str(mapping_of(decision).get("origin")))
         for key, decision in mapping_of(run.get("decided")).items()
@@ -40,7 +40,7 @@ def _decided(run: Mapping[str, Any]) -> Markup | None:
     return table(("setting", "value", "decided"), rows) if rows else None
 
 
-def _is_whole(row: Mapping[str, Any]) -> bool:
+def _is_whole(row: Mapping[str, object]) -> bool:
     return all(isinstance(row.get(name), int | float) for name in ("foretold", "was", "error"))
 
 

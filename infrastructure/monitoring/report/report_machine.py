@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from infrastructure.core.json_text import (
     JsonObject,
@@ -98,11 +97,11 @@ def _alerts(alerts: Sequence[Record], is_watched: bool) -> Markup:
     return table(("alert at", "step", "severity", "what"), rows, "stack")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return clip(str(value or ""), 400)
 
 
-def _moment(seconds: Any) -> str:
+def _moment(seconds: object) -> str:
     if not isinstance(seconds, int | float):
         return ""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
@@ -144,7 +143,7 @@ def _with_unit(key: str, value: float) -> str:
     return f"{format_number(value, 3)}{unit}"
 
 
-def _values(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+def _values(records: Sequence[Mapping[str, object]], key: str) -> list[float]:
     values = (record.get(key) for record in records)
     return [float(v) for v in values if isinstance(v, int | float) and v - v == 0]
 

@@ -62,7 +62,7 @@ def section(heading: str, *contents: Any) -> Markup:
     return element("section", element("h2", heading), *contents)
 
 
-def mapping_of(value: Any) -> dict[str, Any]:
+def mapping_of(value: object) -> dict[str, Any]:
     """A copy of a mapping; of anything else an empty one."""
     return dict(value) if isinstance(value, Mapping) else {}
 
@@ -132,7 +132,7 @@ def tiles(run: RunFacts) -> Markup:
     return element("section", *shown, css_class="tiles") if shown else NOTHING
 
 
-def _tile(name: str, value: Any, format_value: Any) -> Markup:
+def _tile(name: str, value: object, format_value: object) -> Markup:
     if not isinstance(value, int | float):
         return NOTHING
     shown = element("div", _safely(format_value, value), css_class="value")
@@ -207,7 +207,7 @@ def example(run: RunFacts) -> Markup:
     return section("A generated example", raw_markup(prompt), three)
 
 
-def _verdict(shown: Mapping[str, Any], key: str) -> Markup:
+def _verdict(shown: Mapping[str, object], key: str) -> Markup:
     if key == "expected" or "expected" not in shown:
         return NOTHING
     is_right = _as_text(shown[key]).strip() == _as_text(shown["expected"]).strip()
@@ -215,7 +215,7 @@ def _verdict(shown: Mapping[str, Any], key: str) -> Markup:
     return element("span", word, css_class=css_class)
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     """Text as it is; a list of messages as `role: content` lines."""
     if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
         lines = [f"{m.get('role', '')}: {m.get('content', '')}" for m in value]
@@ -299,12 +299,12 @@ def configuration(run: RunFacts) -> Markup:
     return section("Configuration", *parts)
 
 
-def _config_table(values: Mapping[str, tuple[Any, str]]) -> Markup:
+def _config_table(values: Mapping[str, tuple[object, str]]) -> Markup:
     rows = [(key, _exact(value), source) for key, (value, source) in values.items()]
     return table(("setting", "value", "comes from"), rows, "config stack")
 
 
-def _exact(value: Any) -> str:
+def _exact(value: object) -> str:
     """A setting as it can be typed again."""
     return clip(value if isinstance(value, str) else as_json(value), MAX_TEXT_CHARACTERS)
 
@@ -378,5 +378,5 @@ def next_steps(run: RunFacts) -> Markup:
     return section("How to go on", *parts)
 
 
-def _quoted(path: Any) -> str:
+def _quoted(path: object) -> str:
     return shlex.quote(str(path))

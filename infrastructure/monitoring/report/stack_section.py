@@ -93,7 +93,7 @@ def read_stacks(directory: Path, points: PointsByKey) -> tuple[Plan, list[tuple[
 
 def _bar(
     index: int,
-    phase: Mapping[str, Any],
+    phase: Mapping[str, object],
     steps: tuple[int, int],
     has_begun: bool,
     points: PointsByKey,
@@ -127,7 +127,7 @@ def _between(points: Points, first: float, last: float) -> Points:
     return [(step, value) for step, value in points if first < step <= last]
 
 
-def _lead(plan: Mapping[str, Any]) -> str:
+def _lead(plan: Mapping[str, object]) -> str:
     stacks = len(_list(plan.get("stacks")))
     description = GROWING if _grows(plan) else ORDERS.get(str(plan.get("kind")), "")
     parts = {str(k): _whole(v) for k, v in mapping_of(plan.get("parameters")).items()}
@@ -137,7 +137,7 @@ def _lead(plan: Mapping[str, Any]) -> str:
     return f"{shape} {description} Of {total:,} parameters: " + ", ".join(named) + "."
 
 
-def _grows(plan: Mapping[str, Any]) -> bool:
+def _grows(plan: Mapping[str, object]) -> bool:
     phases = _list(plan.get("phases"))
     all_layers = [[0, _layers_of(plan)]]
     return len(phases) > 1 and mapping_of(phases[-1]).get("trains") == all_layers
@@ -186,12 +186,12 @@ def _from_to(values: list[float]) -> str:
     return format_number(values[0]) + (f" → {format_number(values[-1])}" if len(values) > 1 else "")
 
 
-def _layers_of(plan: Mapping[str, Any]) -> int:
+def _layers_of(plan: Mapping[str, object]) -> int:
     stacks = _spans(plan.get("stacks"))
     return max((end for _, end in stacks), default=0)
 
 
-def _spans(value: Any) -> list[Span]:
+def _spans(value: object) -> list[Span]:
     """Files may be damaged, and of later versions."""
     return [
         (one[0], one[1])
@@ -203,9 +203,9 @@ def _spans(value: Any) -> list[Span]:
     ]
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     return value if type(value) is int and 0 <= value < 1 << 62 else 0

@@ -1,7 +1,6 @@
 """The stages of a run on its page, from summary.json: see `run.timings`."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.drawing.html import Markup, element, raw_markup, table
@@ -29,7 +28,7 @@ def stages(run: RunFacts) -> Markup:
     return element("section", element("h2", "What took how long"), table(COLUMNS, rows))
 
 
-def _is_stage(one: Any) -> bool:
+def _is_stage(one: object) -> bool:
     """Files may be damaged, and of later versions."""
     return (
         isinstance(one, Mapping)

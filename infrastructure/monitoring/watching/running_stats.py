@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import quantiles
-from typing import Any
 
 RECENT = 256  # values by which the percentile is told
 
@@ -58,7 +57,7 @@ class Table:
     def __init__(self) -> None:
         self._by_name: dict[str, Statistics] = {}
 
-    def add(self, values: Mapping[str, Any]) -> None:
+    def add(self, values: Mapping[str, object]) -> None:
         """Take in each value that is a number."""
         for name, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool):

@@ -57,7 +57,7 @@ class QuantumProblem(ABC):
         """
 
     @abstractmethod
-    def apply(self, decision: Any, training: Training) -> None:
+    def apply(self, decision: object, training: Training) -> None:
         """Tell `training` the decision, by exactly one of its methods."""
 
     def repair(self, sample: Sample) -> Sample:

@@ -84,7 +84,10 @@ class FallbackSampler(dimod.Sampler):
         raise SamplerError(f"no sampler answered: {'; '.join(self.failures)}")
 
     def _query(
-        self, sampler: dimod.Sampler, bqm: dimod.BinaryQuadraticModel, parameters: dict[str, Any]
+        self,
+        sampler: dimod.Sampler,
+        bqm: dimod.BinaryQuadraticModel,
+        parameters: Mapping[str, object],
     ) -> dimod.SampleSet:
         known = {key: value for key, value in parameters.items() if key in sampler.parameters}
         sample_set = sampler.sample(bqm, **known)

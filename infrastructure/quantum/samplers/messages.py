@@ -13,7 +13,7 @@ _LENGTH = struct.Struct("<Q")
 MOST_HEADER_BYTES = 1 << 26
 
 
-def send(stream: BinaryIO, values: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+def send(stream: BinaryIO, values: Mapping[str, object], arrays: Mapping[str, Array]) -> None:
     """Write one message; raises OSError where nobody reads it."""
     packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     shapes = {name: [array.dtype.str, list(array.shape)] for name, array in packed.items()}

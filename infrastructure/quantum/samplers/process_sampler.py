@@ -89,7 +89,7 @@ class ProcessSampler(dimod.Sampler):
         return _checked(self.name, bqm, values, arrays)
 
     def _query(
-        self, bqm: dimod.BinaryQuadraticModel, deadline: Deadline, parameters: dict[str, Any]
+        self, bqm: dimod.BinaryQuadraticModel, deadline: Deadline, parameters: Mapping[str, object]
     ) -> tuple[dict[str, Any], dict[str, wire.Array]]:
         self.start()
         assert self._child is not None

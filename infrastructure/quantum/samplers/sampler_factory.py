@@ -7,7 +7,6 @@ Every one takes `time_limit` (seconds of wall time, a hard bound) and, where it 
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import dimod
 
@@ -27,7 +26,7 @@ Make = Callable[..., dimod.Sampler]
 def _beside(name: str, *known: str) -> Make:
     """Makes a sampler that runs in a process of its own, and knows these keywords."""
 
-    def make(**options: Any) -> dimod.Sampler:
+    def make(**options: object) -> dimod.Sampler:
         return ProcessSampler(name, options, known)
 
     return make
@@ -55,7 +54,7 @@ SAMPLERS: dict[str, Make] = {
 }
 
 
-def create_sampler(name: str, **options: Any) -> dimod.Sampler:
+def create_sampler(name: str, **options: object) -> dimod.Sampler:
     """The sampler of a name (hyphens are underscores), or of one's own `module:Class`.
 
     A sampler of one's own is a class with a method `sample`; it runs in a process of its own, as

@@ -36,7 +36,7 @@ class ModelAdapterSuite:
         """A new adapter, its model not yet initialised; its data may lie in `folder`."""
         raise NotImplementedError
 
-    def unsupervised(self, example: Any) -> Any:
+    def unsupervised(self, example: object) -> Any:
         """The same example with nothing in it to be learnt; None: there is no such example."""
         supervised = getattr(example, "supervised", None)
         if not is_dataclass(example) or not isinstance(supervised, np.ndarray):
@@ -134,13 +134,13 @@ class ModelAdapterSuite:
         assert all(isinstance(note, str) for note in adapter.notes()), "notes() are sentences"
 
     def _loss(
-        self, adapter: ModelAdapter, model: torch.nn.Module, examples: Sequence[Any]
+        self, adapter: ModelAdapter, model: torch.nn.Module, examples: Sequence[object]
     ) -> LossOutput:
         seed_everything(0)
         return adapter.compute_loss(model, adapter.prepare_batch(examples))
 
     def _gradients(
-        self, adapter: ModelAdapter, model: torch.nn.Module, pieces: Sequence[Sequence[Any]]
+        self, adapter: ModelAdapter, model: torch.nn.Module, pieces: Sequence[Sequence[object]]
     ) -> dict[str, torch.Tensor]:
         model.zero_grad(set_to_none=True)
         for piece in pieces:

@@ -138,7 +138,7 @@ class DataSourceSuite:
             "after a reader that stopped early the epoch is another one"
         )
 
-    def _keys(self, batches: Iterable[Sequence[Any]]) -> list[Any]:
+    def _keys(self, batches: Iterable[Sequence[object]]) -> list[Any]:
         return [self.key(example) for batch in batches for example in batch]
 
 
@@ -150,7 +150,7 @@ def read_by_pipeline(path: Path, data_format: str, seed: int) -> DataPipeline:
     return DataPipeline(data, tokenizer, cache_config=cache, seed=seed)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """All that a value holds, such that equal ones are equal."""
     if isinstance(value, torch.Tensor):
         return plain(value.detach().cpu().numpy())
