@@ -27,7 +27,7 @@ class KnownCosts:
     """What can be told of a configuration at once; what was read of a run is kept."""
 
     def __init__(self) -> None:
-        self._purposes: dict[Path, tuple[float, Mapping[str, Any] | None]] = {}
+        self._purposes: dict[Path, tuple[float, Mapping[str, object] | None]] = {}
 
     def lines(self, config: DeploymentConfig) -> list[str]:
         """How long it trains, which run that is, and where its checkpoints go."""
@@ -63,7 +63,7 @@ class KnownCosts:
                 return read_small_files(path)
         return None
 
-    def _purpose(self, path: Path) -> Mapping[str, Any] | None:
+    def _purpose(self, path: Path) -> Mapping[str, object] | None:
         """What a run trains; None where its record cannot be read."""
         changed_at = (path / RUN_FILE).stat().st_mtime
         known = self._purposes.get(path)

@@ -5,7 +5,6 @@ import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from colab.runtime import Platform, platform
 from infrastructure.core.helper_process import HelperProcess
@@ -35,7 +34,7 @@ def show_dashboard(
     return process
 
 
-def _address(process: HelperProcess) -> dict[str, Any]:
+def _address(process: HelperProcess) -> dict[str, object]:
     """What the dashboard says of itself first; nothing is read of what it says later."""
     assert process.stdout is not None
     messages: list[str] = []

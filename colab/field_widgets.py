@@ -81,7 +81,7 @@ class Maker:
             "told": layout(flex=f"1 1 {HELP_WIDTH}", margin="0 0 0 1em"),
             "row": layout(align_items="center", width="100%", flex_flow="row wrap"),
         }
-        self._styles: dict[str, Any] = {}
+        self._styles: dict[str, object] = {}
 
     def __call__(self, kind: str, part: str, **traits: object) -> Any:
         """A widget of the class `kind` for one part of a row."""

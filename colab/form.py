@@ -34,7 +34,7 @@ class ConfigForm:
     def __init__(self, config: DeploymentConfig) -> None:
         self._state = FormState(config)
         self._known = KnownCosts()
-        self._measured: tuple[dict[str, Any], list[str]] | None = None
+        self._measured: tuple[dict[str, object], list[str]] | None = None
         self.view: FormView | None = None
 
     @property
@@ -137,8 +137,8 @@ class Edits:
 
     def __init__(self) -> None:
         self._preset: str | None = None
-        self._values: dict[str, Any] = {}
-        self._base_values: dict[str, Any] = {}
+        self._values: dict[str, object] = {}
+        self._base_values: dict[str, object] = {}
 
     def keep(self, state: FormState) -> None:
         """Remember what the form says now."""
@@ -193,6 +193,6 @@ def _keys_of(preset: str | None) -> list[str]:
 _FREE = ("run_name", "new_run", "log_level", "monitor.")
 
 
-def _what_costs(config: DeploymentConfig) -> dict[str, Any]:
+def _what_costs(config: DeploymentConfig) -> dict[str, object]:
     keys = config.present_keys()
     return {key: config.value(key) for key in keys if not key.startswith(_FREE)}

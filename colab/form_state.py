@@ -38,7 +38,7 @@ class FormState:
 
     base: DeploymentConfig
     preset: str | None = None
-    edits: dict[str, Any] = field(default_factory=dict)
+    edits: dict[str, object] = field(default_factory=dict)
     wrong: dict[str, tuple[str, str]] = field(default_factory=dict)
     refusal: str | None = None
 
@@ -180,7 +180,7 @@ def _as_text(value: object) -> str:
     return value if isinstance(value, str) else plain(value)
 
 
-def _value_of(spec: FieldSpec, text: str) -> Any:
+def _value_of(spec: FieldSpec, text: str) -> object:
     """The value that a text means to a field.
 
     Raises:

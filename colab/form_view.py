@@ -22,7 +22,7 @@ class FormActions:
     enter: Callable[[str, str], None]
     choose: Callable[[str | None], None]
     reset: Callable[[], None]
-    measure: Callable[[], Any]
+    measure: Callable[[], object]
 
 
 class FormView:
@@ -73,7 +73,7 @@ class FormView:
             self._all_settings(widgets),
         ]
 
-    def _all_settings(self, widgets: Any) -> Any:
+    def _all_settings(self, widgets: Any) -> object:
         """Every setting in its group; those of above are there once more, and are the same."""
         named = {title: keys for title, keys in groups().items() if keys}
         inner = _accordion(
@@ -106,7 +106,7 @@ class FormView:
             self._actions.choose(change["new"] or None)
 
 
-def _accordion(widgets: Any, parts: dict[str, Any]) -> Any:
+def _accordion(widgets: Any, parts: dict[str, Any]) -> object:
     accordion = widgets.Accordion(children=list(parts.values()), selected_index=None)
     for index, title in enumerate(parts):
         accordion.set_title(index, title)

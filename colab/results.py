@@ -110,7 +110,7 @@ def show_quantum_steps(run: str | Path) -> list[dict[str, Any]]:
     return list(records)
 
 
-def show_stacks(run: str | Path) -> list[dict[str, Any]]:
+def show_stacks(run: str | Path) -> list[dict[str, object]]:
     """Show which layers of a stack-wise training trained when, and the loss by phase: the report's
     section on it; without a notebook, a line for each phase.
 

@@ -7,7 +7,6 @@ config = colab.configure(**session.settings(), …)
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from colab.drive import Place, mount_drive
 from colab.runtime import Platform, platform
@@ -49,7 +48,7 @@ class Session:
     place: Place | None
     secrets: tuple[SecretLookup, ...]
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """For `configure`: where runs are written (a fast disk of this machine), where they are
         copied to, and when the last checkpoint is due. Keys without a value are left out."""
         settings = {

@@ -130,7 +130,7 @@ class BackupSystem(RunBackup):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         checkpoint: Path | str | int | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Put a version back into `model` and `optimizer`, and set the random generators back.
 
         Args:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from infrastructure.backup.backends import Place, open_place
 from infrastructure.backup.finished_run import Completion, complete, not_safe
@@ -154,7 +153,7 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     return ExitCode.FAILED if damaged else ExitCode.DONE
 
 
-def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, Any]]:
+def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, object]]:
     """The folders that a finished run has at its place, each compared with its SHA256SUMS."""
     for name, problem in problems_at(place, Path(run_id)):
         yield {"where": place.url, "name": f"{name}/", "problem": problem}
@@ -191,7 +190,7 @@ def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     return ExitCode.DONE
 
 
-def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, Any]]:
+def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
     """Versions that rotation no longer keeps, here and at the place."""
     stores = [("here", backup.store, backup.retention)]
     if backup.options.place is not None:

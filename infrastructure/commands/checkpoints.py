@@ -69,7 +69,11 @@ def verify_checkpoints(
 
 def describe(store: Store, name: str) -> dict[str, Any]:
     """What a version's manifest says; where it cannot be read, why not."""
-    shown: dict[str, Any] = {"name": name, "path": str(store.manifest_path(name)), "problem": None}
+    shown: dict[str, object] = {
+        "name": name,
+        "path": str(store.manifest_path(name)),
+        "problem": None,
+    }
     try:
         manifest = store.read(name)
     except CheckpointError as error:
@@ -77,7 +81,7 @@ def describe(store: Store, name: str) -> dict[str, Any]:
     return {**shown, **_facts(manifest)}
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
+def _facts(manifest: Manifest) -> dict[str, object]:
     return {
         "step": manifest.step,
         "kind": manifest.kind,

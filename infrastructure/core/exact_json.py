@@ -10,7 +10,7 @@ from typing import Any
 MARK = "#"
 
 
-def to_json(value: Any, where: str, tuple_key: str | None = None) -> Any:
+def to_json(value: Any, where: str, tuple_key: str | None = None) -> object:
     """`value` as JSON values.
 
     Args:
@@ -38,7 +38,7 @@ def to_json(value: Any, where: str, tuple_key: str | None = None) -> Any:
     )
 
 
-def _mapping(value: dict[Any, Any], where: str, tuple_key: str | None) -> dict[str, Any]:
+def _mapping(value: dict[Any, Any], where: str, tuple_key: str | None) -> dict[str, object]:
     if all(isinstance(key, str) and key not in (MARK, tuple_key) for key in value):
         return {key: to_json(item, where, tuple_key) for key, item in value.items()}
     pairs = [[to_json(part, where, tuple_key) for part in pair] for pair in value.items()]

@@ -58,7 +58,7 @@ class GpuReadings:
         self._nvml, self._cards, self.source = None, [], "none"
 
 
-def _cards(nvml: ModuleType) -> list[tuple[int, Any, str]]:
+def _cards(nvml: ModuleType) -> list[tuple[int, object, str]]:
     """Index, handle and name of each GPU."""
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]

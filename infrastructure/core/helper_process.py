@@ -181,7 +181,7 @@ def _modules_found() -> Iterator[None]:
     that: its processes begin with the current folder first, and then take this process's path."""
     get_original_data = spawn.get_preparation_data
 
-    def get_preparation_data(name: str) -> dict[str, Any]:
+    def get_preparation_data(name: str) -> dict[str, object]:
         return {**get_original_data(name), "sys_path": module_path()}
 
     with _STARTING:

@@ -41,7 +41,7 @@ def load_object(what: str, address: str) -> Any:
     if not _is_known(module_name) and here not in sys.path:
         sys.path.append(here)  # for good: the module may import its neighbours later
     try:
-        target: Any = importlib.import_module(module_name)
+        target: object = importlib.import_module(module_name)
     except Exception as error:  # whatever the module does when it is imported
         raise ValueError(
             f"the {what} {address} cannot be loaded: importing {module_name} raises"

@@ -86,7 +86,7 @@ def public_address(address: str) -> str:
     return redact_shapes(f"{scheme}://{server.rpartition('@')[2]}/{path}")
 
 
-def redact_mapping(values: Mapping[str, object]) -> dict[str, Any]:
+def redact_mapping(values: Mapping[str, object]) -> dict[str, object]:
     """A copy in which secret values are masked, at any depth of mappings and lists."""
     return {key: MASK if _hide(key, value) else _redact_any(value) for key, value in values.items()}
 
@@ -95,7 +95,7 @@ def _hide(key: str, value: object) -> bool:
     return isinstance(value, str) and value != "" and is_secret_key(str(key))
 
 
-def _redact_any(value: object) -> Any:
+def _redact_any(value: object) -> object:
     if isinstance(value, str):
         return redact_shapes(value)
     if isinstance(value, Mapping):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from infrastructure.core.notebook import in_notebook_kernel
 
@@ -58,7 +58,7 @@ class LossyStream:
         except (OSError, ValueError) as error:
             self._lose(error)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.stream, name)
 
     def release_traceback(self) -> None:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, purpose_of
@@ -112,7 +111,7 @@ def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTra
     return training
 
 
-def _as_it_stands(config: DeploymentConfig) -> dict[str, Any]:
+def _as_it_stands(config: DeploymentConfig) -> dict[str, object]:
     """What `DeploymentConfig.from_dict` reads, with nothing masked: for a pipe, never a file."""
     sources = {key: s for key, s in config.sources().items() if s.layer is not Layer.DEFAULT}
     return {

@@ -25,7 +25,9 @@ from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
 
 
-def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> dict[str, Any]:
+def export_checkpoint(
+    run: RunDirectory, checkpoint: Path | None, folder: Path
+) -> dict[str, object]:
     """Write the model of `checkpoint` (None: the newest that verifies) into `folder`.
 
     Returns:

@@ -57,7 +57,7 @@ def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
 
 def compared(
     config: DeploymentConfig, report: Callable[[str], None] = print
-) -> tuple[list[Row], Mapping[str, Any] | None]:
+) -> tuple[list[Row], Mapping[str, object] | None]:
     """A row for each answer; and the summary of a training that was stopped, None if none was.
 
     The rows are written into each run, whose report then shows them.
@@ -104,7 +104,7 @@ def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> Dep
     return config.changed([Setting(key, value, COMPARED) for key, value in changes.items()])
 
 
-def _undone(config: DeploymentConfig, keys: tuple[str, ...]) -> dict[str, Any]:
+def _undone(config: DeploymentConfig, keys: tuple[str, ...]) -> dict[str, object]:
     """Settings as nobody gave them, where somebody did: without effect they would be refused."""
     fields = schema_of(DeploymentConfig).fields
     defaults = {key: spec.default for key, spec in fields.items() if key.startswith(keys)}

@@ -52,7 +52,7 @@ def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
         trainer.adapter.tokenizer.save_pretrained(part)
 
 
-def _describe_data(data: Any, report: Any) -> dict[str, Any]:
+def _describe_data(data: Any, report: Any) -> dict[str, object]:
     first = next(data.evaluation_batches(1), None) or next(data.train_batches(0, 0, 1))
     preview = token_preview_html(first[0], data.tokenizer)
     return {**report.to_dict(), "lines": report.lines(), "preview_html": preview}

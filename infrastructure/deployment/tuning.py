@@ -29,7 +29,7 @@ ReportLine = Callable[[str], None]
 
 def find_fastest(
     config: DeploymentConfig, with_learning_rate: bool = False, report: ReportLine = print
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Measure which settings make this training fastest here; nobody's own setting is changed.
 
     Args:
@@ -60,7 +60,7 @@ def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str
     """What is tried besides what is there; nothing that somebody has given."""
     on_gpu = trainer.device.type == "cuda"
     precisions = ["bf16", "fp16", "fp32"] if on_gpu else ["bf16", "fp32"]
-    tried: dict[str, list[Any]] = {
+    tried: dict[str, list[object]] = {
         "training.mixed_precision": [name for name in precisions if name != trainer.precision.name],
         "training.gradient_checkpointing": [True],
         "training.compile_mode": ["default"],
@@ -93,7 +93,7 @@ def _with_batch(
 
 def _with_pipeline(
     trials: TuningTrials, trainer: EnhancedTrainer, results: dict[str, Any], report: ReportLine
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The changes of precision, compiling, checkpointing and feeding that pay."""
     loop = trainer.prepare()
     tokens_per_step = (
@@ -156,7 +156,7 @@ def describe(tried: Tried) -> str:
     return text if not tried.key else f"{text}: {verdict}"
 
 
-def _as_json(tried: Tried) -> dict[str, Any]:
+def _as_json(tried: Tried) -> dict[str, object]:
     measured = tried.measured
     speed = None if measured is None else measured.tokens_per_second
     peak = None if measured is None else measured.peak_bytes

@@ -110,7 +110,7 @@ def _some_steps(probe: DryRunStep, fit: CostMeasurement, plan: BatchPlan) -> tup
     return num_tokens, time.perf_counter() - started, peak
 
 
-def _endless(trainer: EnhancedTrainer, batch_size: int) -> Iterator[Sequence[Any]]:
+def _endless(trainer: EnhancedTrainer, batch_size: int) -> Iterator[Sequence[object]]:
     """Batches of one epoch after the other."""
     epoch = 0
     while True:

@@ -85,7 +85,7 @@ def set_aside(config: DeploymentConfig) -> list[str]:
     return notes
 
 
-def inherit_from_run(config: DeploymentConfig) -> dict[str, Any]:
+def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
     """Take the data settings of the run that the model lies in, where nobody gave others."""
     folder = Path(config.model.name)
     records = [path for path in (folder / "run.json", folder.parent / "run.json") if path.is_file()]

@@ -35,7 +35,7 @@ class HeldOut:
     num_questions: int = 0
     example: dict[str, str] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As JSON values; a number that is not finite is its name."""
         return dict(spell_numbers(asdict(self)))
 
@@ -45,7 +45,7 @@ class HeldOut:
         metrics = {name: float(value) for name, value in saved["metrics"].items()}
         return cls(**{**saved, "metrics": metrics})
 
-    def table_row(self) -> dict[str, Any]:
+    def table_row(self) -> dict[str, object]:
         """As the before → after table and summary.json take it."""
         return {**self.metrics, "exact_match": self.exact_match}
 

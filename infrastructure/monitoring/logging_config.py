@@ -53,7 +53,7 @@ class JsonLinesHandler(logging.Handler):
         super().close()
 
 
-def as_json(record: logging.LogRecord) -> dict[str, Any]:
+def as_json(record: logging.LogRecord) -> dict[str, object]:
     """What a line holds. A log call's `extra={"numbers": {…}}` becomes keys of the line."""
     line = {
         "time": record.created,

@@ -38,7 +38,7 @@ class MonitorCollector:
         yield from self._gpus(core, sample.get("gpus", []))
         yield from self._alerts(core)
 
-    def _gpus(self, core: Any, gpus: list[Mapping[str, Any]]) -> Iterator[Any]:
+    def _gpus(self, core: Any, gpus: list[Mapping[str, Any]]) -> Iterator[object]:
         keys = {key for gpu in gpus for key in _numbers(gpu) if key != "index"}
         for key in sorted(keys):
             rows = [((str(g["index"]), g["name"]), g[key]) for g in gpus if g.get(key) is not None]

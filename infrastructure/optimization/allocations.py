@@ -28,7 +28,7 @@ class _NewTensors(TorchDispatchMode):
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         given = {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         made = {
@@ -108,7 +108,7 @@ def kept_for_backward(model: torch.nn.Module) -> Iterator[list[int]]:
         yield total
 
 
-def _address(tensor: torch.Tensor) -> tuple[int, Any]:
+def _address(tensor: torch.Tensor) -> tuple[int, object]:
     return tensor.untyped_storage().data_ptr(), tensor.device
 
 

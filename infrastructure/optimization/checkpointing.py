@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, object]] = {
     "selective": {"every_n_layers": 2},
     "all": {},
     "offload": {"offload": True},

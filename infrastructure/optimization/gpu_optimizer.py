@@ -14,7 +14,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -145,7 +144,7 @@ class GPUOptimizer:
         forward = model.forward
 
         @functools.wraps(forward)
-        def in_precision(*args: object, **kwargs: object) -> Any:
+        def in_precision(*args: object, **kwargs: object) -> object:
             with torch.autocast(self.device.type, dtype=dtype):
                 output = forward(*args, **kwargs)
             return output.float() if isinstance(output, torch.Tensor) else output

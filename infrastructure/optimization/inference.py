@@ -148,12 +148,12 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def _compiled(model: torch.nn.Module, _inputs: Inputs) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = torch.compile(model)
+def _compiled(model: torch.nn.Module, _inputs: Inputs) -> Callable[..., object]:
+    compiled: Callable[..., object] = torch.compile(model)
     return compiled
 
 
-def _exported(model: torch.nn.Module, inputs: Inputs) -> Callable[..., Any]:
+def _exported(model: torch.nn.Module, inputs: Inputs) -> Callable[..., object]:
     with torch.no_grad():
         return torch.export.export(model, inputs).module()
 
@@ -163,41 +163,41 @@ def _save_exported(model: torch.nn.Module, inputs: Inputs, path: Path) -> None:
         torch.export.save(torch.export.export(model, inputs), path)
 
 
-def _load_exported(path: Path) -> Callable[..., Any]:
+def _load_exported(path: Path) -> Callable[..., object]:
     return torch.export.load(path).module()
 
 
 def _save_scripted(model: torch.nn.Module, inputs: Inputs, path: Path) -> None:
     with torch.no_grad():
-        traced: Any = torch.jit.trace(model, inputs, strict=False, check_trace=False)
+        traced: object = torch.jit.trace(model, inputs, strict=False, check_trace=False)
     torch.jit.freeze(traced).save(str(path))
 
 
-def _load_scripted(path: Path) -> Callable[..., Any]:
-    program: Callable[..., Any] = torch.jit.load(str(path))
+def _load_scripted(path: Path) -> Callable[..., object]:
+    program: Callable[..., object] = torch.jit.load(str(path))
     return program
 
 
-def _scripted(model: torch.nn.Module, inputs: Inputs) -> Callable[..., Any]:
+def _scripted(model: torch.nn.Module, inputs: Inputs) -> Callable[..., object]:
     with torch.no_grad():
-        traced: Any = torch.jit.trace(model, inputs, strict=False, check_trace=False)
+        traced: object = torch.jit.trace(model, inputs, strict=False, check_trace=False)
     return torch.jit.optimize_for_inference(torch.jit.freeze(traced))
 
 
-def _tensorrt(model: torch.nn.Module, inputs: Inputs) -> Callable[..., Any]:
+def _tensorrt(model: torch.nn.Module, inputs: Inputs) -> Callable[..., object]:
     tensorrt: Any = require("torch_tensorrt", "inference with TensorRT")
     made: Callable[..., Any] = tensorrt.compile(model, ir="dynamo", inputs=list(inputs))
     return made
 
 
-METHODS: dict[str, Callable[[torch.nn.Module, Inputs], Callable[..., Any]]] = {
+METHODS: dict[str, Callable[[torch.nn.Module, Inputs], Callable[..., object]]] = {
     "compile": _compiled,
     "export": _exported,
     "torchscript": _scripted,
     "tensorrt": _tensorrt,
 }
 
-PROGRAMS: dict[str, tuple[Callable[..., None], Callable[[Path], Callable[..., Any]]]] = {
+PROGRAMS: dict[str, tuple[Callable[..., None], Callable[[Path], Callable[..., object]]]] = {
     ".pt2": (_save_exported, _load_exported),
     ".ts": (_save_scripted, _load_scripted),
 }

@@ -40,7 +40,7 @@ class Pipeline(Protocol):
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
-    ) -> Generator[Sequence[Any], None, None]: ...
+    ) -> Generator[Sequence[object], None, None]: ...
 
 
 def _is_memory_error(error: BaseException) -> bool:
@@ -95,7 +95,7 @@ class PipelineOptimizer:
         report: is given each result when it is there.
     """
 
-    measure: Callable[[Mapping[str, Any]], Measured] = _not_given
+    measure: Callable[[Mapping[str, object]], Measured] = _not_given
     budget_bytes: float = math.inf
     num_tokens: float = math.inf
     is_out_of_memory: Callable[[BaseException], bool] = _is_memory_error
@@ -103,7 +103,7 @@ class PipelineOptimizer:
     settings: dict[str, Any] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
 
-    def optimize_pipeline(self, pipeline: Any) -> dict[str, Any]:
+    def optimize_pipeline(self, pipeline: Any) -> dict[str, object]:
         """Measure how a data pipeline is read fastest, and let it be read so from now on.
 
         The data is prepared, or found prepared, first; the order of the examples does not change.

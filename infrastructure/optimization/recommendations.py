@@ -23,7 +23,7 @@ CHECKPOINTING_SETTING = {
     "all": "training.gradient_checkpointing: true",
 }
 
-Forward = Callable[[], Any]
+Forward = Callable[[], object]
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Solution:
     remarks: list[str] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As JSON values; labels that are tuples become lists there, and tuples again."""
         sample = {"variables": list(self.sample), "values": list(self.sample.values())}
         return {**asdict(self), "sample": sample}
@@ -215,7 +215,7 @@ def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
     return _Answer(name, question.samples[name], energy, answer.failures, answer.info, remarks)
 
 
-def _plain(info: Mapping[str, object]) -> dict[str, Any]:
+def _plain(info: Mapping[str, object]) -> dict[str, object]:
     """Of what a sampler told, all that JSON can say."""
     kept = {}
     for name, value in info.items():

@@ -22,7 +22,7 @@ def solve_file(
     sampler_name: str = "auto",
     limit_seconds: float = 60.0,
     **parameters: int | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The best answer to the model in `file`, and how it was found.
 
     Args:
@@ -41,7 +41,7 @@ def solve_file(
     """
     deadline = Deadline(limit_seconds)
     sampler = create_sampler(sampler_name)
-    keywords: dict[str, Any] = {key: v for key, v in parameters.items() if v is not None}
+    keywords: dict[str, object] = {key: v for key, v in parameters.items() if v is not None}
     _refuse_unknown(keywords, sampler, sampler_name)
     try:
         bqm = read_model(file)

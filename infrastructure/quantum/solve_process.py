@@ -18,7 +18,7 @@ from infrastructure.quantum.samplers.sampler_process import serve
 
 PROBLEM = "problem"
 
-Message = tuple[dict[str, Any], dict[str, wire.Array]]
+Message = tuple[dict[str, object], dict[str, wire.Array]]
 
 
 def question_of(problem: QuantumProblem, config: QuantumConfig, seed: int) -> Message:

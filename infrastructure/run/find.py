@@ -110,7 +110,7 @@ def is_same(
     return all(shown_name(key) in accepted for key in differing_keys(recorded, wanted))
 
 
-def settings_now(run: RunDirectory, began_with: Mapping[str, object]) -> Mapping[str, Any]:
+def settings_now(run: RunDirectory, began_with: Mapping[str, object]) -> Mapping[str, object]:
     """The settings that count of the newest checkpoint: some may have been changed on the way."""
     store = Store(run.checkpoints)
     for name in store.versions():
@@ -121,7 +121,7 @@ def settings_now(run: RunDirectory, began_with: Mapping[str, object]) -> Mapping
     return began_with
 
 
-def settings_in(values: Mapping[str, object]) -> Mapping[str, Any]:
+def settings_in(values: Mapping[str, object]) -> Mapping[str, object]:
     """The settings that a version was trained with; empty where one's own loop recorded none."""
     identity = values.get("identity")
     settings = identity.get("settings") if isinstance(identity, Mapping) else None

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from infrastructure.backup.backends import Place, open_place
 from infrastructure.backup.finished_run import finished_at
@@ -59,7 +59,7 @@ def runs_at_place(options: BackupConfig) -> list[str]:
     return answer_of(place, lambda: runs_at(place))
 
 
-def newest_settings(place: Place, run_id: str) -> Mapping[str, Any]:
+def newest_settings(place: Place, run_id: str) -> Mapping[str, object]:
     """The settings of the newest version whose manifest can be read; empty: there is none."""
     for manifest in readable(Store(Path(run_id), place)):
         return settings_in(manifest.values)

@@ -16,7 +16,7 @@ from infrastructure.training.resume.fingerprint import installed_versions
 HTML, JSON = "report.html", "report.json"
 
 
-def describe_subject(subject: Subject) -> dict[str, Any]:
+def describe_subject(subject: Subject) -> dict[str, object]:
     """What was checked: model, data, precision, device, versions."""
     trainer = subject.trainer
     return {
@@ -30,7 +30,7 @@ def describe_subject(subject: Subject) -> dict[str, Any]:
     }
 
 
-def report_of(results: Sequence[CheckResult], about: Mapping[str, object]) -> dict[str, Any]:
+def report_of(results: Sequence[CheckResult], about: Mapping[str, object]) -> dict[str, object]:
     """Everything as JSON values."""
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -44,7 +44,7 @@ def report_of(results: Sequence[CheckResult], about: Mapping[str, object]) -> di
 
 def write_check_report(
     folder: Path, results: Sequence[CheckResult], about: Mapping[str, object]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write both files into `folder`, which is made.
 
     Returns:

@@ -325,7 +325,7 @@ def _independently(
     has_marks = _has_marks(tokenizer, template)
     marks = {"return_assistant_tokens_mask": has_marks, "chat_template": template}
     for in_parts in (False, True):  # some templates read the one, some the other
-        messages: list[dict[str, Any]] = [turn.message() for turn in turns]
+        messages: list[dict[str, object]] = [turn.message() for turn in turns]
         for message in messages if in_parts else ():
             message["content"] = [{"type": "text", "text": message["content"]}]
         try:

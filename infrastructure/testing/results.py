@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
@@ -33,7 +33,7 @@ class CheckResult:
     numbers: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As JSON values, without secrets; a number that is not finite is its name."""
         values = asdict(replace(self, text=redact(self.text), remedy=redact(self.remedy)))
         return dict(spell_numbers(values))

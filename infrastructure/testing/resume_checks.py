@@ -7,7 +7,6 @@ import itertools
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -35,7 +34,7 @@ MAX_BATCH = 2
 GPU_NOISE = 1e-3  # many CUDA kernels add in another order each time
 COMPARED_VALUES = ("step", "position", "num_tokens", "loss", "scheduler", "scaler")
 
-End = tuple[dict[str, torch.Tensor], dict[str, Any]]
+End = tuple[dict[str, torch.Tensor], dict[str, object]]
 
 
 def check_resume(subject: Subject) -> CheckResult:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -74,7 +73,7 @@ def _num_tokens(subject: Subject) -> int:
     return subject.adapter.count_tokens(subject.sample)
 
 
-def work_of(subject: Subject) -> dict[str, Any]:
+def work_of(subject: Subject) -> dict[str, object]:
     """What decides how long it takes, but for the versions: those are what may make it slower."""
     described = subject.adapter.describe()
     keys = ("name", "num_parameters", "num_trainable", "dtype", "quantization", "packing")

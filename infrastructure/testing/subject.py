@@ -123,7 +123,7 @@ class Subject:
         return [shortened(example, MAX_TOKENS // NUM_EXAMPLES) for example in chosen]
 
     @property
-    def uneven_sample(self) -> list[Any]:
+    def uneven_sample(self) -> list[object]:
         """The same, but no two with equally many things to learn: a wrong weighting shows."""
         if not self.reads_text:
             return self.sample

@@ -55,7 +55,7 @@ class CheckPipeline:
         self.report = report
         self.rebaseline = rebaseline
         self.results: Results = {}
-        self.about: dict[str, Any] = {}
+        self.about: dict[str, object] = {}
 
     def run_all_tests(self) -> Results:
         """Every check of every group; about a minute for a small model.

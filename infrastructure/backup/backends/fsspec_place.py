@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from infrastructure.backup.backends.base import Content, Place, require_content
 from infrastructure.backup.backends.remote_errors import as_os_errors
@@ -161,7 +161,7 @@ class FsspecPlace(Place):
         with as_os_errors(self.shown(path)):
             return operation(at)
 
-    def _info(self, at: str) -> dict[str, Any]:
+    def _info(self, at: str) -> dict[str, object]:
         self.file_system.invalidate_cache(at)
         self.file_system.invalidate_cache(self._parent(at))
         return dict(self.file_system.info(at))

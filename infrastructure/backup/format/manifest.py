@@ -174,7 +174,7 @@ def parse_manifest(data: bytes, name: VersionName) -> Manifest:
     )
 
 
-def _parse_json(data: bytes) -> Any:
+def _parse_json(data: bytes) -> object:
     if len(data) > MAX_MANIFEST_BYTES:
         raise CheckpointError(f"the manifest has {len(data)} bytes, more than any real one")
     try:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.store import Store
@@ -258,7 +258,7 @@ def _has_rows(current: bytes, copy: bytes) -> bool:
     return now[: len(was)] == was
 
 
-def _rows(data: bytes) -> list[dict[str, Any]]:
+def _rows(data: bytes) -> list[dict[str, object]]:
     """The rows of a table without their empty cells."""
     whole = data[: data.rfind(b"\n") + 1].decode()
     rows = csv.DictReader(io.StringIO(whole))

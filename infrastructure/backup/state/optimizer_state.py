@@ -8,7 +8,7 @@ import torch
 Tensors = dict[str, torch.Tensor]
 
 
-def split_optimizer(state_dict: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+def split_optimizer(state_dict: dict[str, Any]) -> tuple[Tensors, dict[str, object]]:
     """An optimizer's state as flat tensors `index/key/…`, and what is not a tensor.
 
     bitsandbytes nests dictionaries in it, and shares one table of quantisation levels between all
@@ -24,7 +24,7 @@ def split_optimizer(state_dict: dict[str, Any]) -> tuple[Tensors, dict[str, Any]
     return tensors, {"values": values, "param_groups": state_dict["param_groups"]}
 
 
-def _leaves(tree: Mapping[object, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Mapping[object, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in tree.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict):

@@ -82,7 +82,7 @@ def moment(unix_seconds: float, form: str = "ago") -> Markup:
 def head(run: LiveRun) -> Markup:
     """Name, state and how far it is."""
     status = element("span", run.state, css_class=f"status {run.state}")
-    parts: list[Any] = [element("span", "", css_class=f"pulse {run.state}")]
+    parts: list[object] = [element("span", "", css_class=f"pulse {run.state}")]
     if run.changed_at is not None:
         parts += ["last numbers ", moment(run.changed_at)]
     else:
@@ -106,7 +106,7 @@ def progress(run: LiveRun) -> Markup:
     """How far it is, as words and as a bar."""
     if run.step is None:
         return NOTHING
-    words: list[Any] = ["step ", element("b", f"{run.step:,}")]
+    words: list[object] = ["step ", element("b", f"{run.step:,}")]
     if run.total_steps is not None:
         words.append(f" of {run.total_steps:,}")
     times = [f"trained for {format_duration(run.seconds_trained)}"] if run.seconds_trained else []
@@ -270,7 +270,7 @@ def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
     return section(f"Runs in this folder{more}", table(headings, rows, "numbers runs"))
 
 
-def _run_row(row: RunRow, shown: str) -> tuple[Any, ...]:
+def _run_row(row: RunRow, shown: str) -> tuple[object, ...]:
     here = {"aria-current": "true"} if row.name == shown else {}
     link = element("a", row.name, **{"data-run": row.name, "href": "?"}, **here)
     state = element("span", row.status, css_class=f"status {row.status}")

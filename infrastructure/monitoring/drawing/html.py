@@ -87,9 +87,9 @@ def facts(pairs: Mapping[str, Any]) -> Markup:
     return table((), rows, css_class="facts")
 
 
-def flatten(pairs: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(pairs: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, object]]:
     """Pairs in mappings of mappings as one list, the outer keys before the inner ones."""
-    flat: list[tuple[str, Any]] = []
+    flat: list[tuple[str, object]] = []
     for key, value in pairs.items():
         if isinstance(value, Mapping) and value:
             flat += flatten(value, f"{prefix}{key}.")

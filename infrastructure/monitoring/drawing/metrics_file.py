@@ -37,7 +37,7 @@ class ParsedMetrics:
     unreadable_lines: list[int] = field(default_factory=list)
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: Any) -> object:
     """`value` as bool, int, float, text or None; array and tensor scalars become numbers."""
     if value is None or type(value) in (bool, int, float, str):
         return value

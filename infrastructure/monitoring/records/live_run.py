@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from infrastructure.monitoring.drawing.curves import EVALUATION, WIDE, PointsByKey
 from infrastructure.monitoring.drawing.downsampling import BoundedPoints
@@ -70,7 +69,7 @@ class LiveRun:
         self._alerts = GrowingLog(directory / ALERTS_FILE)
         self.machine = MachineHistory()
         self.alerts: deque[Record] = deque(maxlen=MAX_ALERTS)
-        self._signature: tuple[Any, ...] = ()
+        self._signature: tuple[object, ...] = ()
         self._num_starts = 0
         self._metrics_changed_at: float | None = None
         self._forget()

@@ -129,7 +129,7 @@ class MachineHistory:
                     yield key, f"{quantity.title}, card {number}", quantity.is_percent
 
 
-def gpus_of(sample: Record) -> list[dict[str, Any]]:
+def gpus_of(sample: Record) -> list[dict[str, object]]:
     """The readings of each GPU in a sample."""
     gpus = sample.get("gpus")
     return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []

@@ -39,8 +39,8 @@ class RunFacts:
     directory: Path
     run: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
-    data_report: dict[str, Any] = field(default_factory=dict)
-    backup: dict[str, Any] = field(default_factory=dict)
+    data_report: dict[str, object] = field(default_factory=dict)
+    backup: dict[str, object] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     errors: list[Record] = field(default_factory=list)
     last_record_at: str | None = None
@@ -65,7 +65,7 @@ class RunFacts:
         return _numbers(self.summary.get("after"))
 
     @property
-    def copies(self) -> dict[str, Any]:
+    def copies(self) -> dict[str, object]:
         """How the copies of the checkpoints stand: at the end, or as it was last written down."""
         ended = self.summary.get("backup")
         return {**self.backup, **(ended if isinstance(ended, Mapping) else {})}
@@ -98,7 +98,7 @@ class RunFacts:
             for key, entry in pairs
         }
 
-    def config_value(self, key: str) -> Any:
+    def config_value(self, key: str) -> object:
         return self.config.get(key, (None, ""))[0]
 
     def last(self, key: str) -> Any:

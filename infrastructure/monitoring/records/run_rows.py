@@ -30,7 +30,7 @@ class RunRows:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known: dict[Path, tuple[Any, RunRow]] = {}
+        self._known: dict[Path, tuple[object, RunRow]] = {}
 
     def read(self) -> list[RunRow]:
         """The newest run first."""

@@ -59,7 +59,7 @@ def _round(one: Mapping[str, object]) -> Markup:
     return element("span", " ".join(parts), css_class="bad" if failed else None)
 
 
-def _checks_of(one: Mapping[str, object]) -> list[Mapping[str, Any]]:
+def _checks_of(one: Mapping[str, object]) -> list[Mapping[str, object]]:
     listed = one.get("checks")
     return [c for c in listed if isinstance(c, Mapping)] if isinstance(listed, list) else []
 
@@ -80,10 +80,10 @@ def _table(rows: Sequence[Sequence[object]]) -> Markup:
     return table(("check", "", "what was found", "measured", "took"), rows, "stack checks")
 
 
-def _row(check: Mapping[str, object]) -> list[Any]:
+def _row(check: Mapping[str, object]) -> list[object]:
     status = str(check.get("status", ""))
     mark = element("span", WORDS.get(status, status), css_class=CLASSES.get(status))
-    parts: list[Any] = [clip(str(check.get("text", "")), MAX_TEXT_CHARACTERS)]
+    parts: list[object] = [clip(str(check.get("text", "")), MAX_TEXT_CHARACTERS)]
     if remedy := check.get("remedy"):
         text = clip(f"→ {remedy}", MAX_TEXT_CHARACTERS)
         parts.append(element("div", text, css_class="soft"))

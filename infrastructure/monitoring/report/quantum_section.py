@@ -206,7 +206,7 @@ def _words(answered: Sequence[Mapping[str, Any]]) -> Markup:
     return element("ul", *[element("li", line) for line in lines]) if lines else NOTHING
 
 
-def _list(value: object) -> list[Any]:
+def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 

@@ -142,7 +142,7 @@ def _tile(name: str, value: object, format_value: object) -> Markup:
 def _change_tile(name: str, before: Any, after: Any, format_value: Any = format_number) -> Markup:
     if not isinstance(after, int | float):
         return NOTHING
-    shown: list[Any] = [format_value(after)]
+    shown: list[object] = [format_value(after)]
     if isinstance(before, int | float):
         shown.insert(0, element("span", f"{format_value(before)} → ", css_class="from"))
     value = element("div", *shown, css_class="value")

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from infrastructure.monitoring.drawing.curves import PointsByKey
 from infrastructure.monitoring.drawing.downsampling import Points
@@ -35,7 +34,7 @@ ORDERS = {
 }
 GROWING = "The model grows: all layers that are there train."
 
-Plan = dict[str, Any]
+Plan = dict[str, object]
 
 
 def stack_section(directory: Path, points: PointsByKey) -> Markup:
@@ -203,7 +202,7 @@ def _spans(value: object) -> list[Span]:
     ]
 
 
-def _list(value: object) -> list[Any]:
+def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 

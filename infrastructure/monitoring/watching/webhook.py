@@ -12,7 +12,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from typing import Any
 from urllib.parse import urlsplit
 
 from infrastructure.monitoring.watching.alerts import Alert
@@ -114,7 +113,7 @@ class WebhookAlerts:
         self._has_warned = True
 
 
-def payload(alert: Alert, host: str, source: str) -> dict[str, Any]:
+def payload(alert: Alert, host: str, source: str) -> dict[str, object]:
     """What is posted: `text` for Slack, `content` for Discord, else the text and all values."""
     about = f"{source}: " if source else ""
     text = f"{about}{alert.severity} at step {alert.step}: {alert.message}"

@@ -111,7 +111,7 @@ class Choice(QuantumProblem):
             return sample
         return self.sample_of(self._repaired(chosen))
 
-    def decode(self, sample: Sample) -> Any:
+    def decode(self, sample: Sample) -> object:
         """The labels that are chosen, in the order of the variables; k of them."""
         return [self.labels[i] for i in self.indices(self.repair(sample))]
 

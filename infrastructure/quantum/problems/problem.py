@@ -49,7 +49,7 @@ class QuantumProblem(ABC):
         """
 
     @abstractmethod
-    def decode(self, sample: Sample) -> Any:
+    def decode(self, sample: Sample) -> object:
         """The decision that `sample` stands for, made of JSON values.
 
         Any assignment of zeros and ones to all variables is decoded; one that breaks a rule of the

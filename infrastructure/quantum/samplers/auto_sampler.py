@@ -34,7 +34,7 @@ class AutoSampler(dimod.Sampler):
     parameters: ClassVar[dict[str, Any]] = {
         name: [] for name in ("num_reads", "time_limit", "seed", "num_ones", "initial_states")
     }
-    properties: ClassVar[dict[str, Any]] = {}
+    properties: ClassVar[dict[str, object]] = {}
 
     def __init__(self, make: Callable[[str], dimod.Sampler]) -> None:
         self.make = make

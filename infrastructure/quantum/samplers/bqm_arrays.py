@@ -41,7 +41,7 @@ def coefficient_sum(vectors: Vectors) -> float:
     return float(sizes) + abs(vectors.offset)
 
 
-def as_arrays(bqm: dimod.BinaryQuadraticModel) -> tuple[dict[str, Any], dict[str, Array]]:
+def as_arrays(bqm: dimod.BinaryQuadraticModel) -> tuple[dict[str, object], dict[str, Array]]:
     """What another process is sent: vartype and offset as JSON values, and the coefficients."""
     vectors = vectors_of(bqm)
     values = {"vartype": bqm.vartype.name, "offset": vectors.offset}

@@ -29,7 +29,7 @@ class LeapHybrid(dimod.Sampler):
     """
 
     parameters: ClassVar[dict[str, Any]] = {"time_limit": []}
-    properties: ClassVar[dict[str, Any]] = {}
+    properties: ClassVar[dict[str, object]] = {}
 
     def __init__(self, make: MakeSampler | None = None, **config: Any) -> None:
         make = make or require("dwave.system", "the sampler leap_hybrid").LeapHybridSampler
@@ -69,7 +69,7 @@ class QuantumAnnealer(dimod.Sampler):
     """
 
     parameters: ClassVar[dict[str, Any]] = {"num_reads": []}
-    properties: ClassVar[dict[str, Any]] = {}
+    properties: ClassVar[dict[str, object]] = {}
 
     def __init__(self, make: MakeSampler | None = None, **config: Any) -> None:
         system = require("dwave.system", "the sampler qpu")
@@ -99,7 +99,7 @@ def _counts(sample_set: dimod.SampleSet) -> Any:
     return sample_set.record.num_occurrences
 
 
-def _access(name: str) -> dict[str, Any]:
+def _access(name: str) -> dict[str, object]:
     """The token of the environment; a configuration file only where the environment names one.
 
     Raises:

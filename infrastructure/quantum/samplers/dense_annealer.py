@@ -37,7 +37,7 @@ class DenseAnnealer(dimod.Sampler):
     parameters: ClassVar[dict[str, Any]] = {
         name: [] for name in ("num_reads", "time_limit", "seed", "num_ones", "initial_states")
     }
-    properties: ClassVar[dict[str, Any]] = {}
+    properties: ClassVar[dict[str, object]] = {}
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.clock = clock
@@ -107,7 +107,7 @@ def _samples(search: Search[Any], bqm: dimod.BinaryQuadraticModel) -> Bits:
     return bits if bqm.vartype is dimod.BINARY else (2 * bits - 1).astype(np.int8)
 
 
-def _search_info(search: Search[Any]) -> dict[str, Any]:
+def _search_info(search: Search[Any]) -> dict[str, object]:
     return {
         "num_reads": len(search.read_energies),
         "num_steps": search.num_steps,

@@ -21,7 +21,7 @@ class ExactSampler(dimod.Sampler):
     """
 
     parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "num_ones": []}
-    properties: ClassVar[dict[str, Any]] = {"max_variables": MOST_COUNTED}
+    properties: ClassVar[dict[str, object]] = {"max_variables": MOST_COUNTED}
 
     def sample(
         self,

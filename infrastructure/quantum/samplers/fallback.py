@@ -45,7 +45,7 @@ class FallbackSampler(dimod.Sampler):
         self.failures: list[str] = []
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         """The keywords that any of the samplers knows."""
         known: dict[str, Any] = {}
         for sampler in reversed(self.samplers.values()):
@@ -53,7 +53,7 @@ class FallbackSampler(dimod.Sampler):
         return known
 
     @property
-    def properties(self) -> dict[str, Any]:
+    def properties(self) -> dict[str, object]:
         """Those of each sampler, by its name."""
         return {name: sampler.properties for name, sampler in self.samplers.items()}
 

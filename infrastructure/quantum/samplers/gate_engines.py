@@ -19,7 +19,7 @@ DEFAULT_TARGET = "ionq.simulator"
 WAIT_SECONDS = 300  # for a job; a shorter deadline ends the process that waits
 
 
-def qaoa_circuit(bqm: dimod.BinaryQuadraticModel, angles: Angles) -> Any:
+def qaoa_circuit(bqm: dimod.BinaryQuadraticModel, angles: Angles) -> object:
     """The measured circuit: H on all, then RZ and RZZ by the energies and RX, layer by layer.
 
     Qubit i is the i-th variable; a measured 1 is a one, or up. For spins s = ±1 with energies

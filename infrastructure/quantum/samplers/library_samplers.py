@@ -32,7 +32,7 @@ class LibrarySampler(dimod.Sampler):
     """A sampler that does one read after the other and keeps the best assignments."""
 
     parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "seed": [], "time_limit": []}
-    properties: ClassVar[dict[str, Any]] = {}
+    properties: ClassVar[dict[str, object]] = {}
     ends_by_clock: ClassVar[bool] = False  # a read does; so a seed does not repeat it
     clock: Clock = staticmethod(time.monotonic)
 
@@ -161,7 +161,7 @@ class TreeDecomposition(dimod.Sampler):
     """The exact minimum where the interactions are nearly a tree (`dwave.samplers`)."""
 
     parameters: ClassVar[dict[str, Any]] = {"num_reads": []}
-    properties: ClassVar[dict[str, Any]] = {}
+    properties: ClassVar[dict[str, object]] = {}
 
     def __init__(self) -> None:
         self.library = require(

@@ -25,7 +25,7 @@ def send(stream: BinaryIO, values: Mapping[str, object], arrays: Mapping[str, Ar
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, Array]]:
+def receive(stream: BinaryIO) -> tuple[dict[str, object], dict[str, Array]]:
     """Read one message.
 
     Raises:

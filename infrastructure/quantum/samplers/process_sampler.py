@@ -39,7 +39,7 @@ class ProcessSampler(dimod.Sampler):
             one of `num_reads`, `seed` and `time_limit` is not given it.
     """
 
-    properties: ClassVar[dict[str, Any]] = {}
+    properties: ClassVar[dict[str, object]] = {}
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ProcessSampler(dimod.Sampler):
         self._lock = threading.Lock()
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         return {name: [] for name in ("time_limit", *self.known)}
 
     def start(self) -> None:

@@ -77,7 +77,7 @@ class QAOASampler(dimod.Sampler):
     """
 
     parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "seed": [], "time_limit": []}
-    properties: ClassVar[dict[str, Any]] = {"max_variables": MOST_COUNTED}
+    properties: ClassVar[dict[str, object]] = {"max_variables": MOST_COUNTED}
 
     def __init__(self, engine: Engine | None = None, num_layers: int = NUM_LAYERS) -> None:
         if num_layers < 1:

@@ -92,7 +92,7 @@ def answer(
 
 def _packed(
     sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel
-) -> tuple[dict[str, Any], dict[str, wire.Array]]:
+) -> tuple[dict[str, object], dict[str, wire.Array]]:
     if set(sample_set.variables) != set(bqm.variables):
         raise ValueError("the sampler answered about other variables than were asked")
     columns = [sample_set.variables.index(v) for v in range(bqm.num_variables)]
@@ -108,7 +108,7 @@ def _packed(
     return {"vartype": sample_set.vartype.name, "info": _plain(sample_set.info)}, arrays
 
 
-def _plain(info: Any) -> dict[str, Any]:
+def _plain(info: Any) -> dict[str, object]:
     """Of what a sampler tells, all that JSON can say."""
     kept: dict[str, Any] = {}
     for name, value in dict(info).items():

@@ -44,7 +44,7 @@ class ModelAdapterSuite:
         nothing: Any = {"supervised": np.zeros_like(supervised)}
         return replace(example, **nothing)  # type: ignore[type-var]
 
-    def ready(self, folder: Path) -> tuple[ModelAdapter, torch.nn.Module, Sequence[Any]]:
+    def ready(self, folder: Path) -> tuple[ModelAdapter, torch.nn.Module, Sequence[object]]:
         """An adapter, its model in evaluation mode, and some examples."""
         adapter = self.make(folder)
         seed_everything(0)

@@ -17,7 +17,7 @@ from infrastructure.training.model_adapters.base_adapter import DataSource
 from infrastructure.training.models.tokenizer import train_tokenizer
 
 BATCH_SIZE = 4
-Batches = Generator[Sequence[Any], None, None]
+Batches = Generator[Sequence[object], None, None]
 
 
 class DataSourceSuite:
@@ -138,7 +138,7 @@ class DataSourceSuite:
             "after a reader that stopped early the epoch is another one"
         )
 
-    def _keys(self, batches: Iterable[Sequence[object]]) -> list[Any]:
+    def _keys(self, batches: Iterable[Sequence[object]]) -> list[object]:
         return [self.key(example) for batch in batches for example in batch]
 
 

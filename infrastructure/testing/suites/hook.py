@@ -161,7 +161,7 @@ def _weights_equal(one: TrainingState, other: TrainingState) -> bool:
     return all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def _traces(state: TrainingState) -> dict[str, Any]:
+def _traces(state: TrainingState) -> dict[str, object]:
     """What an observer must leave alone, in a form that can be compared."""
     tensors = {n: t.detach().numpy().tobytes() for n, t in state.model.state_dict().items()}
     modes = [module.training for module in state.model.modules()]
