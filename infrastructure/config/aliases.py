@@ -63,7 +63,7 @@ def spellings(keys: Collection[str]) -> dict[str, str]:
     return key_of
 
 
-def spelt_in_section(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+def spelt_in_section(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
     """(name as given, canonical key, value) of keywords for one section; `qlora` is opened."""
     for name, value in values.items():
         path = f"{section}.{name}"

@@ -33,7 +33,7 @@ class Section(BaseModel):
     used_when: ClassVar[tuple[UsedWhen, ...]] = ()
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
 
-    def __init__(self, /, **values: Any) -> None:
+    def __init__(self, /, **values: object) -> None:
         values = self._canonical(values)
         try:
             super().__init__(**values)
@@ -41,7 +41,7 @@ class Section(BaseModel):
             raise ConfigurationError(sentences(type(self), error, values)) from None
         self.check_together()
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name not in type(self).model_fields:
             if not name.startswith("_") and not hasattr(type(self), name):
                 raise ConfigurationError(unknown_field(type(self), name))
@@ -64,7 +64,7 @@ class Section(BaseModel):
         """Check fields against each other, after every change; raises `ConfigurationError`."""
 
     @classmethod
-    def check_value(cls, name: str, value: Any) -> Any:
+    def check_value(cls, name: str, value: object) -> object:
         """One field's value, checked and in its final form, whatever the other fields hold.
 
         Raises:
@@ -89,7 +89,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _plain_value(cls, value: Any, info: ValidationInfo) -> Any:
+    def _plain_value(cls, value: object, info: ValidationInfo) -> object:
         """Text `none` is None where that may stand; a truth value is never taken for a number."""
         types = kinds(cls.model_fields[str(info.field_name)].annotation)
         if isinstance(value, str):
@@ -101,9 +101,9 @@ class Section(BaseModel):
         return value
 
     @classmethod
-    def _canonical(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _canonical(cls, values: Mapping[str, object]) -> dict[str, object]:
         """Keywords under their canonical names; two spellings of one field must agree."""
-        given: dict[str, tuple[str, Any]] = {}
+        given: dict[str, tuple[str, object]] = {}
         for spelt, key, value in spelt_in_section(cls.prefix, values):
             section, _, name = key.rpartition(".")
             if section != cls.prefix:
@@ -116,7 +116,7 @@ class Section(BaseModel):
             given[name] = (spelt, value)
         return {name: value for name, (_, value) in given.items()}
 
-    def copy_with(self, **changes: Any) -> Self:
+    def copy_with(self, **changes: object) -> Self:
         """A copy with some fields changed and checked."""
         changed = self.model_copy(deep=True)
         for name, value in changes.items():
@@ -138,7 +138,7 @@ def _empty(section: type[Section]) -> Section:
     return empty
 
 
-def sentences(section: type[Section], error: ValidationError, values: dict[str, Any]) -> str:
+def sentences(section: type[Section], error: ValidationError, values: Mapping[str, object]) -> str:
     """One sentence for each wrong field, joined by semicolons."""
     texts: dict[str, str] = {}
     for detail in error.errors(include_url=False):
@@ -172,7 +172,7 @@ def unknown_field(section: type[Section], name: str) -> str:
     return f"unknown key {name!r} in {section.__name__}; {hint}{more}"
 
 
-def kinds(annotation: Any) -> set[Any]:
+def kinds(annotation: Any) -> set[object]:
     """The plain types inside an annotation, however deep in unions and `Annotated`."""
     arguments = getattr(annotation, "__args__", None)
     if arguments is None:

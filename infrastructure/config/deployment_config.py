@@ -57,7 +57,7 @@ DEFAULT_SOURCE = Source(Layer.DEFAULT, "default")
 ASSIGNED_SOURCE = Source(Layer.KEYWORD, "assigned in Python")
 
 
-def _device_list(value: Any) -> Any:
+def _device_list(value: object) -> object:
     """`0` and `[0, 1]` are written as CUDA wants them: "0" and "0,1"."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -288,7 +288,7 @@ class DeploymentConfig(Section):
         saved = {"values": values, "sources": redact_mapping(sources), "masked": masked}
         return saved | self.plugins_to_dict()
 
-    def plugins_to_dict(self) -> dict[str, Any]:
+    def plugins_to_dict(self) -> dict[str, object]:
         """The part of `to_dict` that says where plug-ins come from; empty where there are none."""
         origins = plugin_names.origins_of(self, self._plugins)
         return {PLUGINS: plugin_names.as_json(origins)} if origins else {}
@@ -297,7 +297,7 @@ class DeploymentConfig(Section):
         """From here on names mean in this process what they meant where this run began."""
         adopt_origins(self._plugins)
 
-    def _values_found_anywhere(self) -> dict[str, Any]:
+    def _values_found_anywhere(self) -> dict[str, object]:
         values = self.model_dump(mode="json")
         for key in PATHS:
             section, _, name = key.rpartition(".")
@@ -363,7 +363,7 @@ def check_sections(
     Raises:
         ConfigurationError: a sentence for each setting that cannot be carried out.
     """
-    sections: dict[str, Any] = {"model": model, "training": training, "data": data}
+    sections: dict[str, object] = {"model": model, "training": training, "data": data}
     if quantum is not None and QUANTUM in training.extensions:
         sections["quantum"] = quantum
     DeploymentConfig(**sections).check_supported()

@@ -20,13 +20,13 @@ def allowed(info: FieldInfo) -> str:
     return _words(info.annotation, info.metadata)
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """A value as it may appear in a message: short, one line, secrets masked."""
     text = redact(plain(value) if isinstance(value, str) is False else json.dumps(value))
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
-def plain(value: Any) -> str:
+def plain(value: object) -> str:
     """A value as people type it: `none`, `true`, `32`, `a,b`."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
@@ -54,7 +54,7 @@ def metadata_of(info: FieldInfo, kind: type) -> Any:
     return next((item for item in info.metadata if isinstance(item, kind)), None)
 
 
-def leaves(annotation: Any) -> Iterator[Any]:
+def leaves(annotation: object) -> Iterator[Any]:
     """The parts of a union, however they are nested; what a list holds is no part."""
     if get_origin(annotation) is Annotated:
         yield from leaves(get_args(annotation)[0])
@@ -65,7 +65,7 @@ def leaves(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _words_of(leaf: Any) -> list[str]:
+def _words_of(leaf: object) -> list[str]:
     if get_origin(leaf) is Literal:
         return [str(word) for word in get_args(leaf)]
     return {bool: ["true", "false"], type(None): ["none"]}.get(leaf, [])

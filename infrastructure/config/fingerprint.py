@@ -27,7 +27,7 @@ def counts(key: str) -> bool:
     return key.startswith(SECTIONS_THAT_COUNT) and not (spec and metadata_of(spec.info, SameResult))
 
 
-def purpose_of(config: DeploymentConfig) -> dict[str, Any]:
+def purpose_of(config: DeploymentConfig) -> dict[str, object]:
     """The settings that count, by key, as JSON values; places as they are found from anywhere."""
     nested = config.to_dict()["values"]
     left_out: str | tuple[()] = () if QUANTUM in config.training.extensions else OF_THE_QUANTUM_STEP
@@ -39,7 +39,7 @@ def purpose_of(config: DeploymentConfig) -> dict[str, Any]:
     }
 
 
-def differing_keys(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def differing_keys(recorded: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
     """The keys of two purposes that differ, in order.
 
     A local path that is gone counts by its name alone: a run that goes on elsewhere finds its data
@@ -58,17 +58,17 @@ def differing_keys(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Itera
             yield key
 
 
-def current_keys(recorded: Mapping[str, Any]) -> dict[str, Any]:
+def current_keys(recorded: Mapping[str, object]) -> dict[str, object]:
     """A recorded purpose by the keys of today: some have been renamed."""
     return {canonical(key): value for key, value in recorded.items()}
 
 
-def _default(key: str) -> Any:
+def _default(key: str) -> object:
     spec = schema_of(DeploymentConfig).fields.get(key)
     return None if spec is None else spec.default
 
 
-def _has_moved(was: Any, current: Any) -> bool:
+def _has_moved(was: object, current: object) -> bool:
     if not isinstance(was, str) or not isinstance(current, str):
         return False
     same_name = Path(was).name == Path(current).name

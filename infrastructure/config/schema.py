@@ -93,7 +93,7 @@ def schema_of(root: type[Section]) -> Schema:
 
 def value_at(config: Section, key: str) -> Any:
     """The value of a canonical key; a switch is true or false; None inside an absent section."""
-    value: Any = config
+    value: object = config
     for name in key.split("."):
         value = None if value is None else getattr(value, name)
     if isinstance(value, Section) or key in _switches(type(config)):

@@ -30,9 +30,9 @@ ALWAYS_LOCAL = ("cache.directory", "training.cache_dir", "output_dir")
 
 def without_secrets(
     values: Mapping[str, Any], masked: list[str], prefix: str = ""
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A copy of nested values with secrets masked; their keys are added to `masked`."""
-    copied: dict[str, Any] = {}
+    copied: dict[str, object] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):
@@ -62,7 +62,7 @@ def refuse_masked(saved: Mapping[str, Any]) -> None:
         )
 
 
-def without_masked_place(saved: Mapping[str, Any]) -> dict[str, Any]:
+def without_masked_place(saved: Mapping[str, Any]) -> dict[str, object]:
     """The recorded values, with no place for backups where its password was masked."""
     values = dict(saved["values"])
     place = values.get("backup", {}).get("place")

@@ -107,7 +107,7 @@ class RegisteredName:
         added = [name for name in self.registry.names() if name not in built_in]
         return (*self.others, *built_in, *added)
 
-    def check(self, value: Any) -> Any:
+    def check(self, value: object) -> object:
         """The value of a field, as it is.
 
         Raises:
@@ -127,7 +127,7 @@ class RegisteredName:
         raise UnknownNameError(f"{message}, or one's own as module:name", hint)
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
+        self, source: object, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
@@ -166,7 +166,7 @@ def amount_bytes(amount: str, total_bytes: int) -> int:
     return parse_size(amount)
 
 
-def _normal_amount(value: Any) -> Any:
+def _normal_amount(value: object) -> object:
     """One spelling for each amount, so that two spellings of one amount compare equal.
 
     Less than a megabyte is a forgotten unit ("90" for "90%"), never an amount that somebody wants.
@@ -184,7 +184,7 @@ def _normal_amount(value: Any) -> Any:
     return format_size(num_bytes)
 
 
-def _duration_seconds(value: Any) -> Any:
+def _duration_seconds(value: object) -> object:
     """Seconds of "11h", "90min" or "30s"; a number counts seconds."""
     if not isinstance(value, str):
         return value
@@ -194,18 +194,18 @@ def _duration_seconds(value: Any) -> Any:
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
-def _megabytes(value: Any) -> Any:
+def _megabytes(value: object) -> object:
     """A number counts megabytes; a text with a unit is converted to them."""
     if isinstance(value, str) and not value.strip().isdigit():
         return parse_size(value) / 10**6
     return value
 
 
-def _without_percent_sign(value: Any) -> Any:
+def _without_percent_sign(value: object) -> object:
     return value.strip().removesuffix("%") if isinstance(value, str) else value
 
 
-def _split_commas(value: Any) -> Any:
+def _split_commas(value: object) -> object:
     if not isinstance(value, str):
         return value
     if value.strip().startswith("["):
@@ -213,7 +213,7 @@ def _split_commas(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
-def _from_json(value: Any) -> Any:
+def _from_json(value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
@@ -222,7 +222,7 @@ def _from_json(value: Any) -> Any:
         raise ValueError(f"not JSON ({error})") from error
 
 
-def _path_text(value: Any) -> Any:
+def _path_text(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -245,7 +245,7 @@ def _expand_home(value: str) -> str:
     return str(Path(value).expanduser()) if value.startswith("~") else value
 
 
-def _upper(value: Any) -> Any:
+def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 

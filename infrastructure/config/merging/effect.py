@@ -5,7 +5,6 @@ are shared between runs, and nobody is misled by it.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from infrastructure.config.base import Section
 from infrastructure.config.field_help import show
@@ -40,13 +39,13 @@ def noted_without_effect(config: Section, source_of: SourceOf) -> Iterator[str]:
             yield _sentence(spec, condition, value, source_of)
 
 
-def _without_effect(config: Section) -> Iterator[tuple[FieldSpec, UsedWhen, Any]]:
+def _without_effect(config: Section) -> Iterator[tuple[FieldSpec, UsedWhen, object]]:
     for spec in schema_of(type(config)).fields.values():
         unmet = next((one for one in conditions_of(spec) if not one.holds(config)), None)
         if unmet is not None:
             yield spec, unmet, value_at(config, spec.key)
 
 
-def _sentence(spec: FieldSpec, unmet: UsedWhen, value: Any, source_of: SourceOf) -> str:
+def _sentence(spec: FieldSpec, unmet: UsedWhen, value: object, source_of: SourceOf) -> str:
     place = source_of(spec.key).place
     return f"{spec.key} = {show(value)} ({place}) has no effect, because {unmet.otherwise}"

@@ -5,7 +5,6 @@ A setting that waits for a later part loads and validates, so that every file ca
 """
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 from infrastructure.config.base import Section
 from infrastructure.config.field_help import metadata_of, show
@@ -47,14 +46,14 @@ def notes(config: Section, source_of: SourceOf) -> Iterator[str]:
         )
 
 
-def _waiting(config: Section) -> Iterator[tuple[FieldSpec, Later, Any]]:
+def _waiting(config: Section) -> Iterator[tuple[FieldSpec, Later, object]]:
     for spec in schema_of(type(config)).fields.values():
         later = later_of(spec)
         if later is not None:
             yield spec, later, value_at(config, spec.key)
 
 
-def _waits(spec: FieldSpec, later: Later, value: Any) -> bool:
+def _waits(spec: FieldSpec, later: Later, value: object) -> bool:
     """Whether the value, or one of a list's, waits for a later part. What somebody has added under
     a name that is kept for one is there."""
     if not later.values:

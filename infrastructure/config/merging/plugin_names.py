@@ -22,7 +22,7 @@ Origins = Mapping[str, Mapping[str, Origin]]  # group → name → where it come
 PLACE = "backup.place"
 
 
-def plugins_in(config: Section) -> Iterator[tuple[str, Registry[Any], str]]:
+def plugins_in(config: Section) -> Iterator[tuple[str, Registry[object], str]]:
     """(setting, registry, name or address) of each name that a configuration chooses."""
     for spec in schema_of(type(config)).fields.values():
         named: RegisteredName | None = metadata_of(spec.info, RegisteredName)
@@ -84,7 +84,7 @@ def require_shareable(config: Section) -> None:
             raise ValueError(f"{key}: {error}") from None
 
 
-def as_json(origins: Origins) -> dict[str, Any]:
+def as_json(origins: Origins) -> dict[str, object]:
     """As `run.json` holds them."""
     return {
         group: {name: asdict(origin) for name, origin in named.items()}

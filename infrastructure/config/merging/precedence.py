@@ -88,8 +88,8 @@ def flatten(
 
 
 def _open(
-    section: str, value: Any, schema: Schema, source: Source
-) -> tuple[Mapping[Any, Any], Setting | None]:
+    section: str, value: object, schema: Schema, source: Source
+) -> tuple[Mapping[object, object], Setting | None]:
     """The keys inside a section's value, and for a section that may be absent its switch."""
     if isinstance(value, Section):
         value = {name: getattr(value, name) for name in value.model_fields_set}
@@ -229,8 +229,8 @@ def _switched_off(key: str, settings: dict[str, Setting]) -> bool:
 
 def nested(merged: Mapping[str, Setting], schema: Schema) -> dict[str, Any]:
     """The merged settings as values of the root section, inner sections built."""
-    keywords: dict[str, Any] = {}
-    inside: dict[str, dict[str, Any]] = {path: {} for path in schema.sections}
+    keywords: dict[str, object] = {}
+    inside: dict[str, dict[str, object]] = {path: {} for path in schema.sections}
     for setting in merged.values():
         if not schema.fields[setting.key].is_switch:
             section, _, name = setting.key.rpartition(".")

@@ -1,7 +1,7 @@
 """Cache, memory, monitoring and machine limits. Looks at no machine."""
 
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
@@ -35,7 +35,7 @@ OPTIMIZES_MEMORY = UsedWhen(
 )
 
 
-def _host_and_port(value: Any) -> Any:
+def _host_and_port(value: object) -> object:
     """`HOST:PORT`; a port alone is loopback's."""
     if value is None:
         return None

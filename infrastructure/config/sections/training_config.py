@@ -322,7 +322,7 @@ class TrainingConfig(StackwiseFields):
             self.__dict__[epochs] = None
 
 
-def both_units(epochs: str, steps: str, values: Any) -> str:
+def both_units(epochs: str, steps: str, values: object) -> str:
     """The sentence for one rhythm that was given in epochs and in steps."""
     return (
         f"training.{epochs} ({getattr(values, epochs)} epochs) and training.{steps} "

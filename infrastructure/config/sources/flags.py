@@ -68,7 +68,7 @@ def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | No
         metavar="FILE",
         help="YAML file with settings (default: .config/training_config.yaml where it exists)",
     )
-    groups: dict[str, Any] = {}
+    groups: dict[str, object] = {}
     for key, spec in schema_of(DeploymentConfig).fields.items():
         if keys is not None and key not in keys:
             continue
@@ -99,7 +99,7 @@ def flags_given(namespace: argparse.Namespace) -> dict[str, Any]:
     return dict(getattr(namespace, _DEST, {}))
 
 
-def flag_settings(flags: Mapping[str, Any], schema: Schema) -> list[Setting]:
+def flag_settings(flags: Mapping[str, object], schema: Schema) -> list[Setting]:
     """The settings that flags (`--batch-size`) or canonical keys (`data.path`) give.
 
     Raises:
@@ -128,7 +128,7 @@ class _Remember(argparse.Action):
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
+        values: str | Sequence[object] | None,
         option_string: str | None = None,
     ) -> None:
         flag = str(option_string)

@@ -22,7 +22,7 @@ DEFAULT_YAML = Path(".config/training_config.yaml")
 def load_config(
     yaml_path: Path | str | None = None,
     environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, Any] | None = None,
+    flags: Mapping[str, object] | None = None,
     keywords: Mapping[str, Any] | None = None,
     cell: Mapping[str, Any] | None = None,
 ) -> DeploymentConfig:

@@ -7,7 +7,7 @@ so is a file whose aliases stand for more values than any configuration has, bef
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ for _kind, (_pattern, _first) in _RESOLVERS.items():
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
-def read_yaml(path: Path) -> tuple[dict[Any, Any], dict[str, int]]:
+def read_yaml(path: Path) -> tuple[dict[object, object], dict[str, int]]:
     """The file's nested values, and the line (from 1) of each dotted path in them.
 
     Raises:
@@ -150,9 +150,9 @@ class _Reader:
         node: yaml.MappingNode,
         lines: dict[str, int],
         prefix: str = "",
-    ) -> dict[Any, Any]:
+    ) -> dict[object, object]:
         """The values of a mapping; the line of each dotted path is added to `lines`."""
-        values: dict[Any, Any] = {}
+        values: dict[object, object] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
                 continue
@@ -166,8 +166,8 @@ class _Reader:
         return values
 
     def _key(
-        self, node: yaml.Node, values: dict[Any, Any], lines: dict[str, int], prefix: str
-    ) -> Any:
+        self, node: yaml.Node, values: Mapping[object, object], lines: dict[str, int], prefix: str
+    ) -> object:
         key = self.loader.construct_object(node, deep=True)
         where = f"{prefix}{key}"
         if not isinstance(key, str | int | float):
