@@ -11,6 +11,7 @@ import dimod
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.core.errors import MissingPackageError, MissingSecretError, SamplerError
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.redact import redact
 from infrastructure.quantum.formulated_problem import FormulatedProblem
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample
@@ -54,7 +55,7 @@ class Solution:
     alternatives: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """As JSON values; labels that are tuples become lists there, and tuples again."""
@@ -163,7 +164,7 @@ class _Answer:
     sample: Sample | None = None
     energy: float = math.inf
     failures: list[str] = field(default_factory=list)
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
 
@@ -215,9 +216,9 @@ def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
     return _Answer(name, question.samples[name], energy, answer.failures, answer.info, remarks)
 
 
-def _plain(info: Mapping[str, object]) -> dict[str, object]:
+def _plain(info: Mapping[str, object]) -> JsonObject:
     """Of what a sampler told, all that JSON can say."""
-    kept = {}
+    kept: JsonObject = {}
     for name, value in info.items():
         try:
             kept[str(name)] = json.loads(json.dumps(value, allow_nan=False))

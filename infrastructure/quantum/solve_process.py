@@ -11,26 +11,27 @@ from typing import Any
 import numpy as np
 
 from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.core.json_text import JsonObject, as_integer, as_object
+from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import quantum_solve
-from infrastructure.quantum.samplers import messages as wire
+from infrastructure.quantum.samplers.messages import Outgoing
 from infrastructure.quantum.samplers.sampler_process import serve
 
 PROBLEM = "problem"
 
-Message = tuple[dict[str, object], dict[str, wire.Array]]
 
-
-def question_of(problem: QuantumProblem, config: QuantumConfig, seed: int) -> Message:
+def question_of(problem: QuantumProblem, config: QuantumConfig, seed: int) -> Outgoing:
     """What this process is asked; its answer is a `Solution` as JSON values."""
     packed = np.frombuffer(pickle.dumps(problem, protocol=5), np.uint8)
     return {"config": config.model_dump(mode="json"), "seed": seed}, {PROBLEM: packed}
 
 
-def solved(values: dict[str, Any], arrays: dict[str, wire.Array]) -> Message:
+def solved(values: JsonObject, arrays: dict[str, Array]) -> Outgoing:
     """The answer to `question_of`."""
     problem = pickle.loads(arrays[PROBLEM].data)
-    solution = quantum_solve(problem, QuantumConfig(**values["config"]), seed=values["seed"])
+    settings: dict[str, Any] = as_object(values["config"])
+    solution = quantum_solve(problem, QuantumConfig(**settings), seed=as_integer(values["seed"]))
     return solution.to_json(), {}
 
 

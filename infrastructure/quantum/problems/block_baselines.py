@@ -5,12 +5,9 @@ decrease beat random and cyclic choices by 0.05 to 0.17 nats at the same number 
 all blocks is best where memory allows, since what a choice saves is memory, not loss.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from infrastructure.quantum.arrays import Array
 
 
 def largest_gradient_norm(norms: Array, num_chosen: int) -> Array:

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.problems.block_baselines import (
     cyclic_blocks,
     largest_decrease,
@@ -30,8 +30,6 @@ from infrastructure.quantum.problems.block_baselines import (
 )
 from infrastructure.quantum.problems.choice import Choice
 from infrastructure.quantum.problems.problem import Sample, Training
-
-Array = npt.NDArray[Any]
 
 
 class BlockSelection(Choice):

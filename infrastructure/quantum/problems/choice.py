@@ -9,14 +9,13 @@ from typing import Any
 
 import dimod
 import numpy as np
-import numpy.typing as npt
 
+from infrastructure.core.json_text import JsonObject
+from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample, Variable
 
 ROWS_AT_A_TIME = 100  # of the matrix, while a model is built: a few MB at n = 5000
 MARGIN = 1.05  # of the penalty above its bound, for rounding
-
-Array = npt.NDArray[Any]
 
 
 class Choice(QuantumProblem):
@@ -115,7 +114,7 @@ class Choice(QuantumProblem):
         """The labels that are chosen, in the order of the variables; k of them."""
         return [self.labels[i] for i in self.indices(self.repair(sample))]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         return {"num_candidates": len(self.labels), "num_chosen": self.num_chosen}
 
     def _repaired(self, chosen: Array) -> Array:

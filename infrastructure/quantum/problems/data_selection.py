@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from infrastructure.core.json_text import JsonObject
+from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.problems.choice import MARGIN, Choice
 from infrastructure.quantum.problems.problem import Sample, Training
 from infrastructure.quantum.problems.selection_baselines import (
@@ -30,8 +31,6 @@ from infrastructure.quantum.problems.selection_baselines import (
     random_choice,
     top_relevance,
 )
-
-Array = npt.NDArray[Any]
 
 
 class DataSelection(Choice):
@@ -117,7 +116,7 @@ class DataSelection(Choice):
         }
         return {name: self.sample_of(indices) for name, indices in chosen.items()}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         return {**super().facts(), "target_agreement": self.rho}
 
 

@@ -6,11 +6,12 @@ A problem is three methods: `formulate` (the question), `decode` (what an answer
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import dimod
 
 from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.core.json_text import JsonObject
 
 Variable = Hashable  # a plain value with a meaning: an example's id, a block's name
 Sample = Mapping[Variable, int]  # each variable of the model: 0 or 1
@@ -75,6 +76,6 @@ class QuantumProblem(ABC):
         """
         return {}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What a reader of the answer should know, as JSON values: sizes, what was left out."""
         return {}

@@ -14,12 +14,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.problems.choice import Choice
 from infrastructure.quantum.problems.problem import Sample, Training
-
-Array = npt.NDArray[Any]
 
 
 class RankAllocation(Choice):

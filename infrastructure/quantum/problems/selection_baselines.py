@@ -4,14 +4,11 @@ All take numbers of the candidates (cosines and relevance, see `data_selection`)
 different indices. None asks a sampler.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
+
+from infrastructure.quantum.arrays import Array
 
 LEAST_GAIN = 1e-6  # of an exchange, in cosines: above the rounding of float32
-
-Array = npt.NDArray[Any]
 
 
 def greedy_matching(similarity: Array, relevance: Array, scale: float, num_chosen: int) -> Array:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import dimod
 
@@ -31,7 +31,7 @@ class AutoSampler(dimod.Sampler):
         make: gives the sampler of a name.
     """
 
-    parameters: ClassVar[dict[str, Any]] = {
+    parameters: ClassVar[dict[str, object]] = {
         name: [] for name in ("num_reads", "time_limit", "seed", "num_ones", "initial_states")
     }
     properties: ClassVar[dict[str, object]] = {}
@@ -46,7 +46,7 @@ class AutoSampler(dimod.Sampler):
         *,
         time_limit: float | None = None,
         num_ones: int | None = None,
-        **parameters: Any,
+        **parameters: object,
     ) -> dimod.SampleSet:
         """Choose and ask. What the chosen one does not know is not passed on."""
         began = time.monotonic()

@@ -6,7 +6,9 @@ import dimod
 import numpy as np
 import numpy.typing as npt
 
-from infrastructure.quantum.samplers.messages import Array
+from infrastructure.core.json_text import JsonObject, as_number, as_text
+from infrastructure.quantum.arrays import Array
+from infrastructure.quantum.samplers.messages import Outgoing
 
 
 class Vectors(NamedTuple):
@@ -41,7 +43,7 @@ def coefficient_sum(vectors: Vectors) -> float:
     return float(sizes) + abs(vectors.offset)
 
 
-def as_arrays(bqm: dimod.BinaryQuadraticModel) -> tuple[dict[str, object], dict[str, Array]]:
+def as_arrays(bqm: dimod.BinaryQuadraticModel) -> Outgoing:
     """What another process is sent: vartype and offset as JSON values, and the coefficients."""
     vectors = vectors_of(bqm)
     values = {"vartype": bqm.vartype.name, "offset": vectors.offset}
@@ -54,11 +56,11 @@ def as_arrays(bqm: dimod.BinaryQuadraticModel) -> tuple[dict[str, object], dict[
     return values, arrays
 
 
-def from_arrays(values: dict[str, Any], arrays: dict[str, Array]) -> dimod.BinaryQuadraticModel:
+def from_arrays(values: JsonObject, arrays: dict[str, Array]) -> dimod.BinaryQuadraticModel:
     """The model that `as_arrays` gave, with numbers from 0 as labels."""
     return dimod.BinaryQuadraticModel.from_numpy_vectors(
         arrays["linear"],
         (arrays["rows"], arrays["columns"], arrays["biases"]),
-        values["offset"],
-        values["vartype"],
+        as_number(values["offset"]),
+        dimod.Vartype[as_text(values["vartype"])],
     )

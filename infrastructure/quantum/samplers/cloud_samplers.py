@@ -28,15 +28,15 @@ class LeapHybrid(dimod.Sampler):
         MissingPackageError: dwave-system is not installed.
     """
 
-    parameters: ClassVar[dict[str, Any]] = {"time_limit": []}
+    parameters: ClassVar[dict[str, object]] = {"time_limit": []}
     properties: ClassVar[dict[str, object]] = {}
 
-    def __init__(self, make: MakeSampler | None = None, **config: Any) -> None:
+    def __init__(self, make: MakeSampler | None = None, **config: object) -> None:
         make = make or require("dwave.system", "the sampler leap_hybrid").LeapHybridSampler
         self.sampler: Any = make(**_access("leap_hybrid"), **config)
 
     def sample(
-        self, bqm: dimod.BinaryQuadraticModel, *, time_limit: float | None = None, **unknown: Any
+        self, bqm: dimod.BinaryQuadraticModel, *, time_limit: float | None = None, **unknown: object
     ) -> dimod.SampleSet:
         """Ask; the solver's own least time for this size is what it gets at least.
 
@@ -68,16 +68,16 @@ class QuantumAnnealer(dimod.Sampler):
         MissingSecretError, MissingPackageError: as `LeapHybrid`.
     """
 
-    parameters: ClassVar[dict[str, Any]] = {"num_reads": []}
+    parameters: ClassVar[dict[str, object]] = {"num_reads": []}
     properties: ClassVar[dict[str, object]] = {}
 
-    def __init__(self, make: MakeSampler | None = None, **config: Any) -> None:
+    def __init__(self, make: MakeSampler | None = None, **config: object) -> None:
         system = require("dwave.system", "the sampler qpu")
         child = (make or system.DWaveSampler)(**_access("qpu"), **config)
         self.sampler = system.EmbeddingComposite(child)
 
     def sample(
-        self, bqm: dimod.BinaryQuadraticModel, *, num_reads: int | None = None, **unknown: Any
+        self, bqm: dimod.BinaryQuadraticModel, *, num_reads: int | None = None, **unknown: object
     ) -> dimod.SampleSet:
         """Shots of the machine; `chain_break_fraction` is a field of the answer and in `info`.
 

@@ -34,7 +34,7 @@ class DenseAnnealer(dimod.Sampler):
         clock: seconds; a benchmark on a busy machine gives the processor's time.
     """
 
-    parameters: ClassVar[dict[str, Any]] = {
+    parameters: ClassVar[dict[str, object]] = {
         name: [] for name in ("num_reads", "time_limit", "seed", "num_ones", "initial_states")
     }
     properties: ClassVar[dict[str, object]] = {}
@@ -51,7 +51,7 @@ class DenseAnnealer(dimod.Sampler):
         seed: int | None = None,
         num_ones: int | None = None,
         initial_states: Any = None,
-        **unknown: Any,
+        **unknown: object,
     ) -> dimod.SampleSet:
         """Search for the lowest energy.
 

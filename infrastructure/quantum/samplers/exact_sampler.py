@@ -1,7 +1,7 @@
 """All assignments of a small problem, by counting through them."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import dimod
 import numpy as np
@@ -20,7 +20,7 @@ class ExactSampler(dimod.Sampler):
     takes a tenth of a second, and returns what is asked for.
     """
 
-    parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "num_ones": []}
+    parameters: ClassVar[dict[str, object]] = {"num_reads": [], "num_ones": []}
     properties: ClassVar[dict[str, object]] = {"max_variables": MOST_COUNTED}
 
     def sample(
@@ -29,7 +29,7 @@ class ExactSampler(dimod.Sampler):
         *,
         num_reads: int = 1,
         num_ones: int | None = None,
-        **unknown: Any,
+        **unknown: object,
     ) -> dimod.SampleSet:
         """The `num_reads` best assignments, best first; with `num_ones` ones, where it is given.
 

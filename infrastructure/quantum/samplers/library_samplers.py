@@ -8,7 +8,7 @@ this runs in can be ended (`process_sampler`).
 
 import time
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import dimod
 import numpy as np
@@ -31,7 +31,7 @@ HOT_FIELDS, COLD_FIELDS = 2.0, 0.05  # temperatures, as multiples of what moves 
 class LibrarySampler(dimod.Sampler):
     """A sampler that does one read after the other and keeps the best assignments."""
 
-    parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "seed": [], "time_limit": []}
+    parameters: ClassVar[dict[str, object]] = {"num_reads": [], "seed": [], "time_limit": []}
     properties: ClassVar[dict[str, object]] = {}
     ends_by_clock: ClassVar[bool] = False  # a read does; so a seed does not repeat it
     clock: Clock = staticmethod(time.monotonic)
@@ -43,7 +43,7 @@ class LibrarySampler(dimod.Sampler):
         num_reads: int | None = None,
         seed: int | None = None,
         time_limit: float | None = None,
-        **unknown: Any,
+        **unknown: object,
     ) -> dimod.SampleSet:
         """The best assignments of `num_reads` reads, or of those that the time was enough for.
 
@@ -160,7 +160,7 @@ class SteepestDescent(LibrarySampler):
 class TreeDecomposition(dimod.Sampler):
     """The exact minimum where the interactions are nearly a tree (`dwave.samplers`)."""
 
-    parameters: ClassVar[dict[str, Any]] = {"num_reads": []}
+    parameters: ClassVar[dict[str, object]] = {"num_reads": []}
     properties: ClassVar[dict[str, object]] = {}
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class TreeDecomposition(dimod.Sampler):
         ).TreeDecompositionSolver()
 
     def sample(
-        self, bqm: dimod.BinaryQuadraticModel, *, num_reads: int = 1, **unknown: Any
+        self, bqm: dimod.BinaryQuadraticModel, *, num_reads: int = 1, **unknown: object
     ) -> dimod.SampleSet:
         """The `num_reads` best assignments; raises ValueError where the treewidth is too large."""
         self.remove_unknown_kwargs(**unknown)

@@ -3,12 +3,16 @@
 import json
 import struct
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from infrastructure.core.json_text import JsonObject
+from infrastructure.quantum.arrays import Array
+
+# What has come, and what is sent: JSON values, and arrays by name.
+Message = tuple[JsonObject, dict[str, Array]]
+Outgoing = tuple[Mapping[str, object], dict[str, Array]]
 _LENGTH = struct.Struct("<Q")
 MOST_HEADER_BYTES = 1 << 26
 
@@ -25,7 +29,7 @@ def send(stream: BinaryIO, values: Mapping[str, object], arrays: Mapping[str, Ar
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> tuple[dict[str, object], dict[str, Array]]:
+def receive(stream: BinaryIO) -> Message:
     """Read one message.
 
     Raises:

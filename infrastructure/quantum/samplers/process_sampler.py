@@ -12,16 +12,19 @@ import subprocess
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import IO, Any, ClassVar
+from typing import IO, ClassVar
 
 import dimod
 import numpy as np
 
 from infrastructure.core.errors import SamplerError
 from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.json_text import JsonObject, as_text
+from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.samplers import messages as wire
 from infrastructure.quantum.samplers.bqm_arrays import as_arrays, coefficient_sum, vectors_of
 from infrastructure.quantum.samplers.deadline import Deadline
+from infrastructure.quantum.samplers.messages import Message
 
 MODULE = "infrastructure.quantum.samplers.sampler_process"
 SHARE_KEPT_FREE = 0.05  # of the time that a sampler is told: its answer has a way to go
@@ -44,7 +47,7 @@ class ProcessSampler(dimod.Sampler):
     def __init__(
         self,
         name: str,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         known: tuple[str, ...] = ("num_reads", "seed"),
     ) -> None:
         self.name, self.options = name, dict(options or {})
@@ -73,7 +76,7 @@ class ProcessSampler(dimod.Sampler):
         bqm: dimod.BinaryQuadraticModel,
         *,
         time_limit: float | None = None,
-        **parameters: Any,
+        **parameters: object,
     ) -> dimod.SampleSet:
         """Ask, and wait for the answer no longer than `time_limit` seconds.
 
@@ -90,7 +93,7 @@ class ProcessSampler(dimod.Sampler):
 
     def _query(
         self, bqm: dimod.BinaryQuadraticModel, deadline: Deadline, parameters: Mapping[str, object]
-    ) -> tuple[dict[str, Any], dict[str, wire.Array]]:
+    ) -> Message:
         self.start()
         assert self._child is not None
         model, arrays = as_arrays(bqm)
@@ -145,8 +148,8 @@ class Child:
         self.end = weakref.finalize(self, _end, self.process, self._held)
 
     def exchange(
-        self, question: dict[str, Any], arrays: dict[str, wire.Array], deadline: Deadline
-    ) -> tuple[dict[str, Any], dict[str, wire.Array]]:
+        self, question: Mapping[str, object], arrays: dict[str, Array], deadline: Deadline
+    ) -> Message:
         """Send, and wait for what comes back.
 
         Raises:
@@ -155,7 +158,7 @@ class Child:
         """
         return self.talk(question, arrays).result(deadline)
 
-    def talk(self, question: dict[str, Any], arrays: dict[str, wire.Array]) -> "Talk":
+    def talk(self, question: Mapping[str, object], arrays: dict[str, Array]) -> "Talk":
         """Send and receive in a thread, since either may block for ever; waits for neither."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -169,10 +172,10 @@ class Talk:
         self,
         questions: IO[bytes],
         answers: IO[bytes],
-        question: dict[str, Any],
-        arrays: dict[str, wire.Array],
+        question: Mapping[str, object],
+        arrays: dict[str, Array],
     ) -> None:
-        self._got: list[Any] = []
+        self._got: list[Message | Exception] = []
 
         def talk() -> None:
             try:
@@ -189,16 +192,16 @@ class Talk:
         """Whether `result` returns, or raises, at once."""
         return bool(self._got)
 
-    def result(self, deadline: Deadline) -> tuple[dict[str, Any], dict[str, wire.Array]]:
+    def result(self, deadline: Deadline) -> Message:
         """The answer; raises what `Child.exchange` does."""
         left = None if deadline.seconds is None else max(0.0, deadline.seconds_left)
         self._thread.join(left)
         if not self._got:
             raise TimeoutError
-        if isinstance(self._got[0], Exception):
-            raise self._got[0]
-        values, arrays = self._got[0]
-        return values, arrays
+        message = self._got[0]
+        if isinstance(message, Exception):
+            raise message
+        return message
 
 
 def _end(process: HelperProcess, held: int) -> None:
@@ -213,8 +216,8 @@ def _end(process: HelperProcess, held: int) -> None:
 def _checked(
     name: str,
     bqm: dimod.BinaryQuadraticModel,
-    values: dict[str, Any],
-    arrays: dict[str, wire.Array],
+    values: JsonObject,
+    arrays: dict[str, Array],
 ) -> dimod.SampleSet:
     """The answer with energies computed here.
 
@@ -224,7 +227,7 @@ def _checked(
     samples, claimed = arrays["samples"], arrays["energies"]
     if not len(samples):
         raise SamplerError(f"{name} gave an empty answer")
-    vartype = dimod.as_vartype(values["vartype"])
+    vartype = dimod.Vartype[as_text(values["vartype"])]
     if not np.isin(samples, list(vartype.value)).all():
         raise SamplerError(f"{name} gave values that are not of a {vartype.name} variable")
     samples = samples.astype(np.int8)

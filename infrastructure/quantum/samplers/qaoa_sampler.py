@@ -8,7 +8,7 @@ exact and faster: this is for showing and for trying machines, not for training'
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import dimod
 import numpy as np
@@ -76,7 +76,7 @@ class QAOASampler(dimod.Sampler):
         num_layers: two angles each.
     """
 
-    parameters: ClassVar[dict[str, Any]] = {"num_reads": [], "seed": [], "time_limit": []}
+    parameters: ClassVar[dict[str, object]] = {"num_reads": [], "seed": [], "time_limit": []}
     properties: ClassVar[dict[str, object]] = {"max_variables": MOST_COUNTED}
 
     def __init__(self, engine: Engine | None = None, num_layers: int = NUM_LAYERS) -> None:
@@ -92,7 +92,7 @@ class QAOASampler(dimod.Sampler):
         num_reads: int | None = None,
         seed: int | None = None,
         time_limit: float | None = None,
-        **unknown: Any,
+        **unknown: object,
     ) -> dimod.SampleSet:
         """Find angles, measure `num_reads` shots.
 

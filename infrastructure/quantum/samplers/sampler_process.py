@@ -10,20 +10,20 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import dimod
 import numpy as np
 
+from infrastructure.core.json_text import JsonObject, as_object, as_text
 from infrastructure.core.redact import redact
+from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.samplers import messages as wire
 from infrastructure.quantum.samplers.bqm_arrays import from_arrays
+from infrastructure.quantum.samplers.messages import Outgoing
 from infrastructure.quantum.samplers.unbounded_samplers import direct_sampler
 
-Answer = Callable[
-    [dict[str, Any], dict[str, wire.Array]], tuple[dict[str, Any], dict[str, wire.Array]]
-]
+Answer = Callable[[JsonObject, dict[str, Array]], Outgoing]
 COMMON = ("num_reads", "seed", "time_limit")  # dropped where a sampler does not know them
 
 
@@ -64,8 +64,8 @@ def end_with_parent(lifeline: int) -> None:
 
 
 def answer(
-    samplers: dict[str, dimod.Sampler], values: dict[str, Any], arrays: dict[str, wire.Array]
-) -> tuple[dict[str, Any], dict[str, wire.Array]]:
+    samplers: dict[str, dimod.Sampler], values: JsonObject, arrays: dict[str, Array]
+) -> Outgoing:
     """Ask the sampler that is named; the same one as before if it is.
 
     Raises:
@@ -74,13 +74,13 @@ def answer(
     key = json.dumps([values["sampler"], values["options"]], sort_keys=True)
     if key not in samplers:
         samplers.clear()
-        samplers[key] = direct_sampler(values["sampler"], values["options"])
+        samplers[key] = direct_sampler(as_text(values["sampler"]), as_object(values["options"]))
     sampler = samplers[key]
-    bqm = from_arrays(values["model"], arrays)
+    bqm = from_arrays(as_object(values["model"]), arrays)
     known = sampler.parameters
     parameters = {
         name: value
-        for name, value in values["parameters"].items()
+        for name, value in as_object(values["parameters"]).items()
         if name in known or name not in COMMON
     }
     sample_set = sampler.sample(bqm, **parameters)
@@ -90,13 +90,11 @@ def answer(
     return _packed(sample_set, bqm)
 
 
-def _packed(
-    sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel
-) -> tuple[dict[str, object], dict[str, wire.Array]]:
+def _packed(sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel) -> Outgoing:
     if set(sample_set.variables) != set(bqm.variables):
         raise ValueError("the sampler answered about other variables than were asked")
     columns = [sample_set.variables.index(v) for v in range(bqm.num_variables)]
-    arrays: dict[str, wire.Array] = {
+    arrays: dict[str, Array] = {
         "samples": np.asarray(sample_set.record.sample)[:, columns],
         "energies": np.asarray(sample_set.record.energy, np.float64),
         "occurrences": np.asarray(sample_set.record.num_occurrences, np.int64),
@@ -108,9 +106,9 @@ def _packed(
     return {"vartype": sample_set.vartype.name, "info": _plain(sample_set.info)}, arrays
 
 
-def _plain(info: Any) -> dict[str, object]:
+def _plain(info: Mapping[object, object]) -> dict[str, object]:
     """Of what a sampler tells, all that JSON can say."""
-    kept: dict[str, Any] = {}
+    kept: dict[str, object] = {}
     for name, value in dict(info).items():
         plain = value.item() if isinstance(value, np.generic) else value
         try:

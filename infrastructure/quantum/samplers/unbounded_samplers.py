@@ -45,7 +45,7 @@ DIRECT: dict[str, Callable[..., dimod.Sampler]] = {
 }
 
 
-def direct_sampler(name: str, options: Mapping[str, Any]) -> dimod.Sampler:
+def direct_sampler(name: str, options: Mapping[str, object]) -> dimod.Sampler:
     """The sampler of a name, or of one's own `module:Class`.
 
     Raises:
