@@ -6,12 +6,11 @@ the run directories.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from infrastructure.config.auto import FINETUNE_EPOCHS, SCRATCH_EPOCHS, trains_from_scratch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, purpose_of
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.monitoring.records.run_list import RUN_FILE, runs_in
 from infrastructure.monitoring.records.run_owner import read_trainer
@@ -113,15 +112,15 @@ def _copies(config: DeploymentConfig) -> str:
     return f"Its checkpoints are copied to {config.backup.place}."
 
 
-def _purpose_in(path: Path) -> Mapping[str, Any] | None:
+def _purpose_in(path: Path) -> Mapping[str, object] | None:
     try:
         saved = _read(path / RUN_FILE)["configuration"]
-        return purpose_of(DeploymentConfig.from_dict(saved))
+        return purpose_of(DeploymentConfig.from_dict(as_object(saved)))
     except (ValueError, KeyError, TypeError, AttributeError):  # damaged, or not written by a run
         return None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     try:
         content = parse_json(path.read_bytes())
     except (OSError, ValueError):

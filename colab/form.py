@@ -3,8 +3,6 @@
 Nobody has to touch it: `form.config` is there at once, so "Run all" never waits.
 """
 
-from typing import Any
-
 import colab
 from colab.cost_line import KnownCosts
 from colab.form_state import FormState
@@ -46,7 +44,7 @@ class ConfigForm:
         """
         return self._state.checked()
 
-    def update(self, **settings: Any) -> None:
+    def update(self, **settings: object) -> None:
         """Set values from Python, as for `configure`, `preset` among them; all or none.
 
         Raises:
@@ -146,7 +144,7 @@ class Edits:
         keys = [*state.edits, *_keys_of(state.preset)]
         self._base_values = {key: state.base.value(key) for key in keys}
 
-    def of(self, config: DeploymentConfig) -> dict[str, Any]:
+    def of(self, config: DeploymentConfig) -> dict[str, object]:
         """The changes that hold on a configuration as well."""
         held = {
             key for key, base_value in self._base_values.items() if config.value(key) == base_value

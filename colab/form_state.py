@@ -81,7 +81,7 @@ class FormState:
         self.preset = preset
         self._rebuild()
 
-    def update(self, settings: Mapping[str, Any]) -> None:
+    def update(self, settings: Mapping[str, object]) -> None:
         """Set values from Python, under any spelling; `preset` is one of them.
 
         Raises:
@@ -132,7 +132,7 @@ class FormState:
             raise ConfigurationError("; ".join(problems))
         return self.config
 
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, object]:
         """What the form says beyond what it began with, as `configure` takes it."""
         return {setting.key: setting.value for setting in self._settings()}
 

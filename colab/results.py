@@ -18,7 +18,7 @@ from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.monitoring.drawing.curves import points_by_key
 from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_reader import read_run_facts
-from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE, quantum_steps, read_json
+from infrastructure.monitoring.report.quantum_section import quantum_steps
 from infrastructure.monitoring.report.report import REPORT_FILE
 from infrastructure.monitoring.report.stack_section import read_stacks, stack_section
 from infrastructure.run.checkpoint_paths import step_of
@@ -27,6 +27,7 @@ from infrastructure.run.repair import repair_records_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.data.encoding.token_preview import token_preview, token_preview_html
 from infrastructure.training.data.samples.sample_chats import write_sample_chats
+from infrastructure.training.quantum.step_records import Record, read_records
 from infrastructure.training.trainer_factory import TrainerFactory
 
 HEIGHT_PIXELS = 900
@@ -82,7 +83,7 @@ def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
     _display_html(frame, "temper-report")
 
 
-def show_quantum_steps(run: str | Path) -> list[dict[str, Any]]:
+def show_quantum_steps(run: str | Path) -> list[Record]:
     """Show what the quantum steps of a run have decided: the report's section on them; without a
     notebook, a line for each.
 
@@ -92,7 +93,7 @@ def show_quantum_steps(run: str | Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: the run has made none.
     """
-    records = read_json(Path(run) / QUANTUM_FILE).get("records") or []
+    records = read_records(Path(run))
     if not records:
         raise ValueError(f"{run} has made no quantum step: training.enabled_extensions names it")
     if in_notebook_kernel():
@@ -107,7 +108,7 @@ def show_quantum_steps(run: str | Path) -> list[dict[str, Any]]:
         report = Path(run) / REPORT_FILE
         if report.is_file():
             print(f"The quantum steps: {report}")
-    return list(records)
+    return records
 
 
 def show_stacks(run: str | Path) -> list[dict[str, object]]:

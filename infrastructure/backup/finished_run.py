@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from infrastructure.backup.backends.base import Place
 from infrastructure.backup.repair.run_files_repair import SEAL, seal_of
@@ -21,7 +20,7 @@ from infrastructure.backup.run_backup import RunBackup
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import parse_record, write_record
 from infrastructure.core.errors import DamagedFileError, StorageError
-from infrastructure.core.json_text import as_integer, as_object
+from infrastructure.core.json_text import JsonObject, as_integer, as_object
 from infrastructure.core.redact import redact, redact_urls
 
 FINAL, REPORT, SUMMARY = "final", "report", "summary.json"
@@ -124,7 +123,7 @@ class FinishedThere:
     model_sums: dict[str, str]
     report: Path
     report_sums: dict[str, str]
-    summary: dict[str, Any]
+    summary: JsonObject
 
     @property
     def url(self) -> str:

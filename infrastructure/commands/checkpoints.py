@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.manifest import Manifest, Pack
 from infrastructure.backup.format.store import Store
 from infrastructure.commands.arguments import add_folder_flags, add_json, add_run
 from infrastructure.commands.output import show
@@ -136,7 +136,7 @@ def verify_versions(chosen: list[tuple[Store, str]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _problem(store: Store, manifest: Manifest, pack: Any) -> str | None:
+def _problem(store: Store, manifest: Manifest, pack: Pack) -> str | None:
     try:
         store.objects.verify(pack, manifest.hash_name)
     except CheckpointError as error:

@@ -1,8 +1,7 @@
 """`temper train`: train a model, here or in a process of its own."""
 
 import argparse
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from infrastructure.commands.arguments import accepted, add_accept, add_data
 from infrastructure.commands.settings import configure
@@ -12,6 +11,7 @@ from infrastructure.core.errors import RunFailedError
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.monitoring.records.run_owner import read_trainer
+from infrastructure.run.record_types import Summary
 from infrastructure.training.data.defaults import make_ready
 
 
@@ -46,7 +46,7 @@ def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     return exit_code_of_training(summary)
 
 
-def exit_code_of_training(summary: Mapping[str, Any]) -> ExitCode:
+def exit_code_of_training(summary: Summary) -> ExitCode:
     """That of a run's `summary`: of the signal which stopped it, or INTERRUPTED; NOT_CONFIRMED when
     it is finished, and its copy is not confirmed."""
     if summary["status"] == "stopped":

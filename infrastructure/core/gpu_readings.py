@@ -9,9 +9,11 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from infrastructure.core.hardware import GPU, gpus_by_gputil, open_nvml
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def _cards(nvml: ModuleType) -> list[tuple[int, object, str]]:
 
 
 def _read(nvml: Any, index: int, handle: Any, name: str) -> GpuReading | None:
-    def query(function: Callable[..., Any], *arguments: Any) -> Any:
+    def query(function: Callable[..., Value], *arguments: object) -> Value | None:
         try:
             return function(handle, *arguments)
         except nvml.NVMLError:  # many cards do not tell all of it

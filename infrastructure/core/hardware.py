@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -25,6 +25,7 @@ from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.core.optional import is_installed, require
 
 BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")  # the last is Arm's name
+Value = TypeVar("Value")
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -190,7 +191,7 @@ def open_nvml() -> ModuleType | None:
 def _gpu_by_nvml(nvml: ModuleType, index: int) -> GPU:
     """One GPU's facts; a card that does not support one of them (many do not) leaves it None."""
 
-    def query(function: Callable[..., Any], *arguments: Any) -> Any:
+    def query(function: Callable[..., Value], *arguments: object) -> Value | None:
         try:
             return function(*arguments)
         except nvml.NVMLError:

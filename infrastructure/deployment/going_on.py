@@ -4,7 +4,6 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -30,7 +29,7 @@ def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentCo
     """
     config = run.read_configuration()
     recorded = purpose_of(config)
-    settings: Mapping[str, Any] = recorded
+    settings: Mapping[str, object] = recorded
     if checkpoint is None:
         settings = settings_now(run, recorded)
     elif (store := Store(run.checkpoints)).root == checkpoint.parent.parent:

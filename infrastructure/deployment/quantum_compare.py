@@ -4,9 +4,9 @@ without a quantum step, at equal steps.
 Each is a run of its own, so a comparison that was interrupted goes on where it stood.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
@@ -23,11 +23,11 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
 from infrastructure.monitoring.report.quantum_section import (
     COMPARISON_FILE,
-    QUANTUM_FILE,
-    read_json,
 )
 from infrastructure.monitoring.report.report import write_report
+from infrastructure.run.record_types import Summary
 from infrastructure.training.data.samples import use_sample_data
+from infrastructure.training.quantum.step_records import read_records
 
 COMPARED = Source(Layer.KEYWORD, "temper quantum compare")
 NONE = "none"  # without a quantum step
@@ -41,7 +41,17 @@ PLAIN = {
 OF_A_SAMPLER = tuple(f"quantum.{name}" for name in ("solver", "fallback", "timeout"))
 SCATTER = "One run each: a difference that another training.seed would turn around says nothing."
 
-Row = dict[str, Any]
+
+class Row(TypedDict):
+    """One training of a comparison; `run` is its folder."""
+
+    answer: str
+    run: str
+    steps: int
+    eval_loss: float | None
+    seconds: float | None
+    quantum_seconds: float
+    energy: float | None
 
 
 def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
@@ -57,7 +67,7 @@ def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
 
 def compared(
     config: DeploymentConfig, report: Callable[[str], None] = print
-) -> tuple[list[Row], Mapping[str, object] | None]:
+) -> tuple[list[Row], Summary | None]:
     """A row for each answer; and the summary of a training that was stopped, None if none was.
 
     The rows are written into each run, whose report then shows them.
@@ -91,7 +101,7 @@ def with_quantum_step(config: DeploymentConfig) -> DeploymentConfig:
 
 def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> DeploymentConfig:
     """The same training with another answer, for so many steps."""
-    changes: dict[str, Any] = {} if steps is None else {"training.max_steps": steps}
+    changes: dict[str, object] = {} if steps is None else {"training.max_steps": steps}
     if answer == NONE:
         others = [name for name in config.training.enabled_extensions if name != QUANTUM]
         changes |= {"training.enabled_extensions": others, "training.optimization_frequency": None}
@@ -111,16 +121,16 @@ def _undone(config: DeploymentConfig, keys: tuple[str, ...]) -> dict[str, object
     return {key: value for key, value in defaults.items() if config.value(key) != value}
 
 
-def row_of(answer: str, summary: Mapping[str, Any]) -> Row:
+def row_of(answer: str, summary: Summary) -> Row:
     """What became of one training."""
     run = Path(summary["paths"]["run"])
-    records = read_json(run / QUANTUM_FILE).get("records", [])
-    after = summary.get("after") or {}
+    records = read_records(run)
+    loss = (summary.get("after") or {}).get("eval_loss")
     return {
         "answer": QUANTUM if answer == SAMPLER else answer,
         "run": str(run),
         "steps": summary["steps"],
-        "eval_loss": after.get("eval_loss"),
+        "eval_loss": loss if isinstance(loss, int | float) else None,  # else a name: NaN
         "seconds": summary.get("seconds"),
         "quantum_seconds": sum(record.get("seconds", 0.0) for record in records),
         "energy": records[-1].get("energy") if records else None,

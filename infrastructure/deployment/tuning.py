@@ -5,7 +5,7 @@ the flags that ask for it are what it finds.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Required, TypedDict
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
@@ -27,9 +27,19 @@ SWITCHES = ("training.gradient_checkpointing", "data.pin_memory")
 ReportLine = Callable[[str], None]
 
 
+class TuningResults(TypedDict, total=False):
+    """What was measured; `settings` and `tried` are always there."""
+
+    settings: Required[dict[str, object]]
+    tried: Required[list[dict[str, object]]]
+    batch: dict[str, object]
+    learning_rate: dict[str, float | None]
+    flags: str
+
+
 def find_fastest(
     config: DeploymentConfig, with_learning_rate: bool = False, report: ReportLine = print
-) -> dict[str, object]:
+) -> TuningResults:
     """Measure which settings make this training fastest here; nobody's own setting is changed.
 
     Args:
@@ -44,7 +54,7 @@ def find_fastest(
         ValueError: the training cannot be started as it is configured.
     """
     use_sample_data(config)
-    results: dict[str, Any] = {"settings": {}, "tried": []}
+    results: TuningResults = {"settings": {}, "tried": []}
     config = _with_batch(config, results, report)
     trials = TuningTrials(config)
     trainer = trials.trainer({})
@@ -56,7 +66,7 @@ def find_fastest(
     return results
 
 
-def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, list[Any]]:
+def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, list[object]]:
     """What is tried besides what is there; nothing that somebody has given."""
     on_gpu = trainer.device.type == "cuda"
     precisions = ["bf16", "fp16", "fp32"] if on_gpu else ["bf16", "fp32"]
@@ -76,7 +86,7 @@ def flags_of(settings: Mapping[str, object]) -> str:
 
 
 def _with_batch(
-    config: DeploymentConfig, results: dict[str, Any], report: ReportLine
+    config: DeploymentConfig, results: TuningResults, report: ReportLine
 ) -> DeploymentConfig:
     """The configuration with the batch that is fastest, unless somebody has given one."""
     given = config.source(BATCH_SIZE).layer is not Layer.DEFAULT
@@ -92,7 +102,7 @@ def _with_batch(
 
 
 def _with_pipeline(
-    trials: TuningTrials, trainer: EnhancedTrainer, results: dict[str, Any], report: ReportLine
+    trials: TuningTrials, trainer: EnhancedTrainer, results: TuningResults, report: ReportLine
 ) -> dict[str, object]:
     """The changes of precision, compiling, checkpointing and feeding that pay."""
     loop = trainer.prepare()
@@ -117,7 +127,7 @@ def _with_pipeline(
     return settings
 
 
-def _with_workers(trials: TuningTrials, results: dict[str, Any], report: ReportLine) -> None:
+def _with_workers(trials: TuningTrials, results: TuningResults, report: ReportLine) -> None:
     """How many processes prepare data fastest; fewer where more are not clearly faster."""
     if trials.config.source("data.num_workers").layer is not Layer.DEFAULT:
         return
@@ -133,7 +143,7 @@ def _with_workers(trials: TuningTrials, results: dict[str, Any], report: ReportL
     results["settings"]["data.num_workers"] = best
 
 
-def _with_learning_rate(trials: TuningTrials, results: dict[str, Any], report: ReportLine) -> None:
+def _with_learning_rate(trials: TuningTrials, results: TuningResults, report: ReportLine) -> None:
     """How high the learning rate may be, by a range test."""
     rates = trials.learning_rates()
     results["learning_rate"] = {"suggested": rates.suggested, "explodes_at": rates.explodes_at}
@@ -170,7 +180,7 @@ def _as_json(tried: Tried) -> dict[str, object]:
     }
 
 
-def _as_settings(values: dict[str, Any]) -> list[Setting]:
+def _as_settings(values: Mapping[str, object]) -> list[Setting]:
     return [Setting(key, value, TRIED) for key, value in values.items()]
 
 

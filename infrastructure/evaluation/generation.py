@@ -5,11 +5,15 @@ Greedy decoding, so that the same model gives the same answers. For models that 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from infrastructure.training.data.store.examples import Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 ANSWER_MARGIN_TOKENS = 8
 
@@ -30,7 +34,7 @@ class Answer:
 @torch.no_grad()
 def generate_answers(
     model: Any,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase",
     questions: Iterable[Question],
     stop_token_ids: list[int],
     batch_size: int = 32,
@@ -55,7 +59,10 @@ def generate_answers(
 
 
 def _generate_batch(
-    model: Any, tokenizer: Any, questions: list[Question], stop_token_ids: list[int]
+    model: Any,
+    tokenizer: "PreTrainedTokenizerBase",
+    questions: list[Question],
+    stop_token_ids: list[int],
 ) -> list[str]:
     device = next(model.parameters()).device
     width = max(len(question.prompt_ids) for question in questions)

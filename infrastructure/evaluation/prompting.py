@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
@@ -14,6 +14,9 @@ from infrastructure.training.data.readers.rows import Turn
 from infrastructure.training.data.store.examples import Question
 from infrastructure.training.models.model_manager import ModelManager
 from infrastructure.training.models.source import find_source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def answer_questions(
@@ -47,7 +50,7 @@ def answer_questions(
     return [answer.text.strip() for answer in answers]
 
 
-def stop_token_ids(model: Any, tokenizer: Any, name: str) -> list[int]:
+def stop_token_ids(model: Any, tokenizer: "PreTrainedTokenizerBase", name: str) -> list[int]:
     """What ends an answer: of the tokenizer, the model's own settings, and the run it lies in."""
     ends = {tokenizer.eos_token, *_ends_in_run(name)}
     token_ids = {number for number, token in special_tokens(tokenizer).items() if token in ends}

@@ -19,7 +19,6 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from infrastructure.core.line_file import RotatingLineFile
 from infrastructure.core.redact import redact
@@ -82,7 +81,7 @@ class RunLog:
         logging.getLogger(PACKAGE).removeHandler(self._handler)
         self._handler.close()
 
-    def write(self, happened: Mapping[str, Any]) -> None:
+    def write(self, happened: Mapping[str, object]) -> None:
         """A line for something that happened: its `message`, and what else is known of it. It goes
         to the file only: the console tells it in its own way."""
         record = logging.makeLogRecord(

@@ -42,8 +42,8 @@ class Difference:
     """
 
     name: str
-    was: Any
-    current: Any
+    was: object
+    current: object
     verdict: Verdict
     cause: str = ""
 
@@ -124,6 +124,7 @@ def _judged_version(package: str, was: str | None, current: str | None, on_gpu: 
     return Verdict.HARMLESS if same_minor else Verdict.CHANGES_THE_RESULT
 
 
-def _short(value: Any) -> str:
-    is_hash = isinstance(value, str) and len(value) == 64 and " " not in value
-    return value[:12] if is_hash else redact(plain(value))
+def _short(value: object) -> str:
+    if isinstance(value, str) and len(value) == 64 and " " not in value:
+        return value[:12]  # a hash
+    return redact(plain(value))

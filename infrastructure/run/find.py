@@ -7,7 +7,6 @@ import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -92,7 +91,7 @@ def newest_of_this_purpose(
         if run.is_of_a_trainer():
             continue
         try:
-            recorded: Mapping[str, Any] = purpose_of(run.read_configuration())
+            recorded: Mapping[str, object] = purpose_of(run.read_configuration())
         except ValueError as error:
             recorded = settings_now(run, {})  # run.json is lost, and its versions know it, too
             if not recorded:

@@ -123,7 +123,7 @@ class Subject:
         return [shortened(example, MAX_TOKENS // NUM_EXAMPLES) for example in chosen]
 
     @property
-    def uneven_sample(self) -> list[object]:
+    def uneven_sample(self) -> list[Any]:
         """The same, but no two with equally many things to learn: a wrong weighting shows."""
         if not self.reads_text:
             return self.sample
@@ -143,7 +143,7 @@ class Subject:
             return None
         return torch.amp.GradScaler(self.device.type, init_scale=GRADIENT_SCALE)
 
-    def loss(self, examples: Sequence[Any]) -> tuple[torch.Tensor, int]:
+    def loss(self, examples: Sequence[object]) -> tuple[torch.Tensor, int]:
         """The sum of the losses (scalar) and the number of items, as the training computes it."""
         with self.trainer.precision.autocast():
             output = self.adapter.compute_loss(self.model, self.adapter.prepare_batch(examples))
@@ -154,7 +154,7 @@ class Subject:
         with self.trainer.precision.autocast(), torch.no_grad():
             return logits_of(call_model(self.model, model_arguments(self.model, batch)))
 
-    def logits_by_row(self, examples: Sequence[TokenizedExample]) -> list[torch.Tensor]:
+    def logits_by_row(self, examples: Sequence[object]) -> list[torch.Tensor]:
         """The logits of a batch, (n, V) for each example, without padding."""
         batch = self.adapter.prepare_batch(examples)
         logits = self.logits(batch)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from infrastructure.backup.format.hashing import HEX_HASH
 from infrastructure.core.errors import CheckpointError
@@ -187,22 +187,22 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is no number")
 
 
-def _is_hash(value: Any) -> bool:
+def _is_hash(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and HEX_HASH.fullmatch(value) is not None
 
 
-def _is_count(value: Any, below: int) -> bool:
-    return type(value) is int and 0 <= value < below
+def _is_count(value: object, below: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
 
 
-def _pack(entry: Any) -> Pack:
+def _pack(entry: object) -> Pack:
     match entry:
         case [digest, size] if _is_hash(digest) and _is_count(size, MAX_OBJECT_BYTES):
             return Pack(digest, size)
     raise CheckpointError("the manifest names a pack that there cannot be")
 
 
-def _tensors(entries: Mapping[str, Any], num_packs: int) -> dict[str, StoredTensor]:
+def _tensors(entries: Mapping[str, object], num_packs: int) -> dict[str, StoredTensor]:
     tensors = {}
     for name, entry in entries.items():
         match entry:

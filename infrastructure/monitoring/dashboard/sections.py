@@ -6,9 +6,8 @@ counts up. So a part is the same text until something has happened.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from infrastructure.monitoring.drawing.charts import render_chart
 from infrastructure.monitoring.drawing.curves import curves, holes
@@ -174,7 +173,7 @@ def _newest(run: LiveRun, key: str) -> float | None:
     return points.last if points else None
 
 
-def _formatted(value: Any, format_value: Any) -> str | None:
+def _formatted(value: object, format_value: Callable[[float], str]) -> str | None:
     return str(format_value(value)) if isinstance(value, int | float) else None
 
 

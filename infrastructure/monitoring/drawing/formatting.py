@@ -4,7 +4,6 @@ Knows no terminal and no HTML. NaN and infinity are always written as such, neve
 """
 
 import math
-from typing import Any
 
 NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -80,7 +79,7 @@ def clip(text: str, max_characters: int) -> str:
     return f"{text[:max_characters]} … ({left_out:,} more characters)"
 
 
-def printable(text: Any) -> str:
+def printable(text: object) -> str:
     """`text` in one line without control characters, which could steer a terminal."""
     return "".join(map(_printable_character, str(text)))
 

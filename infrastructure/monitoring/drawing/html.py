@@ -47,7 +47,7 @@ def escape_text(content: object) -> str:
     return escape(INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(content)))
 
 
-def element(tag: str, *contents: Any, **attributes: str | None) -> Markup:
+def element(tag: str, *contents: object, **attributes: str | None) -> Markup:
     """`<tag …>contents</tag>`; `css_class` is the class, an attribute that is None is left out."""
     names = {"css_class": "class"}
     given = {names.get(name, name): value for name, value in attributes.items() if value}
@@ -57,14 +57,14 @@ def element(tag: str, *contents: Any, **attributes: str | None) -> Markup:
     return Markup(f"<{tag}{text}>{joined(contents)}</{tag}>")
 
 
-def joined(contents: Iterable[Any]) -> Markup:
+def joined(contents: Iterable[object]) -> Markup:
     """Contents one after the other."""
     return Markup("".join(as_markup(content) for content in contents))
 
 
 def table(
-    headings: Sequence[Any],
-    rows: Iterable[Sequence[Any]],
+    headings: Sequence[object],
+    rows: Iterable[Sequence[object]],
     css_class: str | None = None,
     row_classes: Sequence[str | None] = (),
 ) -> Markup:
@@ -81,13 +81,13 @@ def table(
     return element("div", inner, css_class="scroll")
 
 
-def facts(pairs: Mapping[str, Any]) -> Markup:
+def facts(pairs: Mapping[str, object]) -> Markup:
     """A two-column list of names and values; nested mappings are flattened with dots."""
     rows = [(readable_key(key), readable_value(key, value)) for key, value in flatten(pairs)]
     return table((), rows, css_class="facts")
 
 
-def flatten(pairs: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, object]]:
+def flatten(pairs: Mapping[Any, object], prefix: str = "") -> list[tuple[str, object]]:
     """Pairs in mappings of mappings as one list, the outer keys before the inner ones."""
     flat: list[tuple[str, object]] = []
     for key, value in pairs.items():
@@ -107,7 +107,7 @@ def readable_key(key: str) -> str:
     return key.removeprefix("num_").replace("_", " ").replace(".", " ")
 
 
-def readable_value(key: str, value: Any) -> str:
+def readable_value(key: str, value: object) -> str:
     """A value for people: sizes and times by the unit in their key, short lists in one line."""
     if value is None or value in ([], {}):
         return "–"

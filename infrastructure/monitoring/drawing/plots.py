@@ -2,12 +2,16 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from infrastructure.core.files import atomic_write
 from infrastructure.core.optional import require
 from infrastructure.monitoring.drawing.charts import Chart, uses_log_scale
 from infrastructure.monitoring.drawing.curves import QUANTITIES, PointsByKey, chart_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 FOLDER = "plots"
 SIZE_INCHES, DOTS_PER_INCH = (7.2, 3.6), 160
@@ -37,7 +41,7 @@ def _write(chart: Chart, path: Path) -> Path:
     return path
 
 
-def _draw(chart: Chart, axes: Any) -> None:
+def _draw(chart: Chart, axes: "Axes") -> None:
     for number, piece in enumerate(chart.curve.pieces):
         steps = [bucket.step for bucket in piece]
         low, high = ([getattr(bucket, end) for bucket in piece] for end in ("low", "high"))
@@ -56,7 +60,7 @@ def _draw(chart: Chart, axes: Any) -> None:
     _dress(chart, axes)
 
 
-def _dress(chart: Chart, axes: Any) -> None:
+def _dress(chart: Chart, axes: "Axes") -> None:
     axes.set_title(chart.title, loc="left", fontsize=11)
     axes.set_xlabel(chart.axis, color=SOFT)
     axes.yaxis.set_major_formatter(lambda value, _: chart.format_value(value))

@@ -33,7 +33,7 @@ def fit(text: str, width: int) -> str:
 
 
 def render_table(
-    headings: Sequence[str], rows: Sequence[Sequence[Any]], max_cell_width: int = MAX_CELL_WIDTH
+    headings: Sequence[str], rows: Sequence[Sequence[object]], max_cell_width: int = MAX_CELL_WIDTH
 ) -> str:
     """A table with the first column to the left and the others, numbers, to the right."""
     cells = [[fit(printable(cell), max_cell_width) for cell in row] for row in (headings, *rows)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from infrastructure.monitoring.drawing.charts import Chart
 from infrastructure.monitoring.drawing.downsampling import (
@@ -94,7 +94,7 @@ class MachineHistory:
             if _is_number(record.get("time")):
                 self._add(record["time"], {k: v for k, v in use.items() if _is_number(v)})
 
-    def _add(self, moment: float, values: Mapping[str, Any]) -> None:
+    def _add(self, moment: float, values: Mapping[str, float]) -> None:
         for key, value in values.items():
             self.points.setdefault(key, BoundedPoints(MAX_POINTS)).add(moment, value)
 

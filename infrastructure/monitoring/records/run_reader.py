@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import JsonObject, parse_json
 from infrastructure.monitoring.drawing.metrics_file import (
     FINITE_AGAIN,
     ParsedMetrics,
@@ -37,10 +37,10 @@ class RunFacts:
     """
 
     directory: Path
-    run: dict[str, Any] = field(default_factory=dict)
-    summary: dict[str, Any] = field(default_factory=dict)
-    data_report: dict[str, object] = field(default_factory=dict)
-    backup: dict[str, object] = field(default_factory=dict)
+    run: JsonObject = field(default_factory=dict)
+    summary: JsonObject = field(default_factory=dict)
+    data_report: JsonObject = field(default_factory=dict)
+    backup: JsonObject = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     errors: list[Record] = field(default_factory=list)
     last_record_at: str | None = None
@@ -57,11 +57,11 @@ class RunFacts:
         return status if status in STATUSES else "running"
 
     @property
-    def before(self) -> dict[str, Any]:
+    def before(self) -> dict[str, object]:
         return _numbers(self.summary.get("before"))
 
     @property
-    def after(self) -> dict[str, Any]:
+    def after(self) -> dict[str, object]:
         return _numbers(self.summary.get("after"))
 
     @property
@@ -87,7 +87,7 @@ class RunFacts:
         return sum(s * rate for s, rate in pairs) / seconds if seconds else None
 
     @property
-    def config(self) -> dict[str, tuple[Any, str]]:
+    def config(self) -> dict[str, tuple[object, str]]:
         """Key → (value, where it came from)."""
         config = self.run.get("config")
         pairs = config.items() if isinstance(config, Mapping) else []
@@ -110,11 +110,11 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and 0 < value < float("inf")
 
 
-def _numbers(value: object) -> dict[str, Any]:
+def _numbers(value: object) -> dict[str, object]:
     """`{"eval_loss": …, "exact_match": {…}}` with only what is a number in it."""
     if not isinstance(value, Mapping):
         return {}
-    numbers: dict[str, Any] = {}
+    numbers: dict[str, object] = {}
     for key, inner in value.items():
         inner = FINITE_AGAIN.get(inner, inner) if isinstance(inner, str) else inner
         if isinstance(inner, Mapping):
@@ -152,7 +152,7 @@ def read_small_files(directory: Path) -> RunFacts:
     return facts
 
 
-def _read_object(facts: RunFacts, name: str) -> dict[str, Any]:
+def _read_object(facts: RunFacts, name: str) -> JsonObject:
     try:
         value = parse_json((facts.directory / name).read_bytes())
     except FileNotFoundError:

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import JsonObject, parse_json
 from infrastructure.monitoring.drawing.metrics_file import FINITE_AGAIN, Record, decode_record
 from infrastructure.monitoring.records.run_list import runs_in
 from infrastructure.monitoring.records.run_owner import read_trainer
@@ -84,7 +83,7 @@ def _newest(key: str, records: list[Record]) -> float | None:
     return None
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _object(path: Path) -> JsonObject:
     try:
         value = parse_json(path.read_bytes())
     except (OSError, ValueError):

@@ -6,9 +6,8 @@ first was made before the training.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import JsonObject, parse_json
 from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_number
 from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
@@ -31,7 +30,7 @@ TITLES = {
 }
 
 
-def read_rounds(run_directory: Path) -> list[dict[str, Any]]:
+def read_rounds(run_directory: Path) -> list[JsonObject]:
     """The rounds of a run, the oldest first; none where there are none, or nothing is readable."""
     try:
         rounds = parse_json((run_directory / CHECKS_FILE).read_bytes())

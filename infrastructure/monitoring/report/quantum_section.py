@@ -3,7 +3,7 @@ compares, from `quantum.json` and `comparison.json` of a run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.drawing.formatting import (
@@ -56,7 +56,7 @@ def quantum_steps(directory: Path) -> Markup:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, object]:
     """A JSON object; an empty one where it is not there or not readable."""
     try:
         return mapping_of(parse_json(path.read_bytes()))
@@ -158,12 +158,12 @@ def _steps(records: Sequence[Mapping[str, object]]) -> Markup:
     return table(columns, rows, "stack")
 
 
-def _step(record: Mapping[str, object]) -> list[Any]:
+def _step(record: Mapping[str, object]) -> list[object]:
     place = [_number(record.get("step")), _number(record.get("epoch"))]
     if record.get("outcome") != "answered":
         text = f"{record.get('outcome')}: {record.get('why', '')}".removesuffix(": ")
         return [*place, clip(text, 400), "", "", "", "", "", ""]
-    others = {k: v for k, v in mapping_of(record.get("alternatives")).items() if _number(v)}
+    others = {k: v for k, v in mapping_of(record.get("alternatives")).items() if _is_number(v)}
     name = min(others, key=lambda one: others[one], default="")
     chance = _numbers(record.get("random_energies"))
     who = str(record.get("answered_by")) + (" (in its place)" if record.get("is_fallback") else "")
@@ -194,7 +194,7 @@ def _tasks(answered: Sequence[Mapping[str, object]]) -> Markup:
     return table(columns, rows, "numbers") if len(rows) > 1 else NOTHING
 
 
-def _words(answered: Sequence[Mapping[str, Any]]) -> Markup:
+def _words(answered: Sequence[Mapping[str, object]]) -> Markup:
     """What is to be known of the newest answer, and what of the data it left out."""
     if not answered:
         return NOTHING
@@ -215,10 +215,13 @@ def _numbers(value: object) -> list[float]:
     return [float(v) for v in numbers if v - v == 0]
 
 
-def _number(value: Any) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return format_number(value) if is_number else ""
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _seconds(value: Any) -> str:
-    return format_duration(value) if _number(value) else ""
+def _number(value: object) -> str:
+    return format_number(value) if _is_number(value) else ""
+
+
+def _seconds(value: object) -> str:
+    return format_duration(value) if _is_number(value) else ""

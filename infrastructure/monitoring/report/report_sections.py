@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +54,17 @@ WHAT_LIES_WHERE = {
     "summary.json": "how it ended",
 }
 
+FormatNumber = Callable[[float], str]
 
-def section(heading: str, *contents: Any) -> Markup:
+
+def section(heading: str, *contents: object) -> Markup:
     """A card with a heading; nothing at all when it would be empty."""
     if not any(contents):
         return NOTHING
     return element("section", element("h2", heading), *contents)
 
 
-def mapping_of(value: object) -> dict[str, Any]:
+def mapping_of(value: object) -> dict[str, object]:
     """A copy of a mapping; of anything else an empty one."""
     return dict(value) if isinstance(value, Mapping) else {}
 
@@ -132,14 +134,16 @@ def tiles(run: RunFacts) -> Markup:
     return element("section", *shown, css_class="tiles") if shown else NOTHING
 
 
-def _tile(name: str, value: object, format_value: object) -> Markup:
+def _tile(name: str, value: object, format_value: FormatNumber) -> Markup:
     if not isinstance(value, int | float):
         return NOTHING
     shown = element("div", _safely(format_value, value), css_class="value")
     return element("div", element("div", name, css_class="name"), shown, css_class="tile")
 
 
-def _change_tile(name: str, before: Any, after: Any, format_value: Any = format_number) -> Markup:
+def _change_tile(
+    name: str, before: object, after: object, format_value: FormatNumber = format_number
+) -> Markup:
     if not isinstance(after, int | float):
         return NOTHING
     shown: list[object] = [format_value(after)]
@@ -149,7 +153,7 @@ def _change_tile(name: str, before: Any, after: Any, format_value: Any = format_
     return element("div", element("div", name, css_class="name"), value, css_class="tile")
 
 
-def _safely(format_value: Any, value: float) -> str:
+def _safely(format_value: FormatNumber, value: float) -> str:
     return str(format_value(value)) if value == value else "NaN"
 
 
@@ -268,7 +272,9 @@ def _group(key: str, value: Any) -> Markup:
     return element("div", heading, element("ul", *items))
 
 
-def _limited(headings: Any, rows: list[Any], css_class: str | None) -> Markup:
+def _limited(
+    headings: Sequence[str], rows: Sequence[Sequence[object]], css_class: str | None
+) -> Markup:
     parts = [table(headings, rows[:MAX_ROWS], css_class)]
     if len(rows) > MAX_ROWS:
         parts.append(element("p", f"and {len(rows) - MAX_ROWS:,} more rows", css_class="soft"))
@@ -338,7 +344,7 @@ def safety(run: RunFacts) -> Markup:
     if "place" not in known:
         text = str(known.get("text", "")) or "The checkpoints lie on this machine only."
         return section("Where your work is", element("p", text, css_class="soft"))
-    rows: list[tuple[str, Any]] = [("copied to", element("code", str(known["place"])))]
+    rows: list[tuple[str, object]] = [("copied to", element("code", str(known["place"])))]
     if (step := known.get("confirmed_step")) is None:
         rows.append(("safe there", "nothing is confirmed yet"))
     else:
@@ -352,11 +358,11 @@ def safety(run: RunFacts) -> Markup:
     return section("Where your work is", table((), rows, "stack"))
 
 
-def _moments(known: Mapping[str, Any]) -> str:
+def _moments(known: Mapping[str, object]) -> str:
     moments = [
-        f"{word} {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(known[key]))}"
+        f"{word} {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(moment))}"
         for word, key in (("saved", "saved_at"), ("confirmed", "confirmed_at"))
-        if isinstance(known.get(key), int | float)
+        if isinstance(moment := known.get(key), int | float)
     ]
     return ", ".join(moments)
 

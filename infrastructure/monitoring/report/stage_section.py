@@ -1,7 +1,8 @@
 """The stages of a run on its page, from summary.json: see `run.timings`."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
+from infrastructure.core.json_text import JsonValue
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.drawing.html import Markup, element, raw_markup, table
 from infrastructure.monitoring.records.run_reader import RunFacts
@@ -9,30 +10,34 @@ from infrastructure.monitoring.records.run_reader import RunFacts
 COLUMNS = ("stage", "time", "share", "what is done")
 
 
+@dataclass(frozen=True)
+class _Stage:
+    name: str
+    seconds: float
+    what: str
+
+    @classmethod
+    def of(cls, record: JsonValue) -> "_Stage | None":
+        """None where the file is damaged, or of a later version."""
+        if not isinstance(record, dict) or "name" not in record:
+            return None
+        seconds = record.get("seconds")
+        if not isinstance(seconds, int | float) or seconds < 0:
+            return None
+        ended = f" (ended by {record['error']})" if "error" in record else ""
+        return cls(str(record["name"]), seconds, str(record.get("what", "")) + ended)
+
+
 def stages(run: RunFacts) -> Markup:
     """How long each stage of the run's last process took; nothing where it did not say."""
     records = run.summary.get("stages")
-    known = [one for one in records if _is_stage(one)] if isinstance(records, list) else []
-    total = sum(one["seconds"] for one in known)
+    known = [_Stage.of(one) for one in records] if isinstance(records, list) else []
+    whole = [one for one in known if one is not None]
+    total = sum(one.seconds for one in whole)
     if not total:
         return raw_markup("")
     rows = [
-        (
-            str(one["name"]),
-            format_duration(one["seconds"]),
-            f"{100 * one['seconds'] / total:.0f} %",
-            str(one.get("what", "")) + (f" (ended by {one['error']})" if "error" in one else ""),
-        )
-        for one in known
+        (one.name, format_duration(one.seconds), f"{100 * one.seconds / total:.0f} %", one.what)
+        for one in whole
     ]
     return element("section", element("h2", "What took how long"), table(COLUMNS, rows))
-
-
-def _is_stage(one: object) -> bool:
-    """Files may be damaged, and of later versions."""
-    return (
-        isinstance(one, Mapping)
-        and isinstance(one.get("seconds"), int | float)
-        and one["seconds"] >= 0
-        and "name" in one
-    )

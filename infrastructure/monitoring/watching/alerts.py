@@ -9,7 +9,7 @@ outlasts the cool-down of the one before is told then.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 State = Literal["raised", "ended"]
 Severity = Literal["info", "warning", "critical"]
@@ -73,7 +73,7 @@ class Alert:
     limit: float
     message: str
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """As plain values; the line of alerts.jsonl."""
         return asdict(self)
 

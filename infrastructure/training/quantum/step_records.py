@@ -6,13 +6,15 @@ holds, and what the report, the metrics and the log tell.
 
 import json
 from collections.abc import Sequence
-from typing import TypedDict
+from pathlib import Path
+from typing import TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
+from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE, read_json
 from infrastructure.quantum.problems.choice import Choice
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution
@@ -115,6 +117,13 @@ class History:
 
     def load_state_dict(self, saved: Sequence[str]) -> None:
         self._texts = list(saved)
+
+
+def read_records(run_directory: Path) -> list[Record]:
+    """The records in `quantum.json` of a run; none where there is none, or it is damaged."""
+    records = read_json(run_directory / QUANTUM_FILE).get("records")
+    known = [one for one in records if isinstance(one, dict)] if isinstance(records, list) else []
+    return cast(list[Record], known)
 
 
 def _parsed(text: str) -> Record:
