@@ -143,7 +143,7 @@ class Subject:
             return None
         return torch.amp.GradScaler(self.device.type, init_scale=GRADIENT_SCALE)
 
-    def loss(self, examples: Sequence[object]) -> tuple[torch.Tensor, int]:
+    def loss(self, examples: Sequence[Any]) -> tuple[torch.Tensor, int]:
         """The sum of the losses (scalar) and the number of items, as the training computes it."""
         with self.trainer.precision.autocast():
             output = self.adapter.compute_loss(self.model, self.adapter.prepare_batch(examples))
@@ -154,7 +154,7 @@ class Subject:
         with self.trainer.precision.autocast(), torch.no_grad():
             return logits_of(call_model(self.model, model_arguments(self.model, batch)))
 
-    def logits_by_row(self, examples: Sequence[object]) -> list[torch.Tensor]:
+    def logits_by_row(self, examples: Sequence[Any]) -> list[torch.Tensor]:
         """The logits of a batch, (n, V) for each example, without padding."""
         batch = self.adapter.prepare_batch(examples)
         logits = self.logits(batch)
@@ -163,7 +163,7 @@ class Subject:
             return list(logits[0, : sum(lengths)].split(lengths))
         return [row[:length] for row, length in zip(logits, lengths, strict=True)]
 
-    def gradients(self, examples: Sequence[object], micro_batch_size: int) -> Gradients:
+    def gradients(self, examples: Sequence[Any], micro_batch_size: int) -> Gradients:
         """The gradients of a batch that is split into micro-batches, by the training's own step."""
         strategy, optimizer = self.bound_strategy(), self.optimizer()
         scaler = self.scaler()
