@@ -1,9 +1,9 @@
 """`temper checkpoints list|verify`. Reads a run; changes nothing in it, and needs no torch."""
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Required, TypedDict
 
 from infrastructure.backup.format.manifest import Manifest, Pack
 from infrastructure.backup.format.store import Store
@@ -19,6 +19,26 @@ from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.progress_bar import byte_bar
 
 NOTHING = "–"
+
+
+class VersionRow(TypedDict, total=False):
+    """A version; one that cannot be read has no more than its name and what is wrong with it.
+
+    Attributes:
+        problem: what is wrong with it, or None.
+        where: the place that it lies at, where several are shown.
+    """
+
+    name: Required[str]
+    path: Required[str]
+    problem: Required[str | None]
+    where: str
+    step: int
+    kind: str
+    healthy: bool
+    held_out_loss: float | None
+    saved: str
+    size_bytes: int
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -67,22 +87,17 @@ def verify_checkpoints(
     return ExitCode.FAILED if num_damaged else ExitCode.DONE
 
 
-def describe(store: Store, name: str) -> dict[str, Any]:
+def describe(store: Store, name: str) -> VersionRow:
     """What a version's manifest says; where it cannot be read, why not."""
-    shown: dict[str, object] = {
-        "name": name,
-        "path": str(store.manifest_path(name)),
-        "problem": None,
-    }
+    path = str(store.manifest_path(name))
     try:
         manifest = store.read(name)
     except CheckpointError as error:
-        return {**shown, "problem": str(error)}
-    return {**shown, **_facts(manifest)}
-
-
-def _facts(manifest: Manifest) -> dict[str, object]:
+        return {"name": name, "path": path, "problem": str(error)}
     return {
+        "name": name,
+        "path": path,
+        "problem": None,
         "step": manifest.step,
         "kind": manifest.kind,
         "healthy": manifest.healthy,
@@ -92,7 +107,7 @@ def _facts(manifest: Manifest) -> dict[str, object]:
     }
 
 
-def checkpoint_table(rows: list[dict[str, Any]]) -> str:
+def checkpoint_table(rows: list[VersionRow]) -> str:
     """The rows of `describe` as text."""
     cells = []
     for row in rows:
@@ -113,7 +128,7 @@ def checkpoint_table(rows: list[dict[str, Any]]) -> str:
     return render_table(["checkpoint", "kind", "saved", "held-out loss", "size"], cells)
 
 
-def verify_versions(chosen: list[tuple[Store, str]]) -> list[dict[str, Any]]:
+def verify_versions(chosen: list[tuple[Store, str]]) -> list[VersionRow]:
     """`describe` of versions whose every byte was read; `problem` says what is wrong, or None.
 
     An object that several versions name is read once.
@@ -144,7 +159,7 @@ def _problem(store: Store, manifest: Manifest, pack: Pack) -> str | None:
     return None
 
 
-def _name(row: Mapping[str, object]) -> str:
+def _name(row: VersionRow) -> str:
     """One whose manifest cannot be read has no step."""
     return f"step {row['step']}" if "step" in row else str(row["name"])[:12]
 

@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
@@ -14,6 +14,9 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.stop_signals import interrupt_on_signals
+
+if TYPE_CHECKING:
+    from infrastructure.quantum.solve_file import SolvedFile
 
 MOST_NAMED = 20
 
@@ -121,7 +124,7 @@ def _refuse_wrong_numbers(options: argparse.Namespace) -> None:
             raise ValueError(f"{name} {value}: give a whole number of at least {least}")
 
 
-def _lines(facts: dict[str, Any]) -> list[str]:
+def _lines(facts: "SolvedFile") -> list[str]:
     ones = [str(v) for v, x in zip(facts["variables"], facts["values"], strict=True) if x > 0]
     more = f", and {len(ones) - MOST_NAMED} more" if len(ones) > MOST_NAMED else ""
     kept = "kept" if facts["is_limit_kept"] else "not kept"

@@ -8,8 +8,12 @@ a shape is long and has digits or capitals, because `hf_datasets` is a folder's 
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any
+from types import TracebackType
 
+# As `sys.exc_info` gives it.
+ExceptionInfo = (
+    tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+)
 MASK = "***"
 _SECRET_KEY = re.compile(
     r"token|secret|passw|api_?key|access_?key|private_?key|credential|webhook", re.IGNORECASE
@@ -51,7 +55,7 @@ class RedactingFormatter(logging.Formatter):
             shown.exc_text = redact(record.exc_text)
         return redact_shapes(super().format(shown))
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802
+    def formatException(self, ei: ExceptionInfo) -> str:  # noqa: N802
         return redact(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802

@@ -95,7 +95,7 @@ def kept_for_backward(model: torch.nn.Module) -> Iterator[list[int]]:
     Each storage counts once; the model's own weights count nothing.
     """
     own = {_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[tuple[int, Any], int] = {}
+    kept: dict[tuple[int, object], int] = {}
     total = [0]
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ Weights, gradients and the optimizer's state are counted; activations are measur
 with the very batch, with and without checkpointing. Nothing is guessed from a table of models.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -175,7 +175,7 @@ def _kept(model: torch.nn.Module, forward: Forward) -> int:
     return total[0]
 
 
-def _num_bytes(tensors: Any) -> int:
+def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 

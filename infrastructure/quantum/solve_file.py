@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import dimod
 
@@ -17,12 +17,31 @@ from infrastructure.quantum.samplers.sampler_factory import (
 KEPT_WITHIN_SECONDS = 0.5
 
 
+class SolvedFile(TypedDict):
+    """The best answer to a model; `values` are in the order of `variables`."""
+
+    file: str
+    num_variables: int
+    num_interactions: int
+    energy: float
+    seconds: float
+    time_limit: float
+    is_limit_kept: bool
+    is_cut_off: bool
+    sampler: str
+    reason: str
+    num_reads: int | None
+    num_ones: int
+    variables: list[Hashable]
+    values: list[int]
+
+
 def solve_file(
     file: Path,
     sampler_name: str = "auto",
     limit_seconds: float = 60.0,
     **parameters: int | None,
-) -> dict[str, object]:
+) -> SolvedFile:
     """The best answer to the model in `file`, and how it was found.
 
     Args:
@@ -33,7 +52,7 @@ def solve_file(
             `num_reads` (searches, or shots of a machine); None: the sampler's own.
 
     Returns:
-        A JSON object; `values` are in the order of `variables`.
+        What is written as JSON.
 
     Raises:
         ValueError: the file holds no model, or the sampler cannot take what is asked.
@@ -51,6 +70,8 @@ def solve_file(
     finally:
         close_sampler(sampler)
     seconds = deadline.elapsed_seconds
+    labels = list(bqm.variables)
+    values = [int(samples.first.sample[label]) for label in labels]
     return {
         "file": str(file),
         "num_variables": bqm.num_variables,
@@ -63,7 +84,9 @@ def solve_file(
         "sampler": samples.info.get("sampler", sampler_name),
         "reason": samples.info.get("reason", "it was asked for"),
         "num_reads": samples.info.get("num_reads"),
-        **_answer(bqm, samples),
+        "num_ones": sum(value > 0 for value in values),
+        "variables": labels,
+        "values": values,
     }
 
 
@@ -73,13 +96,3 @@ def _refuse_unknown(keywords: Mapping[str, object], sampler: dimod.Sampler, name
     if unknown:
         able = [one for one in SAMPLERS if unknown[0] in create_sampler(one).parameters]
         raise ValueError(f"the sampler {name} takes no {unknown[0]}; these do: {', '.join(able)}")
-
-
-def _answer(bqm: dimod.BinaryQuadraticModel, samples: dimod.SampleSet) -> dict[str, Any]:
-    labels: list[Hashable] = list(bqm.variables)
-    values = [int(samples.first.sample[label]) for label in labels]
-    return {
-        "num_ones": sum(value > 0 for value in values),
-        "variables": labels,
-        "values": values,
-    }
