@@ -173,7 +173,7 @@ def serve(number: int) -> None:
     def reap(*_: object) -> None:
         with suppress(ChildProcessError):
             while (child := os.waitpid(-1, os.WNOHANG))[0] != 0:
-                _tell(statuses.pop(child[0]), ENDED, child[1])
+                _send(statuses.pop(child[0]), ENDED, child[1])
 
     signal.signal(signal.SIGCHLD, reap)
     while True:
@@ -197,7 +197,7 @@ def serve(number: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _tell(status: int, kind: bytes, value: int) -> None:
+def _send(status: int, kind: bytes, value: int) -> None:
     with suppress(BrokenPipeError):  # nobody waits for it
         os.write(status, MESSAGE.pack(kind, value))
     if kind == ENDED:
@@ -233,7 +233,7 @@ def _do(order: Order, status: int) -> object:
     entries = order.environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [*(entry for entry in entries if entry), *order.path]
     sys.argv = list(order.arguments)
-    _tell(status, BEGUN, os.getpid())
+    _send(status, BEGUN, os.getpid())
     os.close(status)
     return order.work()
 

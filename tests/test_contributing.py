@@ -101,7 +101,7 @@ def test_the_table_has_a_row_for_each_kind_and_names_what_there_is() -> None:
     assert suites_there <= named
 
 
-def test_a_sampler_of_ones_own_is_asked(folder: Path) -> None:
+def test_a_sampler_of_ones_own_is_used(folder: Path) -> None:
     sampler = ProcessSampler("my_parts:Lowest", {})
     try:
         answer = sampler.sample(random_model(4, 0, "SPIN"))

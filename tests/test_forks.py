@@ -13,7 +13,7 @@ import pytest
 from tests import forks
 from tests.forks import Forked, forked_python, main_in_fork, outcome_of_forked, run_forked
 
-TELLS = """
+SCRIPT = """
 import os, sys
 print(sys.argv, os.getcwd(), os.environ.get("TOLD"), sys.stdin.readline().strip())
 print("sighs", file=sys.stderr)
@@ -30,7 +30,7 @@ def test_it_has_its_own_arguments_folder_environment_and_output(
 ) -> None:
     monkeypatch.setenv("LEFT", "behind")
     process = forked_python(
-        [sys.executable, "-c", TELLS, "one"],
+        [sys.executable, "-c", SCRIPT, "one"],
         **{"cwd": tmp_path, "env": {"TOLD": "so"}, "text": True},
         **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
     )
@@ -43,12 +43,12 @@ def test_it_has_its_own_arguments_folder_environment_and_output(
 def test_what_a_test_has_changed_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor what another fork has."""
     monkeypatch.setattr(forks, "UNFLUSHED", 5)
-    tells = "import tests.forks as f; print(f.UNFLUSHED); f.UNFLUSHED = 7"
+    script = "import tests.forks as f; print(f.UNFLUSHED); f.UNFLUSHED = 7"
     for _ in range(2):
-        assert run_forked([sys.executable, "-c", tells], text=True).stdout == "120\n"
+        assert run_forked([sys.executable, "-c", script], text=True).stdout == "120\n"
 
 
-def test_an_exception_is_told_and_is_exit_code_1() -> None:
+def test_an_exception_is_reported_and_is_exit_code_1() -> None:
     done = outcome_of_forked([sys.executable, "-c", "1 / 0"], text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
@@ -80,7 +80,7 @@ def test_its_session_is_its_own_before_anybody_can_signal_it() -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_the_main_of_a_module_tells(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_main_of_a_module_prints(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failed:
         main_in_fork("tests.faults.races", "--no-such-flag")
     assert failed.value.returncode == 2

@@ -133,7 +133,7 @@ def test_flags_are_words_and_no_program(flags: str, project: Path) -> None:
     assert not (project / "pwned").exists()
 
 
-def test_a_quote_that_is_never_closed_is_told(project: Path) -> None:
+def test_a_quote_that_is_never_closed_is_reported(project: Path) -> None:
     done = make("-C", str(project), "train", "FLAGS=--run-name 'mine")
     assert done.returncode == 2
     assert "quote" in done.stderr
@@ -152,7 +152,7 @@ def test_tests_run_last_and_after_the_checks() -> None:
 
 
 @pytest.mark.parametrize("missing", ["MODEL=m", "DATA=d"])
-def test_evaluation_without_model_or_data_says_how(missing: str) -> None:
+def test_evaluation_without_model_or_data_explains_how(missing: str) -> None:
     done = make("train-eval", missing)
     assert done.returncode == 2
     assert "usage: make train-eval MODEL=… DATA=…" in done.stderr
@@ -168,7 +168,7 @@ def test_help_names_every_target() -> None:
     assert {line.split()[0] for line in done.stdout.splitlines()} == declared
 
 
-def test_what_make_is_told_is_not_read_as_a_setting(tmp_path: Path) -> None:
+def test_a_variable_of_make_is_not_read_as_a_setting(tmp_path: Path) -> None:
     """`make train DATA_PATH=x` must not set Temper's variable of that name a second time."""
     rules = (ROOT / "Makefile").read_text() + "\n.PHONY: probe\nprobe:\n\t@env\n"
     (tmp_path / "Makefile").write_text(rules)

@@ -73,14 +73,16 @@ def test_the_extras_are_the_files() -> None:
 
 
 @pytest.mark.parametrize("package", ["unsloth", "unsloth_zoo"])
-def test_unsloth_gets_what_it_asks_for(package: str) -> None:
+def test_unsloth_gets_what_it_requires(package: str) -> None:
     """From a file of ours inside its bounds, or as a dependency of something that is."""
     here = Installation()
     pinned = pins("requirements.txt", "requirements-unsloth.txt")
     if here.version(package) != pinned[canonicalize_name(package)]:
         pytest.skip(f"{package} is not installed in the tested version")
-    for asked in here.requirements(package):
-        if asked.name not in UNSLOTH_DOES_WITHOUT:
-            version = pinned.get(canonicalize_name(asked.name)) or here.version(asked.name)
-            assert version is not None, f"{asked} is in no file and not installed"
-            assert accepts(asked, version), f"{asked} does not accept {version}"
+    for requirement in here.requirements(package):
+        if requirement.name not in UNSLOTH_DOES_WITHOUT:
+            version = pinned.get(canonicalize_name(requirement.name)) or here.version(
+                requirement.name
+            )
+            assert version is not None, f"{requirement} is in no file and not installed"
+            assert accepts(requirement, version), f"{requirement} does not accept {version}"

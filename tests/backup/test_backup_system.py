@@ -176,12 +176,12 @@ def test_what_does_not_fit_is_listed_and_nothing_is_half_loaded(tmp_path: Path) 
     assert same(weights(fitting), before)
 
 
-def test_nothing_to_restore_says_so(tmp_path: Path) -> None:
+def test_nothing_to_restore_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no version"):
         create_backup_system(tmp_path).restore_from_checkpoint(*parts())
 
 
-def test_an_emergency_backup_says_what_it_reached(backups: BackupSystem) -> None:
+def test_an_emergency_backup_states_what_it_reached(backups: BackupSystem) -> None:
     model, optimizer = parts()
     result = backups.emergency_backup(model, optimizer, epoch=0, step=5, loss=1.0, seconds=60.0)
     assert (result.committed, result.confirmed, result.error) == (True, True, None)
@@ -250,7 +250,7 @@ def test_a_damaged_version_at_the_place_is_passed_over_when_it_is_fetched(
     assert "skipping a damaged version" in caplog.text
 
 
-def test_a_place_without_a_version_says_so(tmp_path: Path, place: Path) -> None:
+def test_a_place_without_a_version_is_named(tmp_path: Path, place: Path) -> None:
     system = create_backup_system(tmp_path / "backups", str(place))
     with pytest.raises(CheckpointError, match="holds no whole version"):
         system.restore_run()
@@ -277,14 +277,14 @@ def test_prune_removes_what_newer_ones_replace_here_and_there(
         backups.finish(60.0)
     backups.close()
     assert backups.wait_ended(120.0)
-    told = backups.prune()
-    assert told[0] == "0 versions removed here"
-    assert any("prune in an hour" in text for text in told)
+    pruned = backups.prune()
+    assert pruned[0] == "0 versions removed here"
+    assert any("prune in an hour" in text for text in pruned)
     assert len(list((place / "backups/versions").iterdir())) == 2
     assert all(finding.problem is None for finding in backups.verify())
 
 
-def test_verify_tells_of_a_place_that_is_away(tmp_path: Path) -> None:
+def test_verify_reports_a_place_that_is_away(tmp_path: Path) -> None:
     system = create_backup_system(tmp_path / "backups", str(tmp_path / "not/mounted"))
     findings = system.verify()
     assert all(finding.where != "here" for finding in findings)

@@ -11,12 +11,15 @@ from infrastructure.core.errors import StorageError
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_room_is_told_and_demanded_here_and_at_a_place(tmp_path: Path, is_remote: bool) -> None:
+def test_free_space_is_reported_and_required_here_and_at_a_place(
+    tmp_path: Path, is_remote: bool
+) -> None:
     place = open_place(str(tmp_path)) if is_remote else None
     store = Store(Path("run") if is_remote else tmp_path / "run" / "checkpoints", place)
-    told = require_free_space("there", store, 2, 1000)
-    assert told.startswith("there: ")
-    assert "for 3 x 0 MB" in told  # one more than is kept: it is written before another is removed
-    assert "MB free" in told
+    sentence = require_free_space("there", store, 2, 1000)
+    assert sentence.startswith("there: ")
+    # one more than is kept: it is written before another is removed
+    assert "for 3 x 0 MB" in sentence
+    assert "MB free" in sentence
     with pytest.raises(StorageError, match="make room"):
         require_free_space("there", store, 2, 1 << 60)

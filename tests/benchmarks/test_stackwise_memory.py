@@ -28,7 +28,7 @@ def test_a_storage_counts_once_and_until_it_is_freed() -> None:
     assert peak.at_peak["weights"] == 40_000
 
 
-def test_blocks_hold_what_the_formula_says() -> None:
+def test_blocks_hold_what_the_formula_gives() -> None:
     """Weights in bf16, and in the block that trains 16 bytes for each, of which 4 are the weight's
     own."""
     names = ("full", "4 blocks, bf16")

@@ -68,11 +68,11 @@ class FileServer:
 
     url: str = ""
     files: dict[str, Served] = field(default_factory=dict)
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def ranges(self) -> list[str]:
-        return [wanted for _, wanted in self.asked]
+        return [wanted for _, wanted in self.requests]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -90,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         wanted = self.headers.get("Range", "")
-        self.server_of.asked.append((self.path, wanted))
+        self.server_of.requests.append((self.path, wanted))
         served = self._find()
         start = self._start(served, wanted)
         if start is None:

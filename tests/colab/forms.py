@@ -18,7 +18,7 @@ def type_into(form: ConfigForm, key: str, text: str) -> None:
     field.value = text == "true" if isinstance(field.value, bool) else text
 
 
-def told(form: ConfigForm, key: str) -> str:
+def note_of(form: ConfigForm, key: str) -> str:
     """What stands beside a field."""
     return str(row_of(form, key).box.children[-1].value)
 

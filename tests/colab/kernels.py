@@ -78,7 +78,7 @@ class Kernel:
 
     def _begin(self, code: str) -> None:
         """After an error the kernel would pass over a cell that comes at once."""
-        self._asked, self._cell = self.client.execute(code, stop_on_error=False), Cell()
+        self._request_id, self._cell = self.client.execute(code, stop_on_error=False), Cell()
 
     def _listen(self, is_enough: Callable[[Cell], bool] = lambda cell: False) -> Cell:
         deadline = time.monotonic() + SECONDS
@@ -88,7 +88,7 @@ class Kernel:
                 message = self.client.get_iopub_msg(timeout=1)
             except queue.Empty:
                 continue
-            if message["parent_header"].get("msg_id") != self._asked:
+            if message["parent_header"].get("msg_id") != self._request_id:
                 continue
             kind, content = message["header"]["msg_type"], message["content"]
             if kind == "status" and content["execution_state"] == "idle":

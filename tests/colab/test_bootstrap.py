@@ -161,7 +161,7 @@ def test_a_bare_environment_gets_the_tested_versions(notebook: Notebook) -> None
     assert not notebook.marker.exists()
 
 
-def test_the_next_time_nothing_is_asked_for(notebook: Notebook) -> None:
+def test_the_next_time_nothing_is_installed(notebook: Notebook) -> None:
     notebook.has(leaf="1.6", numpy="2.1", extra="2.0")
     done = notebook.python(INSTALL, wheels="nowhere")
     assert (done.code, done.out) == (0, "Everything that Temper needs is installed\n")
@@ -188,22 +188,22 @@ def test_a_failed_installer_fails_the_cell_with_its_words(notebook: Notebook) ->
     assert notebook.python(INSTALL).code == 0
 
 
-def test_a_loaded_package_that_was_replaced_asks_for_a_restart(notebook: Notebook) -> None:
+def test_a_loaded_package_that_was_replaced_needs_a_restart(notebook: Notebook) -> None:
     notebook.has(leaf="0.9", numpy="2.1", extra="1.0")
     done = notebook.python(f"import leaf{TWICE}")
-    told = "leaf was replaced after this kernel loaded it: restart it"
-    assert f"again: {told}" in done.out  # the same kernel is no better the second time
-    assert f"RestartNeededError: {told}" in done.err
+    message = "leaf was replaced after this kernel loaded it: restart it"
+    assert f"again: {message}" in done.out  # the same kernel is no better the second time
+    assert f"RestartNeededError: {message}" in done.err
     assert notebook.versions()["leaf"] == "1.5"
     assert notebook.python(f"import leaf; {INSTALL}").code == 0
 
 
-def test_a_package_that_was_replaced_unloaded_asks_for_nothing(notebook: Notebook) -> None:
+def test_a_package_that_was_replaced_unloaded_needs_no_restart(notebook: Notebook) -> None:
     notebook.has(leaf="0.9", numpy="2.1", extra="1.0")
     assert notebook.python(INSTALL).code == 0
 
 
-def test_numpy_is_not_replaced_but_told(notebook: Notebook) -> None:
+def test_numpy_is_not_replaced_but_reported(notebook: Notebook) -> None:
     notebook.has(leaf="1.5", numpy="1.9", extra="1.0")
     done = notebook.python(INSTALL)
     assert "InstallError: numpy 1.9 is here and Temper needs numpy>=2: install that" in done.err
@@ -227,7 +227,7 @@ def test_an_installation_that_was_killed_is_mended(notebook: Notebook) -> None:
     assert not notebook.marker.exists()
 
 
-def test_unsloth_only_where_it_is_asked_for(notebook: Notebook) -> None:
+def test_unsloth_only_where_it_is_requested(notebook: Notebook) -> None:
     notebook.has(leaf="1.5", numpy="2.1", extra="1.0")
     assert notebook.python("import colab; colab.install(with_unsloth=True)").code == 0
     assert notebook.versions()["unsloth"] == "1.0"

@@ -30,7 +30,7 @@ def record(folder: Path, config: DeploymentConfig, **summary: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({}, "It trains 4 epochs in steps of 32 examples."),
         ({"preset": "quick"}, "It trains 60 steps of 32 examples."),
@@ -46,12 +46,12 @@ def record(folder: Path, config: DeploymentConfig, **summary: Any) -> Path:
     ],
 )
 def test_how_long_it_trains_follows_from_the_settings(
-    settings: dict[str, Any], told: str, tmp_path: Path
+    settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    assert KnownCosts().lines(config_of(tmp_path, **settings))[0] == told
+    assert KnownCosts().lines(config_of(tmp_path, **settings))[0] == message
 
 
-def test_where_checkpoints_go_is_told(tmp_path: Path) -> None:
+def test_where_checkpoints_go_is_reported(tmp_path: Path) -> None:
     lines = KnownCosts().lines(config_of(tmp_path))
     assert lines[1:] == [
         f"A new run begins in {tmp_path}.",
@@ -65,8 +65,8 @@ def test_where_checkpoints_go_is_told(tmp_path: Path) -> None:
 
 def test_a_run_of_this_kind_is_named_with_what_was_measured_of_it(tmp_path: Path) -> None:
     path = record(tmp_path, config_of(tmp_path), status="stopped", steps=1200)
-    foretold = {"seconds": 125.0, "num_steps": 4000, "peak_memory_bytes": 1 << 30}
-    (path / "forecast.json").write_text(json.dumps(foretold))
+    forecast = {"seconds": 125.0, "num_steps": 4000, "peak_memory_bytes": 1 << 30}
+    (path / "forecast.json").write_text(json.dumps(forecast))
     known = KnownCosts()
     lines = known.lines(config_of(tmp_path, log_level="DEBUG"))
     assert lines[1] == (
@@ -88,7 +88,9 @@ def test_a_damaged_run_is_passed_over(text: str, tmp_path: Path) -> None:
     assert "A new run begins" in KnownCosts().lines(config_of(tmp_path))[1]
 
 
-def test_runs_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_cannot_be_read_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record(tmp_path, config_of(tmp_path))
 
     def gone(path: Path) -> None:

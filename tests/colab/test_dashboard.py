@@ -61,7 +61,7 @@ def test_on_colab_the_port_is_served_with_the_token_in_the_path(
         process.wait()
 
 
-def test_a_dashboard_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_dashboard_that_cannot_start_gives_the_reason(tmp_path: Path) -> None:
     write_run(tmp_path, "a")
     with pytest.raises(ValueError, match="unknown run or checkpoint 'b' "):
         show_dashboard("b", tmp_path)

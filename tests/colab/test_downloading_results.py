@@ -105,7 +105,7 @@ def test_no_run_at_all(tmp_path: Path) -> None:
         colab.download_results(output_dir=tmp_path)
 
 
-def test_a_full_disk_is_told_before_anything_is_written(
+def test_a_full_disk_is_reported_before_anything_is_written(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "disk_free_bytes", lambda folder: transfer.SPARE_BYTES)

@@ -22,7 +22,7 @@ def test_the_folder_on_drive_is_made_and_tried_out(colab_session: ColabSession) 
     assert list((colab_session.cloud / "temper/tests").iterdir()) == []  # the trial left nothing
 
 
-def test_mounting_twice_asks_once(colab_session: ColabSession) -> None:
+def test_mounting_twice_mounts_once(colab_session: ColabSession) -> None:
     assert mount_drive() == mount_drive()
     (call,) = colab_session.calls("mount")
     assert call["timeout_ms"] == 120_000
@@ -41,11 +41,11 @@ MOUNT_REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("told", "sentence"), MOUNT_REFUSALS)
+@pytest.mark.parametrize(("failure", "sentence"), MOUNT_REFUSALS)
 def test_a_refusal_is_one_sentence_and_a_local_folder(
-    colab_session: ColabSession, told: str, sentence: str
+    colab_session: ColabSession, failure: str, sentence: str
 ) -> None:
-    colab_session.behaves(mount=told)
+    colab_session.behaves(mount=failure)
     place = mount_drive()
     assert (place.path, place.is_drive) == (Path.cwd() / "temper", False)
     assert sentence in place.reason
@@ -74,7 +74,7 @@ def make_link(mount: Path) -> None:
         ("my drive", lambda mount: None, "a space in"),
     ],
 )
-def test_a_mount_point_in_the_way_is_told(
+def test_a_mount_point_in_the_way_is_reported(
     colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch, name, make, sentence: str
 ) -> None:
     mount = colab_session.folder.parent / name
@@ -142,7 +142,7 @@ def test_a_folder_outside_of_the_drive_is_refused(folder: str) -> None:
         mount_drive(folder)
 
 
-def test_elsewhere_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_nothing_is_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEMPER_PLATFORM", "notebook")
     place = mount_drive()
     assert (place.path, place.is_drive) == (Path.cwd() / "temper", False)
@@ -158,7 +158,7 @@ def test_flushing_is_bounded_and_unmounts(colab_session: ColabSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "sentence"),
+    ("failure", "sentence"),
     [
         ("failed", "was not flushed (ValueError: flush_and_unmount failed)"),
         ("not_colab", "was not flushed (KeyError: 'CLOUDSDK_CONFIG')"),
@@ -167,8 +167,8 @@ def test_flushing_is_bounded_and_unmounts(colab_session: ColabSession) -> None:
     ],
 )
 def test_a_flush_that_fails_is_one_sentence(
-    colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch, told: str, sentence: str
+    colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch, failure: str, sentence: str
 ) -> None:
     monkeypatch.setattr(drive, "GRACE_SECONDS", 0.1)
-    colab_session.behaves(flush=told)
+    colab_session.behaves(flush=failure)
     assert sentence in flush_drive(0.1)

@@ -23,7 +23,7 @@ from tests.colab.fetching import HASH, ROWS, fetch, parts, visible, web
 from tests.colab.file_server import LOGIN_PAGE, FileServer, Served
 
 
-def test_a_file_from_the_web_is_there_and_the_second_call_asks_nobody(
+def test_a_file_from_the_web_is_there_and_the_second_call_requests_nothing(
     file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -32,10 +32,10 @@ def test_a_file_from_the_web_is_there_and_the_second_call_asks_nobody(
     assert path.read_bytes() == ROWS
     assert path.is_relative_to(tmp_path / ".cache" / "temper" / "data")
     assert path.name == "rows.jsonl"
-    assert len(file_server.asked) == 1
+    assert len(file_server.requests) == 1
     assert colab.fetch_dataset(f"{file_server.url}/data/rows.jsonl") == path
     assert colab.fetch_dataset(f"{file_server.url}/data/rows.jsonl", sha256=HASH.upper()) == path
-    assert len(file_server.asked) == 1
+    assert len(file_server.requests) == 1
 
 
 def test_what_was_fetched_can_be_trained_on(file_server: FileServer, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_redirect_is_followed(file_server: FileServer, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("told", "name"),
+    ("given_name", "name"),
     [
         ('attachment; filename="chats.jsonl"', "chats.jsonl"),
         ("attachment; filename*=UTF-8''gru%C3%9F.jsonl", "gruß.jsonl"),
@@ -68,9 +68,9 @@ def test_a_redirect_is_followed(file_server: FileServer, tmp_path: Path) -> None
     ],
 )
 def test_a_name_from_elsewhere_stays_in_the_folder(
-    told: str, name: str, file_server: FileServer, tmp_path: Path
+    given_name: str, name: str, file_server: FileServer, tmp_path: Path
 ) -> None:
-    file_server.files["/get"] = Served(ROWS, headers={"Content-Disposition": told})
+    file_server.files["/get"] = Served(ROWS, headers={"Content-Disposition": given_name})
     path = fetch(web(file_server, "/get"), tmp_path / "here")
     assert path == tmp_path / "here" / name
     assert visible(tmp_path) == ["here"]
@@ -122,7 +122,7 @@ NO_DATA = {
 
 
 @pytest.mark.parametrize("what", NO_DATA)
-def test_what_is_no_data_is_refused_though_the_server_says_200(
+def test_what_is_no_data_is_refused_though_the_server_answers_200(
     what: str, file_server: FileServer, tmp_path: Path
 ) -> None:
     file_server.files["/rows.jsonl"] = Served(NO_DATA[what])
@@ -192,7 +192,7 @@ def test_a_touched_file_is_no_changed_file(file_server: FileServer, tmp_path: Pa
     file_server.files["/rows.jsonl"] = Served(ROWS)
     os.utime(fetch(web(file_server), tmp_path), (0, 0))
     fetch(web(file_server), tmp_path)
-    assert len(file_server.asked) == 1
+    assert len(file_server.requests) == 1
 
 
 def test_another_file_of_that_name_is_never_written_over(
@@ -238,7 +238,7 @@ def test_a_process_killed_right_after_that_is_made_up_for(
         with pytest.raises(KeyboardInterrupt):
             fetch(web(file_server), tmp_path)
     assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
-    assert len(file_server.asked) == 1
+    assert len(file_server.requests) == 1
 
 
 def interrupt_at(target: Path, original: Callable[[Path, Path], Path]) -> Callable[..., Path]:
@@ -262,10 +262,12 @@ def test_two_processes_fetch_once(file_server: FileServer, tmp_path: Path) -> No
     for thread in threads:
         thread.join()
     assert found == [tmp_path / "rows.jsonl"] * 3
-    assert len(file_server.asked) == 1
+    assert len(file_server.requests) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_told(file_server: FileServer, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot be written to .*: give another folder"):
         fetch(web(file_server), tmp_path / "file" / "folder")
@@ -286,16 +288,16 @@ def test_a_secret_in_an_address_is_found_nowhere(
     file_server.files["/rows.jsonl"] = Served(ROWS, status)
     host = file_server.url.removeprefix("http://")
     address = f"http://me:{SECRET}@{host}/rows.jsonl?token={SECRET}&signature=plain-signature"
-    told = ""
+    output = ""
     try:
         colab.fetch_dataset(address, folder=tmp_path)
     except DataError as error:
-        told = str(error)
-    assert ("404" in told) is (status == 404)
-    assert file_server.asked[0][0].endswith("signature=plain-signature")
-    said = capsys.readouterr()
+        output = str(error)
+    assert ("404" in output) is (status == 404)
+    assert file_server.requests[0][0].endswith("signature=plain-signature")
+    captured = capsys.readouterr()
     written = [p.read_text() + str(p) for p in tmp_path.rglob("*") if p.is_file()]
-    for text in [told, said.out, said.err, caplog.text, *written]:
+    for text in [output, captured.out, captured.err, caplog.text, *written]:
         assert SECRET not in text
         assert "plain-signature" not in text
 

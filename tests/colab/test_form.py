@@ -14,7 +14,7 @@ from colab.form_state import SCHEMA
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
-from tests.colab.forms import row_of, shown, told, type_into
+from tests.colab.forms import note_of, row_of, shown, type_into
 from tests.config.field_values import as_text, other_value
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def one_form() -> ConfigForm:
 def test_every_setting_shows_what_it_does_and_can_be_set(key: str, one_form: ConfigForm) -> None:
     value = other_value(SCHEMA.fields[key])
     one_form.undo()
-    assert html.escape(SCHEMA.fields[key].description) in told(one_form, key)
+    assert html.escape(SCHEMA.fields[key].description) in note_of(one_form, key)
     if key.startswith("model.lora_config."):
         assert row_of(one_form, key).input.disabled
         type_into(one_form, "model.lora_config", "true")
@@ -47,7 +47,7 @@ def test_every_setting_shows_what_it_does_and_can_be_set(key: str, one_form: Con
     config = one_form._state.config
     assert config.value(key) == value
     assert config.source(key).place == f"form {key}"
-    assert f"<i>form {key}</i>" in told(one_form, key)
+    assert f"<i>form {key}</i>" in note_of(one_form, key)
 
 
 def test_every_choice_that_is_offered_is_taken(one_form: ConfigForm) -> None:
@@ -63,12 +63,12 @@ def test_a_wrong_value_stays_in_its_field_with_the_reason_and_starts_no_run() ->
     for text in ("0", "-3", "1e9", "999999999999", "eight"):
         type_into(form, "training.batch_size", text)
         assert row_of(form, "training.batch_size").input.value == text
-        assert "training.batch_size must be a whole number" in told(form, "training.batch_size")
+        assert "training.batch_size must be a whole number" in note_of(form, "training.batch_size")
         assert "A run cannot start like this" in shown(form)
         with pytest.raises(ConfigurationError, match="batch_size must be"):
             form.config  # noqa: B018 (whoever starts a run asks for it)
     type_into(form, "training.batch_size", "8")
-    assert "must be" not in told(form, "training.batch_size")
+    assert "must be" not in note_of(form, "training.batch_size")
     assert form.config.batch_size == 8
 
 
@@ -90,7 +90,7 @@ def test_choosing_a_preset_and_undoing_all() -> None:
     view = form.make_view()
     view.presets.value = "ci"
     assert form.config.batch_size == 8
-    assert "preset ci (form)" in told(form, "training.batch_size")
+    assert "preset ci (form)" in note_of(form, "training.batch_size")
     type_into(form, "training.batch_size", "2")
     assert (form.config.batch_size, form.config.training.max_steps) == (2, 6)
     view.presets.value = "thorough"
@@ -172,5 +172,5 @@ def test_a_secret_is_in_no_widget(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_and_messages_cannot_bring_markup_in() -> None:
     form = ConfigForm(DeploymentConfig())
     type_into(form, "training.batch_size", "<img src=x onerror=alert(1)>")
-    assert "<img" not in told(form, "training.batch_size")
+    assert "<img" not in note_of(form, "training.batch_size")
     assert "<img" not in form.make_view().box.children[-5].value

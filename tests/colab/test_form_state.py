@@ -52,7 +52,7 @@ def refused_text(key: str) -> str | None:
 
 
 @pytest.mark.parametrize("key", [key for key, spec in SCHEMA.fields.items() if not spec.is_switch])
-def test_what_a_setting_does_not_take_is_told_beside_it_and_starts_no_run(key: str) -> None:
+def test_what_a_setting_does_not_take_is_reported_beside_it_and_starts_no_run(key: str) -> None:
     spec, text = SCHEMA.fields[key], refused_text(key)
     if text is None:
         assert kinds(spec.info.annotation) <= {*TAKES_TEXTS, list, "all-linear"}
@@ -67,7 +67,7 @@ def test_what_a_setting_does_not_take_is_told_beside_it_and_starts_no_run(key: s
         state.checked()
 
 
-def test_a_wrong_value_is_told_until_it_is_right() -> None:
+def test_a_wrong_value_is_reported_until_it_is_right() -> None:
     state = typed(training__batch_size="0")
     assert "training.batch_size must be a whole number of at least 1" in state.problems()[0]
     with pytest.raises(ConfigurationError, match="batch_size must be"):
@@ -77,7 +77,7 @@ def test_a_wrong_value_is_told_until_it_is_right() -> None:
     assert state.checked().batch_size == 8
 
 
-def test_values_that_do_not_go_together_are_told_beside_the_one_that_was_set() -> None:
+def test_values_that_do_not_go_together_are_reported_beside_the_one_that_was_set() -> None:
     state = typed(model__embedded__hidden_size="30")
     message = state.messages()["model.embedded.hidden_size"]
     assert "must be an even multiple of model.embedded.num_heads" in message
@@ -90,7 +90,7 @@ def test_values_that_do_not_go_together_are_told_beside_the_one_that_was_set() -
     assert state.checked().model.embedded.hidden_size == 30
 
 
-def test_what_cannot_be_carried_out_is_told_as_when_a_run_starts() -> None:
+def test_what_cannot_be_carried_out_is_reported_as_when_a_run_starts() -> None:
     state = typed(data__max_length="900", model__adapter="dialogue")
     assert state.messages().keys() == {"data.max_length", "model.adapter"}
     with pytest.raises(ConfigurationError, match="is not there yet"):
@@ -160,9 +160,9 @@ def test_a_secret_is_not_taken_and_not_shown() -> None:
     for text in (TOKEN, "s3://me:letmein99@host/b", "token=abcdefgh1"):
         state = typed(backup__place=text, model__name=text)
         assert state.messages().keys() == {"backup.place", "model.name"}
-        told = str([state.text("model.name"), state.problems(), state.changes()])
-        assert text not in told
-        assert "letmein99" not in told
+        shown = str([state.text("model.name"), state.problems(), state.changes()])
+        assert text not in shown
+        assert "letmein99" not in shown
 
 
 def test_a_place_with_a_password_stays_what_it_is_and_is_shown_without_it() -> None:

@@ -25,43 +25,43 @@ def serve(file_server: FileServer, data: bytes, path: str = PATH) -> None:
     file_server.files[path] = Served(data, headers=facts, etag=etag)
 
 
-def test_a_file_is_there_and_the_second_call_asks_nobody(
+def test_a_file_is_there_and_the_second_call_requests_nothing(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     serve(file_server, ROWS)
     path = fetch_from_hub(ADDRESS, HASH, tmp_path, file_server.url)
     assert (path, path.read_bytes()) == (tmp_path / "rows.jsonl", ROWS)
-    asked = len(file_server.asked)
+    num_requests = len(file_server.requests)
     assert fetch_from_hub(ADDRESS, None, tmp_path, file_server.url) == path
-    assert len(file_server.asked) == asked
+    assert len(file_server.requests) == num_requests
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["rows.jsonl"]
 
 
-def test_a_revision_is_asked_for(file_server: FileServer, tmp_path: Path) -> None:
+def test_a_revision_is_requested(file_server: FileServer, tmp_path: Path) -> None:
     serve(file_server, ROWS, PATH.replace("main", "v2"))
     address = ADDRESS.replace("chats/", "chats@v2/")
     assert fetch_from_hub(address, None, tmp_path, file_server.url).read_bytes() == ROWS
 
 
-def test_a_file_that_is_not_there_is_told(file_server: FileServer, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported(file_server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"did not come: .* set HF_TOKEN"):
         fetch_from_hub(ADDRESS, None, tmp_path, file_server.url)
 
 
 @pytest.mark.parametrize(
-    ("data", "wanted", "told"),
+    ("data", "wanted", "message"),
     [(ROWS, "0" * 64, "has the SHA-256"), (LOGIN_PAGE, None, "a web page"), (b"", None, "empty")],
 )
 def test_what_is_not_wanted_leaves_nothing(
-    data: bytes, wanted: str | None, told: str, file_server: FileServer, tmp_path: Path
+    data: bytes, wanted: str | None, message: str, file_server: FileServer, tmp_path: Path
 ) -> None:
     serve(file_server, data)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         fetch_from_hub(ADDRESS, wanted, tmp_path, file_server.url)
     assert [p for p in tmp_path.rglob("*") if p.name == "rows.jsonl"] == []
 
 
-def test_the_disk_is_asked_first(
+def test_free_space_is_checked_first(
     file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(file_server, ROWS)

@@ -56,7 +56,7 @@ def shown(directory: Path, advice: str = "") -> tuple[str, str]:
 
 def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
     html, text = shown(a_training(tmp_path), "Interrupting the cell saves it.")
-    for told in (
+    for part in (
         "20260101-a",
         "running",
         f"is being trained by process {os.getpid()}",
@@ -75,7 +75,7 @@ def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
         "backup: none",
         "Interrupting the cell saves it.",
     ):
-        assert told in html, told
+        assert part in html, part
     assert text.startswith("20260101-a: step 30 of 40 · 75.0 % · loss 1.069 · 200 tokens/s")
     assert text.endswith("saved: step 25; backup: none; the checkpoints lie on this machine only")
 
@@ -111,14 +111,14 @@ def test_a_run_that_has_ended_shows_its_result_and_no_advice(tmp_path: Path) -> 
     assert "finished" in text
 
 
-def test_before_the_first_step_the_panel_says_so(tmp_path: Path) -> None:
+def test_before_the_first_step_the_panel_shows_that(tmp_path: Path) -> None:
     html, text = shown(write_run(tmp_path))
     assert "No step has been logged yet." in html
     assert "nothing yet" in html
     assert "no step yet\nnothing is saved yet" in text
 
 
-def test_what_a_run_says_cannot_bring_markup_into_the_notebook(tmp_path: Path) -> None:
+def test_the_texts_of_a_run_cannot_bring_markup_into_the_notebook(tmp_path: Path) -> None:
     directory = a_training(tmp_path, status="failed", error="<script>alert(1)</script>")
     alert = {"time": 1.0, "step": 29, "message": "<img src=x onerror=alert(1)>"}
     add(directory, alert, file=system_file("alerts"))
@@ -161,7 +161,7 @@ class Broken(Shown):
         raise RuntimeError("the browser is gone")
 
 
-def test_what_fails_in_it_is_told_once_and_switched_off(
+def test_what_fails_in_it_is_reported_once_and_switched_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     output = Broken()

@@ -10,7 +10,7 @@ from infrastructure.deployment.installers import InstallError
 from infrastructure.testing.installation import Installation
 from tests.testing.fake_packages import install_temper
 
-ASKED = {
+REQUIREMENTS = {
     "": ["numpy>=2", "leaf>=1.2", "torch>=2.11,<2.14", "other"],
     "tested": ["numpy==2.4.6", "leaf==1.5", "torch==2.13.0", "torchao==0.18.0", "trl==1.14.2"],
     "colab": ["torchao==0.18.0", "trl==0.29.1", "numpy==2.1.3", "ipywidgets==7.7.1"],
@@ -22,7 +22,7 @@ ASKED = {
 def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The packages of this environment, by name, to be filled by the test."""
     packages: dict[str, str] = {}
-    monkeypatch.setattr(needed_packages, "requirement_lines", lambda: ASKED)
+    monkeypatch.setattr(needed_packages, "requirement_lines", lambda: REQUIREMENTS)
     monkeypatch.setattr(needed_packages, "installed_version", packages.get)
     return packages
 
@@ -85,12 +85,12 @@ def test_datasets_that_unsloth_excludes_is_replaced(
     expected: tuple[str, ...],
 ) -> None:
     here["datasets"] = datasets
-    asked = ["datasets!=4.0.*,<5.0.0,>=3.4.1", "torch>=2.4", 'datasets>=9; extra == "x"']
-    monkeypatch.setattr(needed_packages.importlib.metadata, "requires", lambda name: asked)
+    requirements = ["datasets!=4.0.*,<5.0.0,>=3.4.1", "torch>=2.4", 'datasets>=9; extra == "x"']
+    monkeypatch.setattr(needed_packages.importlib.metadata, "requires", lambda name: requirements)
     assert needed_by_unsloth() == expected
 
 
-def test_a_checkout_s_files_and_an_installation_s_metadata_say_the_same(
+def test_a_checkout_s_files_and_an_installation_s_metadata_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_checkout = requirement_lines()
@@ -107,7 +107,9 @@ def test_the_doctor_reads_the_same_metadata(tmp_path: Path) -> None:
     assert (tested.name, str(tested.specifier)) == ("leaf", "==1.5")
 
 
-def test_without_either_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_either_the_error_names_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(name: str) -> None:
         raise needed_packages.importlib.metadata.PackageNotFoundError(name)
 

@@ -31,8 +31,8 @@ def test_what_is_left_at_the_place_comes_to_the_same_end(
     """Longer than others: a process of its own starts, trains and dies."""
     config = configured(tmp_path, backup={"place": str(tmp_path / "place")})
     colab.rehearse_disconnect(config, at_step=20)
-    told = capsys.readouterr().out
-    assert "Killed process" in told
+    output = capsys.readouterr().out
+    assert "Killed process" in output
     (lost,) = Path(config.output_dir, "lost-machines").iterdir()
     trainer = read_trainer(lost)
     assert trainer is not None

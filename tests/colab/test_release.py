@@ -39,7 +39,9 @@ def released(folder: Path, seconds: float = 30.0) -> bool:
     return release_runtime(output_dir=folder / "runs", seconds=seconds)
 
 
-def test_what_is_safe_is_let_go(colab_session: ColabSession, trained: Path, capsys: Shown) -> None:
+def test_a_runtime_with_all_safe_is_released(
+    colab_session: ColabSession, trained: Path, capsys: Shown
+) -> None:
     assert released(trained)
     assert len(colab_session.calls("unassign")) == 1
     shown = capsys.readouterr().out.splitlines()
@@ -58,7 +60,7 @@ def test_a_drive_is_flushed_before(
 
 
 @pytest.mark.parametrize(
-    ("told", "sentence"),
+    ("failure", "sentence"),
     [
         ("no_service", "Unable to find the runtime management service."),
         ("refused", "Unable to request VM unassignment."),
@@ -66,9 +68,9 @@ def test_a_drive_is_flushed_before(
     ],
 )
 def test_a_colab_that_does_not_take_it_is_one_sentence(
-    colab_session: ColabSession, trained: Path, capsys: Shown, told: str, sentence: str
+    colab_session: ColabSession, trained: Path, capsys: Shown, failure: str, sentence: str
 ) -> None:
-    colab_session.behaves(unassign=told)
+    colab_session.behaves(unassign=failure)
     assert not released(trained)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("The runtime stays: Colab did not take it back")

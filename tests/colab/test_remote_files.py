@@ -40,7 +40,7 @@ def test_a_small_file_on_drive_comes_at_once(file_server: FileServer, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("page", "status", "told"),
+    ("page", "status", "message"),
     [
         (QUOTA_PAGE, 200, "Drive refuses: Too many users have viewed .* wait up to 24 h"),
         (
@@ -55,18 +55,18 @@ def test_a_small_file_on_drive_comes_at_once(file_server: FileServer, tmp_path: 
     ],
 )
 def test_a_page_of_drive_is_never_taken_for_data(
-    page: bytes, status: int, told: str, file_server: FileServer, tmp_path: Path
+    page: bytes, status: int, message: str, file_server: FileServer, tmp_path: Path
 ) -> None:
     html = {"Content-Type": "text/html; charset=utf-8"}
     file_server.files[f"/uc?id={FILE_ID}"] = Served(page, status, html)
-    with pytest.raises(DataError, match=told) as raised:
+    with pytest.raises(DataError, match=message) as raised:
         fetch(drive(file_server), tmp_path)
     assert visible(tmp_path) == []
     assert FILE_ID not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "told"),
+    ("spoilt", "message"),
     [
         (Served(ROWS, cuts=[1000], is_always_cut=True, has_ranges=False), "did not come: peer"),
         (Served(ROWS, pause_seconds=60), "did not come: .*timed out"),
@@ -77,12 +77,12 @@ def test_a_page_of_drive_is_never_taken_for_data(
     ids=["truncated", "silent", "slow", "page", "hash"],
 )
 def test_what_drive_spoils_is_never_taken_for_data(
-    spoilt: Served, told: str, file_server: FileServer, tmp_path: Path
+    spoilt: Served, message: str, file_server: FileServer, tmp_path: Path
 ) -> None:
     shared_on_drive(file_server, FILE_ID, spoilt, "chats.jsonl")
-    wanted = HASH if "SHA" in told else None
+    wanted = HASH if "SHA" in message else None
     patience = IMPATIENT if spoilt.pause_seconds else HURRIED
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         fetch(drive(file_server, patience), tmp_path, wanted, patience)
     assert visible(tmp_path) == []
 
@@ -128,7 +128,7 @@ NOT_CONNECTED = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
 
 @pytest.mark.parametrize(
-    ("failure", "told", "after"),
+    ("failure", "message", "after"),
     [
         (NOT_CONNECTED, "mount Drive again", ROWS),
         (NOT_CONNECTED, "mount Drive again", ROWS.replace(b"?", b"!")),
@@ -136,9 +136,9 @@ NOT_CONNECTED = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
         (None, r"no answer within 0 s: mount Drive again", ROWS),
     ],
 )
-def test_a_mount_that_fails_in_the_middle_is_told_and_the_next_call_goes_on(
+def test_a_mount_that_fails_in_the_middle_is_reported_and_the_next_call_goes_on(
     failure: OSError | None,
-    told: str,
+    message: str,
     after: bytes,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -153,7 +153,7 @@ def test_a_mount_that_fails_in_the_middle_is_told_and_the_next_call_goes_on(
     monkeypatch.setattr(remote_files, "CHUNK_BYTES", 5000)
     with monkeypatch.context() as failing:
         failing.setattr(remote_files, "within", failing_at(6, failure, released))
-        with pytest.raises(DataError, match=f"did not come: .*{told}.* are kept"):
+        with pytest.raises(DataError, match=f"did not come: .*{message}.* are kept"):
             fetch_file(remote, None, local, 60, HURRIED)
     released.set()
     assert visible(local) == []
@@ -164,7 +164,7 @@ def test_a_mount_that_fails_in_the_middle_is_told_and_the_next_call_goes_on(
     assert fetch_file(remote, None, local, 60, HURRIED).read_bytes() == after
 
 
-def test_a_mount_that_gives_less_than_it_says_is_not_believed(
+def test_a_mount_that_gives_less_than_its_size_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounted = tmp_path / "drive" / "MyDrive" / "rows.jsonl"
@@ -189,15 +189,15 @@ def failing_at(
     number: int, failure: OSError | None, released: threading.Event
 ) -> Callable[[float, Callable[[], object]], object]:
     """`within`, as it is on a mount that answers no question from the `number`th on."""
-    asked: list[object] = []
+    timeouts: list[object] = []
 
-    def ask(seconds: float, question: Callable[[], object]) -> object:
-        asked.append(question)
-        if len(asked) < number:
+    def limited(seconds: float, question: Callable[[], object]) -> object:
+        timeouts.append(question)
+        if len(timeouts) < number:
             return within(seconds, question)
         return within(seconds, lambda: answer(failure, released))
 
-    return ask
+    return limited
 
 
 def answer(failure: OSError | None, released: threading.Event) -> None:

@@ -21,7 +21,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return TrainingDeployment(DeploymentConfig(**settings), say=lambda line: None).run()
 
 
-def test_a_model_is_asked_and_its_answers_are_shown(
+def test_a_model_answers_and_its_answers_are_shown(
     trained: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = colab.ask(trained["paths"]["model"], ["Reverse 123", "Reverse 456"], max_tokens=4)
@@ -53,7 +53,7 @@ def test_a_checkpoint_becomes_a_folder_once(
     assert colab.export(trained["paths"]["run"]).name == "step-3"
 
 
-def test_a_step_that_is_not_there_is_told(trained: dict[str, Any]) -> None:
+def test_a_step_that_is_not_there_is_reported(trained: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="has no checkpoint at step '99'"):
         colab.export(trained["paths"]["run"], step=99)
 
@@ -73,7 +73,7 @@ def test_the_report_is_framed_in_a_notebook_and_named_elsewhere(
     assert "&lt;!DOCTYPE html&gt;" in frame.data, "it is a page of its own, escaped into the frame"
 
 
-def test_a_report_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_report_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"report\.html is not there"):
         colab.show_report(tmp_path)
 
@@ -106,7 +106,7 @@ def test_quantum_steps_are_shown_and_returned(
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"records": []}'], ids=str)
-def test_a_run_without_quantum_steps_is_told(tmp_path: Path, content: str | None) -> None:
+def test_a_run_without_quantum_steps_is_reported(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "quantum.json").write_text(content)
     with pytest.raises(ValueError, match=r"no quantum step: training\.enabled_extensions names it"):

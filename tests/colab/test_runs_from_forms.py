@@ -25,7 +25,7 @@ def small(tmp_path: Path) -> DeploymentConfig:
     return DeploymentConfig(**small_settings(tmp_path))
 
 
-def test_measuring_tells_time_and_memory_and_trains_nothing(
+def test_measuring_shows_time_and_memory_and_trains_nothing(
     tmp_path: Path, small: DeploymentConfig
 ) -> None:
     form = ConfigForm(small)
@@ -41,7 +41,7 @@ def test_measuring_tells_time_and_memory_and_trains_nothing(
     assert "Measured with" not in shown(form)
 
 
-def test_what_cannot_be_measured_is_told_in_the_form(tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_reported_in_the_form(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.jsonl")
     form = ConfigForm(DeploymentConfig(data_path=missing, output_dir=str(tmp_path)))
     assert form.measure()[0].startswith("It cannot be measured: ")

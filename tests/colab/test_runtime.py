@@ -58,10 +58,10 @@ def test_kaggle_is_not_colab_although_it_sets_colab_s_variables(
     assert platform() is Platform.KAGGLE
 
 
-@pytest.mark.parametrize("told", [*map(str, Platform), " Colab "])
-def test_the_variable_knows_better(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
-    monkeypatch.setenv(runtime.VARIABLE, told)
-    assert platform() == told.strip().lower()
+@pytest.mark.parametrize("variable", [*map(str, Platform), " Colab "])
+def test_the_variable_knows_better(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(runtime.VARIABLE, variable)
+    assert platform() == variable.strip().lower()
 
 
 def test_a_wrong_variable_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:

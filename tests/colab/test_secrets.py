@@ -85,11 +85,11 @@ SECRET_REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("told", "sentence"), SECRET_REFUSALS)
+@pytest.mark.parametrize(("failure", "sentence"), SECRET_REFUSALS)
 def test_a_refusal_is_one_sentence_and_no_error_of_the_notebook(
-    colab_session: ColabSession, told: dict[str, object], sentence: str
+    colab_session: ColabSession, failure: dict[str, object], sentence: str
 ) -> None:
-    colab_session.behaves(**told)
+    colab_session.behaves(**failure)
     (found,) = bring_secrets(["HF_TOKEN"])
     assert found.place == "missing"
     assert sentence in found.why
@@ -111,7 +111,7 @@ def test_access_that_is_given_later_counts(colab_session: ColabSession) -> None:
     assert find_secret("HF_TOKEN").place == "Colab secrets"
 
 
-def test_where_there_is_no_page_nothing_is_asked(
+def test_where_there_is_no_page_nothing_is_read(
     colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEMPER_PLATFORM", "notebook")

@@ -44,11 +44,11 @@ def test_the_settings_are_a_configuration_s(colab_session: ColabSession) -> None
     assert {key: config.value(key) for key in settings} == settings
 
 
-@pytest.mark.parametrize(("told", "sentence"), MOUNT_REFUSALS)
-def test_whatever_drive_refuses_the_session_begins_and_says_what_is_lost(
-    colab_session: ColabSession, capsys: pytest.CaptureFixture[str], told: str, sentence: str
+@pytest.mark.parametrize(("failure", "sentence"), MOUNT_REFUSALS)
+def test_whatever_drive_refuses_the_session_begins_and_names_what_is_lost(
+    colab_session: ColabSession, capsys: pytest.CaptureFixture[str], failure: str, sentence: str
 ) -> None:
-    colab_session.behaves(mount=told)
+    colab_session.behaves(mount=failure)
     settings = begin().settings()
     assert "backup.place" not in settings
     shown = capsys.readouterr().out
@@ -99,7 +99,7 @@ def test_an_environment_that_wants_no_place_gets_none(
     assert "No copies are made (TEMPER_BACKUP__PLACE=none)" in capsys.readouterr().out
 
 
-def test_who_does_not_want_drive_is_not_asked(
+def test_without_drive_nothing_is_mounted(
     colab_session: ColabSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "backup.place" not in begin(use_drive=False).settings()

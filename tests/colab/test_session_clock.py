@@ -14,7 +14,7 @@ HOUR = 3600.0
 
 
 @pytest.fixture(autouse=True)
-def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_hints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEMPER_SESSION_HOURS", raising=False)
 
 
@@ -46,14 +46,14 @@ def test_the_clock_for_a_person() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"), [(None, 10 * HOUR - 600), (20 * HOUR, 10 * HOUR - 600), (60.0, 60.0)]
+    ("deadline", "expected"), [(None, 10 * HOUR - 600), (20 * HOUR, 10 * HOUR - 600), (60.0, 60.0)]
 )
-def test_a_training_ends_before_its_session(asked: float | None, expected: float) -> None:
-    config = DeploymentConfig(**{"training.deadline": asked, "batch_size": 3})
+def test_a_training_ends_before_its_session(deadline: float | None, expected: float) -> None:
+    config = DeploymentConfig(**{"training.deadline": deadline, "batch_size": 3})
     kept = clock(2, 12).within_session(config)
     assert (kept.training.deadline, kept.batch_size) == (expected, 3)
-    assert config.training.deadline == asked
-    place = "keyword training.deadline" if asked == expected else "the end of this session"
+    assert config.training.deadline == deadline
+    place = "keyword training.deadline" if deadline == expected else "the end of this session"
     assert kept.source("training.deadline").place == place
 
 
@@ -89,7 +89,7 @@ def test_the_limit_is_the_lender_s(
 
 
 @pytest.mark.parametrize("platform", ["colab", "notebook"])
-def test_hours_that_are_told_count(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+def test_hours_that_are_given_count(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     monkeypatch.setenv("TEMPER_SESSION_HOURS", "1.5")
     assert limit_of(monkeypatch, platform) == 1.5 * HOUR
     assert limit_of(monkeypatch, platform, used_hours=2) is None

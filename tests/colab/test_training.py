@@ -63,8 +63,8 @@ def test_a_training_in_the_cell_is_one_output_drawn_again_and_ends_with_its_resu
     (run,) = runs_of(tmp_path)
     summary = json.loads((run / "summary.json").read_text())
     panel = panel_of(done)
-    for told in (run.name, "finished", f"of {summary['total_steps']}", "Loss", "Learning rate"):
-        assert told in panel, told
+    for text in (run.name, "finished", f"of {summary['total_steps']}", "Loss", "Learning rate"):
+        assert text in panel, text
     assert "Before → after" in panel
     assert "Where everything lies" in done.text
     assert "INFO" not in done.text
@@ -75,7 +75,7 @@ def test_a_training_in_the_cell_is_one_output_drawn_again_and_ends_with_its_resu
     assert "was finished before" in again.text
 
 
-def test_interrupting_the_cell_saves_and_says_where_and_the_cell_goes_on(
+def test_interrupting_the_cell_saves_and_shows_where_and_the_cell_goes_on(
     kernel: Kernel, tmp_path: Path
 ) -> None:
     code = cell(tmp_path, "summary = colab.train(config)", num_epochs=LONG)
@@ -127,14 +127,14 @@ def test_a_detached_training_outlives_its_kernel_and_the_next_kernel_looks_on(
     assert ended.is_alive is False
 
 
-def test_without_a_notebook_lines_tell_the_same(
+def test_without_a_notebook_lines_show_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary = train(small_config(tmp_path, num_epochs=1))
     assert summary["status"] == "finished"
-    told = capsys.readouterr()
-    assert "training 100 % · step" in told.err
-    assert "Where everything lies" in told.out
+    captured = capsys.readouterr()
+    assert "training 100 % · step" in captured.err
+    assert "Where everything lies" in captured.out
     again = attach(summary["paths"]["run"])
     assert (again["status"], again["steps"]) == ("finished", summary["steps"])
     assert capsys.readouterr().out.startswith("finished · step")

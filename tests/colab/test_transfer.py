@@ -17,17 +17,17 @@ from tests.colab.fetching import HASH, HURRIED, IMPATIENT, ROWS, fetch, parts, v
 from tests.colab.file_server import FileServer, Served
 
 
-@pytest.mark.parametrize("told", [{}, {"Last-Modified": "Sat, 21 Nov 2026 12:00:00 GMT"}])
+@pytest.mark.parametrize("headers", [{}, {"Last-Modified": "Sat, 21 Nov 2026 12:00:00 GMT"}])
 def test_a_broken_transfer_goes_on_where_it_was(
-    told: dict[str, str], file_server: FileServer, tmp_path: Path
+    headers: dict[str, str], file_server: FileServer, tmp_path: Path
 ) -> None:
-    etag = None if told else '"v1"'
-    file_server.files["/rows.jsonl"] = Served(ROWS, headers=told, etag=etag, cuts=[5000, 3000])
+    etag = None if headers else '"v1"'
+    file_server.files["/rows.jsonl"] = Served(ROWS, headers=headers, etag=etag, cuts=[5000, 3000])
     assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
     assert file_server.ranges() == ["", "bytes=5000-", "bytes=8000-"]
 
 
-def test_a_server_that_knows_no_ranges_is_asked_for_all_again(
+def test_a_server_that_knows_no_ranges_sends_all_again(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     file_server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], has_ranges=False)
@@ -44,7 +44,7 @@ def test_what_has_no_version_is_not_gone_on_with(
     assert file_server.ranges() == ["", ""]
 
 
-def test_another_part_than_was_asked_for_is_not_added(
+def test_another_part_than_was_requested_is_not_added(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     file_server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], shift_bytes=7)
@@ -52,11 +52,11 @@ def test_another_part_than_was_asked_for_is_not_added(
     assert file_server.ranges() == ["", "bytes=5000-", ""]
 
 
-def test_a_part_that_nobody_asked_for_is_not_the_file(
+def test_a_part_that_nobody_requested_is_not_the_file(
     file_server: FileServer, tmp_path: Path
 ) -> None:
-    told = {"Content-Range": f"bytes 100-{len(ROWS) - 1}/{len(ROWS)}"}
-    file_server.files["/rows.jsonl"] = Served(ROWS[100:], 206, told)
+    headers = {"Content-Range": f"bytes 100-{len(ROWS) - 1}/{len(ROWS)}"}
+    file_server.files["/rows.jsonl"] = Served(ROWS[100:], 206, headers)
     with pytest.raises(DataError, match="another part of the file came"):
         fetch(web(file_server), tmp_path)
     assert visible(tmp_path) == []
@@ -97,7 +97,7 @@ def test_a_server_that_always_breaks_off_gives_nothing(
     with pytest.raises(DataError, match="did not come: peer closed connection"):
         fetch(web(file_server), tmp_path)
     assert visible(tmp_path) == []
-    assert len(file_server.asked) == HURRIED.num_attempts
+    assert len(file_server.requests) == HURRIED.num_attempts
 
 
 def test_a_chunked_answer_that_is_cut_is_noticed(file_server: FileServer, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_an_answer_without_an_end_is_taken_with_its_hash_only(
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "num_asked"),
+    ("status", "message", "num_requests"),
     [
         (404, r"404 \(Not Found\): check the address", 1),
         (403, r"403 \(Forbidden\): it wants to know who asks", 1),
@@ -132,14 +132,14 @@ def test_an_answer_without_an_end_is_taken_with_its_hash_only(
         (503, r"503 \(Service Unavailable\)", HURRIED.num_attempts),
     ],
 )
-def test_a_refusal_says_what_to_do(
-    status: int, told: str, num_asked: int, file_server: FileServer, tmp_path: Path
+def test_a_refusal_explains_what_to_do(
+    status: int, message: str, num_requests: int, file_server: FileServer, tmp_path: Path
 ) -> None:
     file_server.files["/rows.jsonl"] = Served(b"refused", status)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         fetch(web(file_server), tmp_path)
     assert visible(tmp_path) == []
-    assert len(file_server.asked) == num_asked
+    assert len(file_server.requests) == num_requests
 
 
 def test_nobody_answers(tmp_path: Path) -> None:
@@ -194,9 +194,9 @@ def test_a_killed_process_goes_on_where_it_was(file_server: FileServer, tmp_path
     assert file_server.ranges()[-1] != ""
 
 
-@pytest.mark.parametrize(("boot", "asked"), [("first", "bytes=5000-"), ("second", "")])
+@pytest.mark.parametrize(("boot", "wanted"), [("first", "bytes=5000-"), ("second", "")])
 def test_after_another_start_of_the_machine_nothing_is_gone_on_with(
-    boot: str, asked: str, file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    boot: str, wanted: str, file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut may leave zeros where the end of a file was."""
     monkeypatch.setattr(transfer, "BOOT_ID", tmp_path / "boot_id")
@@ -209,10 +209,10 @@ def test_after_another_start_of_the_machine_nothing_is_gone_on_with(
     file_server.files["/rows.jsonl"] = Served(ROWS)
     (tmp_path / "boot_id").write_text(boot)
     assert fetch(web(file_server), tmp_path).read_bytes() == ROWS
-    assert file_server.ranges()[-1] == asked
+    assert file_server.ranges()[-1] == wanted
 
 
-def test_the_disk_is_asked_before_the_first_byte(
+def test_free_space_is_checked_before_the_first_byte(
     file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file_server.files["/rows.jsonl"] = Served(ROWS)

@@ -83,13 +83,13 @@ def flip_a_bit(store: Path) -> None:
     path.write_bytes(data)
 
 
-def test_the_status_says_what_is_safe(run: Path, place: Path, temper: Temper) -> None:
-    code, told = temper("status")
-    assert (code, told["run"], told["confirmed_step"], told["place"]) == (
+def test_the_status_shows_what_is_safe(run: Path, place: Path, temper: Temper) -> None:
+    code, output = temper("status")
+    assert (code, output["run"], output["confirmed_step"], output["place"]) == (
         *(ExitCode.DONE, run.name, 3),
         str(place),
     )
-    assert told["possible_loss_seconds"] >= 0
+    assert output["possible_loss_seconds"] >= 0
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_the_status_says_what_is_safe(run: Path, place: Path, temper: Temper) ->
 def test_looking_needs_no_torch(run: Path, place: Path, command: str) -> None:
     """It takes seconds to import, in which nobody wants to wait for a list."""
     options = [*command.split(), str(run), "--output", str(run.parent)]
-    told = [*options, "--place", str(place)] if command.startswith("backup") else options
+    arguments = [*options, "--place", str(place)] if command.startswith("backup") else options
     code = f"""
 import sys
 from infrastructure.commands.main import main
-code = main({told!r})
+code = main({arguments!r})
 assert not {{"torch", "transformers"}} & set(sys.modules)
 raise SystemExit(code)
 """
@@ -111,13 +111,13 @@ raise SystemExit(code)
     assert done.returncode == ExitCode.DONE, done.stderr
 
 
-def test_a_run_without_a_place_says_so(
+def test_a_run_without_a_place_is_shown_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temper: Temper
 ) -> None:
     monkeypatch.chdir(tmp_path)
     deploy(small_config(tmp_path, max_steps=1))
-    code, told = temper("status")
-    assert (code, told["place"]) == (ExitCode.DONE, None)
+    code, output = temper("status")
+    assert (code, output["place"]) == (ExitCode.DONE, None)
     assert temper("create")[0] == ExitCode.WRONG_INPUT
 
 
@@ -126,20 +126,20 @@ def test_a_copy_is_made_now_of_a_run_that_had_none(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made, _ = deploy(small_config(tmp_path, max_steps=2))
-    code, told = temper("create", made.name, "--place", str(place))
-    assert (code, told["confirmed"], told["confirmed_step"]) == (ExitCode.DONE, True, 2)
+    code, output = temper("create", made.name, "--place", str(place))
+    assert (code, output["confirmed"], output["confirmed_step"]) == (ExitCode.DONE, True, 2)
     assert Store(place / made.name).newest()[0] == Store(made / "checkpoints").newest()[0]
 
 
 def test_a_copy_that_is_not_confirmed_in_time_is_a_failure(run: Path, temper: Temper) -> None:
     nowhere = str(run.parent / "not-mounted/temper")
-    code, told = temper("create", "--place", nowhere, "--backup-finish-seconds", "1")
-    assert (code, told["confirmed"]) == (ExitCode.NOT_CONFIRMED, False)
+    code, output = temper("create", "--place", nowhere, "--backup-finish-seconds", "1")
+    assert (code, output["confirmed"]) == (ExitCode.NOT_CONFIRMED, False)
 
 
 def test_versions_and_runs_are_listed(run: Path, place: Path, temper: Temper) -> None:
-    code, told = temper("list", run.name)
-    lies = {version["step"]: version["places"] for version in told["versions"]}
+    code, output = temper("list", run.name)
+    lies = {version["step"]: version["places"] for version in output["versions"]}
     assert code == ExitCode.DONE
     assert lies[3] == ["here", str(place)]
     assert lies[1] == ["here"] or str(place) in lies[1]
@@ -147,20 +147,20 @@ def test_versions_and_runs_are_listed(run: Path, place: Path, temper: Temper) ->
 
 
 def test_damage_at_the_place_is_found(run: Path, place: Path, temper: Temper) -> None:
-    code, told = temper("verify", run.name)
-    assert (code, told["damaged"]) == (ExitCode.DONE, 0)
+    code, output = temper("verify", run.name)
+    assert (code, output["damaged"]) == (ExitCode.DONE, 0)
     flip_a_bit(place / run.name)
-    code, told = temper("verify", run.name)
+    code, output = temper("verify", run.name)
     assert code == ExitCode.FAILED
-    assert {row["where"] for row in told["versions"] if row["problem"]} == {str(place)}
+    assert {row["where"] for row in output["versions"] if row["problem"]} == {str(place)}
 
 
 def test_a_whole_run_comes_back_and_goes_on(run: Path, place: Path, temper: Temper) -> None:
     before = (run / "run.json").read_bytes()
     shutil.rmtree(run)
-    code, told = temper("restore", run.name, "--place", str(place))
-    assert (code, told["path"], told["step"]) == (ExitCode.DONE, str(run), 3)
-    assert told["go_on"] == f"temper train-resume {run}"
+    code, output = temper("restore", run.name, "--place", str(place))
+    assert (code, output["path"], output["step"]) == (ExitCode.DONE, str(run), 3)
+    assert output["go_on"] == f"temper train-resume {run}"
     assert (run / "run.json").read_bytes() == before
     assert (run / "tokenizer/tokenizer.json").is_file()
     assert newest_step(run) == 3
@@ -171,9 +171,9 @@ def test_a_whole_run_comes_back_and_goes_on(run: Path, place: Path, temper: Temp
 def test_the_newest_run_is_restored_where_none_is_named(
     run: Path, place: Path, temper: Temper
 ) -> None:
-    code, told = temper("restore", "--place", str(place), "--output", "elsewhere")
-    assert (code, told["run"]) == (ExitCode.DONE, run.name)
-    assert Path(told["path"]).parent.name == "elsewhere"
+    code, output = temper("restore", "--place", str(place), "--output", "elsewhere")
+    assert (code, output["run"]) == (ExitCode.DONE, run.name)
+    assert Path(output["path"]).parent.name == "elsewhere"
 
 
 def test_a_restored_run_does_not_lose_what_is_newer_here(
@@ -184,17 +184,17 @@ def test_a_restored_run_does_not_lose_what_is_newer_here(
     assert (run / "metrics.jsonl").read_text() == "newer\n"
 
 
-def test_pruning_says_before_what_it_removes(run: Path, place: Path, temper: Temper) -> None:
+def test_pruning_shows_before_what_it_removes(run: Path, place: Path, temper: Temper) -> None:
     record = read_record(run / "run.json")
     record["configuration"]["values"]["training"]["keep_checkpoints"] = 2
     write_record(run / "run.json", record)
-    code, told = temper("prune", run.name, "--dry-run")
-    gone = [row["step"] for row in told["would_remove"] if row["where"] == "here"]
+    code, output = temper("prune", run.name, "--dry-run")
+    gone = [row["step"] for row in output["would_remove"] if row["where"] == "here"]
     assert (code, gone) == (ExitCode.DONE, [1, 0])
     assert len(Store(run / "checkpoints").versions()) == 4
-    code, told = temper("prune", run.name)
+    code, output = temper("prune", run.name)
     assert code == ExitCode.DONE
-    assert told["done"][0] == "2 versions removed here"
+    assert output["done"][0] == "2 versions removed here"
     assert len(Store(run / "checkpoints").versions()) == 2
 
 
@@ -218,10 +218,10 @@ def test_what_goes_wrong_is_one_sentence(
 ) -> None:
     capsys.readouterr()
     assert main(["backup", *arguments]) == ExitCode.WRONG_INPUT
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert words in told.err.splitlines()[-1]
-    assert "Traceback" not in told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err.splitlines()[-1]
+    assert "Traceback" not in captured.err
 
 
 def test_people_read_lines(run: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:

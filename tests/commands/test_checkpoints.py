@@ -60,7 +60,7 @@ def test_checkpoints_are_listed_with_what_they_are(
     assert Path(row["path"]).is_file()
 
 
-def test_verifying_finds_what_is_damaged_and_says_so_by_its_exit_code(
+def test_verifying_finds_what_is_damaged_and_fails_by_its_exit_code(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -104,8 +104,8 @@ def test_what_is_exported_is_the_model_of_that_step(
     (tmp_path / "rows.jsonl").unlink()  # no training data is needed
     capsys.readouterr()
     assert main(["export", run.name, "model", "--json"]) == ExitCode.DONE
-    told = printed(capsys)
-    assert (told["step"], told["folder"]) == (3, str(tmp_path / "model"))
+    output = printed(capsys)
+    assert (output["step"], output["folder"]) == (3, str(tmp_path / "model"))
     assert torch.equal(generate(tmp_path / "model"), generate(run / "final"))
     assert main(["export", f"{run.name}@1", "earlier"]) == ExitCode.DONE
     assert not torch.equal(generate(tmp_path / "earlier"), generate(run / "final"))

@@ -32,8 +32,8 @@ def test_a_dashboard_shows_a_real_training_and_outlives_it(tmp_path: Path) -> No
     assert look(url)["state"] == ""
     training = start_temper("train", folder=tmp_path)
     run = when_saved(tmp_path, 2, training)
-    told = look(f"{url}")
-    assert run.name in told["title"]
+    output = look(f"{url}")
+    assert run.name in output["title"]
     code, _, _ = end(training, signal.SIGINT)
     assert code == 130
     watched = start_temper("watch", folder=tmp_path)
@@ -48,14 +48,14 @@ def test_a_dashboard_shows_a_real_training_and_outlives_it(tmp_path: Path) -> No
 
 def test_watch_shows_a_run_once_and_ends_with_the_run(tmp_path: Path) -> None:
     add(write_run(tmp_path / "runs", "a", status="failed"), step_record(7))
-    for flags, told in ((["--once"], "step 7 of 40"), ([], "failed · step 7 of 40")):
+    for flags, message in ((["--once"], "step 7 of 40"), ([], "failed · step 7 of 40")):
         watched = start_temper("watch", "a", *flags, folder=tmp_path)
         out, _ = watched.communicate(timeout=60)
-        assert (watched.returncode, told in out) == (1, True)
+        assert (watched.returncode, message in out) == (1, True)
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "reported"),
     [
         (["watch"], "no run in runs; start one with: temper train DATA"),
         (["dashboard", "nothing"], "unknown run or checkpoint 'nothing'"),
@@ -63,14 +63,16 @@ def test_watch_shows_a_run_once_and_ends_with_the_run(tmp_path: Path) -> None:
         (["watch", "--every", "x"], "argument --every: invalid float value"),
     ],
 )
-def test_what_cannot_be_shown_is_wrong_input(tmp_path: Path, command: list[str], told: str) -> None:
+def test_what_cannot_be_shown_is_wrong_input(
+    tmp_path: Path, command: list[str], reported: str
+) -> None:
     process = start_temper(*command, folder=tmp_path)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert told in err
+    assert reported in err
 
 
-def test_to_a_person_the_dashboard_says_where_it_is_and_who_may_see_it(tmp_path: Path) -> None:
+def test_to_a_person_the_dashboard_shows_where_it_is_and_who_may_see_it(tmp_path: Path) -> None:
     for host, last in (("127.0.0.1", "Through a proxy"), ("0.0.0.0", "Only who has this address")):
         process = start_temper("dashboard", "--port", "0", "--host", host, folder=tmp_path)
         assert process.stdout is not None

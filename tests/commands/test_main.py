@@ -112,7 +112,7 @@ assert code == 2, code
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "message"),
     [
         ("train --mode sidewise", "--mode"),
         ("train-resume --mode sidewise", "--mode"),
@@ -129,12 +129,12 @@ assert code == 2, code
         ("search", "search"),
     ],
 )
-def test_wrong_settings_are_told_before_torch_is_loaded(
-    tmp_path: Path, command: str, says: str
+def test_wrong_settings_are_reported_before_torch_is_loaded(
+    tmp_path: Path, command: str, message: str
 ) -> None:
     """Loading it takes longer than all the rest."""
     environment = {name: v for name, v in os.environ.items() if not name.startswith("DWAVE_")}
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", TORCHLESS, *command.split()],
         cwd=tmp_path,
         env={**environment, "PYTHONPATH": str(ROOT)},
@@ -142,8 +142,8 @@ def test_wrong_settings_are_told_before_torch_is_loaded(
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stderr
-    assert says in told.stderr
+    assert done.returncode == 0, done.stderr
+    assert message in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -178,9 +178,9 @@ def test_what_begins_something_takes_a_preset(command: str) -> None:
 
 
 def test_a_run_that_goes_on_keeps_its_settings_and_takes_no_preset() -> None:
-    told = run("train-resume", "--preset", "quick")
-    assert told.returncode == 2
-    assert "unknown argument '--preset'" in told.stderr
+    done = run("train-resume", "--preset", "quick")
+    assert done.returncode == 2
+    assert "unknown argument '--preset'" in done.stderr
 
 
 @pytest.mark.usefixtures("restore_logging")
@@ -197,7 +197,7 @@ def test_visible_gpus_are_set_before_torch_is_imported(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("restore_logging")
-def test_doctor_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_lists_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor"])
     out = capsys.readouterr().out
     assert "Python" in out
@@ -228,8 +228,8 @@ def resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, 
     calls: list[tuple[Any, ...]] = []
 
     def resume(name: str | None, output_dir: str, changes: Any, accept: list[str]) -> int:
-        told = {setting.key: setting.value for setting in changes}
-        calls.append((name, output_dir, told, accept))
+        given = {setting.key: setting.value for setting in changes}
+        calls.append((name, output_dir, given, accept))
         return ExitCode.DONE
 
     monkeypatch.setattr(train_resume, "resume", resume)
@@ -269,8 +269,8 @@ def test_what_is_given_when_resuming_replaces_what_was_recorded(
     monkeypatch.setenv("LOG_LEVEL", "warning")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert main(["train-resume", "--cuda-visible-devices", "3"]) == ExitCode.DONE
-    told = {"log_level": "WARNING", "cuda_visible_devices": "3"}
-    assert resumed == [(None, "runs", told, [])]
+    given = {"log_level": "WARNING", "cuda_visible_devices": "3"}
+    assert resumed == [(None, "runs", given, [])]
     assert logging.getLogger().level == logging.WARNING
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
@@ -308,7 +308,7 @@ def test_an_error_that_nobody_foresaw_is_one_sentence(
 
 
 @pytest.mark.usefixtures("restore_logging")
-def test_a_traceback_is_shown_when_asked_for_and_holds_no_secret(
+def test_a_traceback_is_shown_on_request_and_holds_no_secret(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train, "run", break_down)

@@ -21,8 +21,8 @@ def test_a_program_is_saved_that_answers_like_the_model(
     from transformers import AutoModelForCausalLM
 
     program = tmp_path / "model.pt2"
-    told = ["optimize", str(saved_llama), *SHAPE, "--save", str(program), "--json"]
-    assert main([*told, "--output", str(tmp_path / "runs")]) == 0
+    arguments = ["optimize", str(saved_llama), *SHAPE, "--save", str(program), "--json"]
+    assert main([*arguments, "--output", str(tmp_path / "runs")]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert {"export", "torchscript"} <= {*facts["seconds_of_method"], *facts["failures"]}
     measured = [facts["before_seconds"], *facts["seconds_of_method"].values()]
@@ -36,8 +36,8 @@ def test_a_program_is_saved_that_answers_like_the_model(
 def test_to_a_person_it_is_a_table_with_a_verdict(
     tmp_path: Path, saved_llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ["optimize", str(saved_llama), *SHAPE, "--output", str(tmp_path)]
-    assert main(told) == 0
+    arguments = ["optimize", str(saved_llama), *SHAPE, "--output", str(tmp_path)]
+    assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "as it is" in shown
     assert "fastest with the same answers: " in shown
@@ -52,7 +52,7 @@ def test_to_a_person_it_is_a_table_with_a_verdict(
         (["--save", "."], ". is there already: name another file"),
     ],
 )
-def test_a_wrong_wish_is_one_sentence_and_measures_nothing(
+def test_a_wrong_option_is_one_sentence_and_measures_nothing(
     tmp_path: Path,
     saved_llama: Path,
     flags: list[str],
@@ -60,6 +60,6 @@ def test_a_wrong_wish_is_one_sentence_and_measures_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["optimize", str(saved_llama), *flags, "--output", str(tmp_path)]) == 2
-    told = capsys.readouterr()
-    assert sentence in told.err
-    assert "latency" not in told.out
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert "latency" not in captured.out

@@ -19,7 +19,7 @@ def problem(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_answer_is_told_to_people(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_is_printed_for_people(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantum", "solve", problem]) == 0
     out = capsys.readouterr().out
     assert "3 variables, 1 interactions" in out
@@ -29,9 +29,11 @@ def test_the_answer_is_told_to_people(problem: str, capsys: pytest.CaptureFixtur
     assert "ones     1: c" in out
 
 
-def test_the_answer_is_told_to_programs(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ["--sampler", "dense_annealer", "--seed", "3", "--num-ones", "2", "--json"]
-    assert main(["quantum", "solve", problem, *told]) == 0
+def test_the_answer_is_printed_for_programs(
+    problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--sampler", "dense_annealer", "--seed", "3", "--num-ones", "2", "--json"]
+    assert main(["quantum", "solve", problem, *arguments]) == 0
     facts = json.loads(capsys.readouterr().out)
     sample = dict(zip(facts["variables"], facts["values"], strict=True))
     assert sample == {"a": 1, "b": 0, "c": 1}
@@ -42,8 +44,8 @@ def test_the_answer_is_told_to_programs(problem: str, capsys: pytest.CaptureFixt
 
 
 def test_a_sampler_in_another_process(problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ["--sampler", "simulated_annealing", "--reads", "3", "--json"]
-    assert main(["quantum", "solve", problem, *told]) == 0
+    arguments = ["--sampler", "simulated_annealing", "--reads", "3", "--json"]
+    assert main(["quantum", "solve", problem, *arguments]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["energy"] == -2
     assert facts["num_reads"] == 3
@@ -55,15 +57,15 @@ def test_the_limit_is_kept_by_a_search_that_would_go_on(
     path = tmp_path / "large.bqm"
     with random_model(1000, 0).to_file() as written:
         path.write_bytes(written.read())
-    told = ["--reads", "10000", "--time-limit", "0.5", "--seed", "0"]
-    assert main(["quantum", "solve", str(path), *told]) == 0
+    arguments = ["--reads", "10000", "--time-limit", "0.5", "--seed", "0"]
+    assert main(["quantum", "solve", str(path), *arguments]) == 0
     out = capsys.readouterr().out
     assert "the limit of 0.5 s is kept; the search was cut off by it" in out
     assert ", and " in out
 
 
 @pytest.mark.parametrize(
-    ("told", "sentence"),
+    ("arguments", "sentence"),
     [
         (["--sampler", "anneal"], "unknown sampler 'anneal'"),
         (["--sampler", f"{MISBEHAVING}:Raising"], "failed: RuntimeError: solver offline"),
@@ -77,9 +79,9 @@ def test_the_limit_is_kept_by_a_search_that_would_go_on(
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
-    told: list[str], sentence: str, problem: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], sentence: str, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["quantum", "solve", problem, *told]) == 2
+    assert main(["quantum", "solve", problem, *arguments]) == 2
     error = capsys.readouterr().err.strip()
     assert sentence in error
     assert error.splitlines()[-1].startswith("temper: ")

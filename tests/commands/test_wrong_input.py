@@ -20,7 +20,7 @@ Files = dict[str, bytes | str]
 class Wrong:
     what: str
     command: str
-    says: list[str]
+    words: list[str]
     files: Files = field(default_factory=dict)
 
 
@@ -320,7 +320,7 @@ MODEL = [
         Wrong(
             f"5,000 nested brackets in {name}",
             "train data.jsonl --model ./folder",
-            ["folder", says],
+            ["folder", words],
             {
                 "data.jsonl": GOOD_DATA,
                 "folder/config.json": json.dumps(LLAMA),
@@ -329,7 +329,7 @@ MODEL = [
                 f"folder/{name}": f'{{"a": {DEEP}}}',
             },
         )
-        for name, says in (
+        for name, words in (
             ("config.json", "nested deeper than 100 levels"),
             ("tokenizer_config.json", "tokenizer cannot be loaded"),
             ("adapter_config.json", "nested deeper than 100 levels"),
@@ -493,5 +493,5 @@ def test_wrong_input_ends_in_one_sentence(
     sentence = error[-1]
     assert sentence.startswith("temper: ")
     assert "Traceback" not in "".join(error)
-    for words in wrong.says:
+    for words in wrong.words:
         assert words in sentence

@@ -124,7 +124,7 @@ def test_round_trip_through_json_keeps_values_and_sources() -> None:
     assert restored.training.time_step_mask_fractions == {0: 0.15, 9: 0.9}
 
 
-def test_round_trip_tells_what_was_assigned() -> None:
+def test_a_round_trip_keeps_what_was_assigned() -> None:
     config = DeploymentConfig(batch_size=4)
     config.training.seed = 9
     restored = DeploymentConfig.from_dict(config.to_dict())
@@ -203,7 +203,7 @@ def test_names_that_are_no_local_path_are_recorded_as_they_are(
     assert (restored.model.name, restored.data.path) == ("tactical_mappo", "owner/name:train")
 
 
-def test_lora_that_its_fields_switched_on_tells_where_they_were_set() -> None:
+def test_lora_that_its_fields_switched_on_names_where_they_were_set() -> None:
     config = load_config(environment={"TEMPER_MODEL__LORA_CONFIG__R": "4"})
     assert config.source("model.lora_config").place == "environment TEMPER_MODEL__LORA_CONFIG__R"
     config = load_config(

@@ -65,7 +65,7 @@ def test_a_hint_is_right_or_there_is_none(flag: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["search"], "unknown command 'search' (there are train, train-resume, "),
         (["trian"], "unknown command 'trian'; did you mean temper train?"),
@@ -74,8 +74,8 @@ def test_a_hint_is_right_or_there_is_none(flag: str, hint: str) -> None:
         (["dpo"], "unknown command 'dpo'; preference training"),
     ],
 )
-def test_a_word_that_is_no_command(words: list[str], says: str) -> None:
-    assert refusal(*words).startswith(says) or says in refusal(*words)
+def test_a_word_that_is_no_command(words: list[str], message: str) -> None:
+    assert refusal(*words).startswith(message) or message in refusal(*words)
     assert "train-detached" not in refusal(*words), "it is for no person"
 
 
@@ -85,7 +85,7 @@ def test_commands_of_other_tools_stand_for_commands_of_ours() -> None:
     assert not any(f" {word}," in there for word in COMMANDS_ELSEWHERE)
 
 
-def test_the_program_s_name_is_said_once() -> None:
+def test_the_program_s_name_is_printed_once() -> None:
     with pytest.raises(ValueError, match="required") as raised:
         parse(create_parser(), ["export"])
     assert str(raised.value).startswith("export: the following arguments are required: RUN")

@@ -69,9 +69,9 @@ def auto_values(model: ModelConfig, from_scratch: bool) -> tuple[float, int]:
 
 def test_what_auto_means_is_true() -> None:
     cells = {who: (rate, epochs) for who, rate, epochs in rows("What auto means")}
-    told = {who: (float(rate.split()[0]), int(n)) for who, (rate, n) in cells.items()}
+    documented = {who: (float(rate.split()[0]), int(n)) for who, (rate, n) in cells.items()}
     other, lora = ModelConfig(name="a/b"), ModelConfig(name="a/b", lora_config=LoraConfig())
-    assert told == {
+    assert documented == {
         "the embedded model": auto_values(ModelConfig(), True),
         "any other model with new weights": auto_values(other, True),
         "LoRA": auto_values(lora, False),
@@ -80,7 +80,7 @@ def test_what_auto_means_is_true() -> None:
     width = EmbeddedModelConfig().hidden_size
     assert f"· {width} / `model.embedded.hidden_size`" in cells["the embedded model"][0]
     wider = ModelConfig(embedded=EmbeddedModelConfig(hidden_size=2 * width))
-    assert auto_values(wider, True)[0] == told["the embedded model"][0] / 2
+    assert auto_values(wider, True)[0] == documented["the embedded model"][0] / 2
 
 
 def test_every_spelling_is_listed() -> None:
@@ -98,5 +98,5 @@ def test_every_preset_is_listed_with_what_it_sets() -> None:
     listed = {row[0].strip("`"): (row[1], row[2]) for row in rows("Presets")}
     assert listed.keys() == PRESETS.keys()
     for name, preset in PRESETS.items():
-        told = ", ".join(f"`{key}: {plain(value)}`" for key, value in preset.settings.items())
-        assert listed[name] == (preset.purpose, told)
+        settings = ", ".join(f"`{key}: {plain(value)}`" for key, value in preset.settings.items())
+        assert listed[name] == (preset.purpose, settings)

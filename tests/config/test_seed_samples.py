@@ -143,7 +143,7 @@ def refused_keys(config: DeploymentConfig) -> set[str]:
     return set()
 
 
-def told_keys(config: DeploymentConfig) -> set[str]:
+def noted_keys(config: DeploymentConfig) -> set[str]:
     return {note.split(" = ")[0] for note in config.notes()}
 
 
@@ -153,12 +153,12 @@ def test_no_sample_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", YAML_SAMPLES)
 def test_a_yaml_sample_loads_as_it_stands(name: str) -> None:
-    values, refused, told = YAML_SAMPLES[name]
+    values, refused, noted = YAML_SAMPLES[name]
     config = load_config(SAMPLES / f"{name}.yaml", environment={})
     assert {key: config.value(key) for key in values} == values
     assert given_keys(config) == set(values)
     assert refused_keys(config) == refused
-    assert told_keys(config) == told
+    assert noted_keys(config) == noted
 
 
 def test_the_rhythm_of_000_switches_the_quantum_step_on(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_the_rhythm_of_000_switches_the_quantum_step_on(tmp_path: Path) -> None:
     path.write_text("\n".join((SAMPLES / f"{name}.yaml").read_text() for name in names))
     config = load_config(path, environment={})
     assert config.training.extensions == ["quantum"]
-    assert refused_keys(config) == told_keys(config) == set()
+    assert refused_keys(config) == noted_keys(config) == set()
 
 
 def test_the_sections_of_both_specifications_in_one_file(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_the_flat_names_are_keywords_and_read_back() -> None:
     config = DeploymentConfig(**FLAT_002)
     assert {name: getattr(config, name) for name in FLAT_002} == FLAT_002
     config.check_supported()
-    assert told_keys(config) == set()
+    assert noted_keys(config) == set()
 
 
 @pytest.mark.parametrize("name", FLAT_002)

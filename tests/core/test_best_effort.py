@@ -13,7 +13,7 @@ def fail(text: str) -> None:
     raise OSError(text)
 
 
-def test_what_fails_is_told_once_and_switched_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_is_reported_once_and_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     effort, done = BestEffort(log), list[str]()
     assert effort.attempt("a", lambda: 3) == 3
     assert effort.attempt("a", lambda: fail("no space")) is None

@@ -327,7 +327,7 @@ def fail_on_the_second_rename(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "rename", once)
 
 
-def test_a_rename_that_fails_is_told_and_the_older_directory_stays(
+def test_a_rename_that_fails_is_reported_and_the_older_directory_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "final"
@@ -341,7 +341,7 @@ def test_a_rename_that_fails_is_told_and_the_older_directory_stays(
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_an_error_is_told_though_the_half_written_file_is_gone(tmp_path: Path) -> None:
+def test_an_error_is_reported_though_the_half_written_file_is_gone(tmp_path: Path) -> None:
     def lose() -> None:
         with atomic_write(tmp_path / "file") as file:
             file.write(b"half")
@@ -413,11 +413,11 @@ def test_a_folder_that_is_named_like_a_part_is_left_alone(
 def test_a_part_that_is_removed_before_it_is_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flock, asked = fcntl.flock, []
+    flock, locked = fcntl.flock, []
 
     def late(descriptor: int, kind: int) -> None:
-        asked.append(descriptor)
-        if len(asked) == 1:
+        locked.append(descriptor)
+        if len(locked) == 1:
             remove_parts(tmp_path)  # whoever sweeps comes just before
         flock(descriptor, kind)
 
@@ -425,7 +425,7 @@ def test_a_part_that_is_removed_before_it_is_locked_is_made_anew(
     write_text(tmp_path / "file", "whole")
     assert (tmp_path / "file").read_text() == "whole"
     assert len(list(tmp_path.iterdir())) == 1
-    for descriptor in asked:
+    for descriptor in locked:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
 

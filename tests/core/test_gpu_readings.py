@@ -83,7 +83,7 @@ def test_nvml_is_opened_once_and_read_often(
     assert (first.memory_percent, first.temperature_celsius, first.power_watts) == (25.0, 61, 70.5)
 
 
-def test_what_a_card_does_not_tell_is_none(
+def test_what_a_card_does_not_report_is_none(
     monkeypatch: pytest.MonkeyPatch, path_folder: Path
 ) -> None:
     monkeypatch.setitem(

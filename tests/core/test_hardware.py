@@ -134,7 +134,7 @@ def test_gpus_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.has_bf16 is False
 
 
-def test_what_a_card_does_not_tell_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_card_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     questions = ("UtilizationRates", "PowerUsage", "Temperature", "CudaComputeCapability", "UUID")
     silent = {f"nvmlDeviceGet{question}": fail for question in questions}
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**silent))
@@ -194,7 +194,7 @@ def test_gputil_that_cannot_read_nvidia_smi(
     assert hardware.gpus() == []
 
 
-def test_gputil_is_not_asked_without_nvidia_smi(
+def test_gputil_is_not_used_without_nvidia_smi(
     monkeypatch: pytest.MonkeyPatch, no_nvidia_smi: Path
 ) -> None:
     gputil(monkeypatch, no_nvidia_smi, lambda: pytest.fail("asked"))
@@ -214,7 +214,7 @@ MACHINE = Hardware(
 )
 
 
-def test_describe_tells_each_thing_in_a_line() -> None:
+def test_describe_has_a_line_for_each_thing() -> None:
     assert hardware.describe(MACHINE) == [
         "Python 3.12.1 on Linux",
         "CPU: Xeon, 2 of 4 cores usable, bf16 in hardware (amx_bf16)",

@@ -131,8 +131,8 @@ def test_the_package_is_found_before_another_of_its_name(
 def test_what_the_user_gave_pythonpath_stays(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("print('found')\n")
     helper = "from infrastructure.core.helper_process import HelperProcess\n"
-    told = 'import subprocess\nh = HelperProcess("mine", stdout=subprocess.PIPE)\n'
-    code = helper + told + "print(h.stdout.read().decode())\nassert h.wait() == 0, h.fate()"
+    script = 'import subprocess\nh = HelperProcess("mine", stdout=subprocess.PIPE)\n'
+    code = helper + script + "print(h.stdout.read().decode())\nassert h.wait() == 0, h.fate()"
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
@@ -153,7 +153,7 @@ def test_the_last_words_are_kept_without_secrets_and_bounded(words: str) -> None
     assert len(helper._words) <= KEPT_BYTES
 
 
-def test_a_helper_that_was_killed_says_by_what(words: str) -> None:
+def test_a_helper_that_was_killed_names_its_signal(words: str) -> None:
     helper = HelperProcess(words, "sleep")
     assert helper.fate() is None
     helper.send_signal(signal.SIGKILL)
@@ -172,7 +172,7 @@ def test_closing_its_pipes_ends_a_helper_that_reads_and_its_end_is_waited_for(wo
     assert helper.fate(60) == "it ended with exit code 0"
 
 
-def test_what_it_says_is_shown_where_that_is_wanted(
+def test_the_output_of_a_helper_is_shown_where_that_is_wanted(
     words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for shows in (True, False):

@@ -4,15 +4,15 @@ import pytest
 
 from infrastructure.core.launched import Launched, launched
 
-TOLD = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+VARIABLES = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
 
-def test_a_launcher_tells_each_process_its_place() -> None:
-    assert launched({**TOLD, "LOCAL_RANK": "1"}) == Launched(3, 4, 1, "10.0.0.1")
-    assert launched(TOLD) == Launched(3, 4, 3, "10.0.0.1")
+def test_a_launcher_gives_each_process_its_rank() -> None:
+    assert launched({**VARIABLES, "LOCAL_RANK": "1"}) == Launched(3, 4, 1, "10.0.0.1")
+    assert launched(VARIABLES) == Launched(3, 4, 3, "10.0.0.1")
 
 
 @pytest.mark.parametrize("changed", [{"WORLD_SIZE": "1", "RANK": "0"}, {"RANK": ""}])
 def test_a_process_alone_was_not_launched(changed: dict[str, str]) -> None:
-    assert launched({**TOLD, **changed}) is None
+    assert launched({**VARIABLES, **changed}) is None
     assert launched({}) is None

@@ -26,7 +26,7 @@ def test_a_name_is_what_its_module_has(package: str) -> None:
     assert names["OrderedDict"] is __import__("collections").OrderedDict
 
 
-def test_a_name_of_a_later_part_says_which(package: str) -> None:
+def test_a_name_of_a_later_part_names_that_part(package: str) -> None:
     sentence = r"^Later comes with the part on dialogue and multimodal models$"
     with pytest.raises(ImportError, match=sentence):
         exec(f"from {package} import Later")

@@ -69,7 +69,7 @@ def test_what_is_installed_is_not_hidden_by_a_file_that_lies_there() -> None:
     assert load_object("function", "json:dumps")([1]) == "[1]"
 
 
-def test_a_module_that_is_nowhere_says_where_it_was_looked_for(folder: Path) -> None:
+def test_a_module_that_is_nowhere_names_where_it_was_looked_for(folder: Path) -> None:
     for refuse in (load_object, lambda what, address: _raised(missing_module(what, address))):
         with pytest.raises(ValueError, match="the strategy no_such:X cannot be loaded") as caught:
             refuse("strategy", "no_such:X")
@@ -82,7 +82,7 @@ def _raised(sentence: str | None) -> None:
     raise ValueError(sentence)
 
 
-def test_a_module_that_cannot_be_imported_says_why(folder: Path) -> None:
+def test_a_module_that_cannot_be_imported_gives_the_reason(folder: Path) -> None:
     (folder / "their_broken.py").write_text("import no_such_package\n")
     with pytest.raises(ValueError, match="importing their_broken raises ModuleNotFoundE"):
         load_object("sink", "their_broken:X")
@@ -93,7 +93,7 @@ def test_a_name_that_the_module_does_not_have_gets_the_nearest(folder: Path) -> 
         load_object("strategy", "their_module:Curiculum")
 
 
-def test_a_text_that_is_no_address_says_how_one_is_written() -> None:
+def test_a_text_that_is_no_address_explains_how_one_is_written() -> None:
     with pytest.raises(ValueError, match="write it as module:name"):
         load_object("strategy", "their_module:")
 

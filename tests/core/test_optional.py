@@ -14,7 +14,7 @@ def test_an_installed_package_is_imported() -> None:
     assert is_installed("json")
 
 
-def test_a_missing_one_says_what_it_is_for_and_how_to_get_it(
+def test_a_missing_package_is_named_with_its_use_and_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(optional.PIP_LINES, "no_such_package", "pip install no-such-package==1")

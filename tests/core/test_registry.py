@@ -125,7 +125,7 @@ def test_an_unknown_name_gets_the_nearest_and_all_there_are(
     assert "module:name" in str(caught.value)
 
 
-def test_a_kind_without_any_says_how_to_add_one() -> None:
+def test_a_kind_without_any_explains_how_to_add_one() -> None:
     registry: Registry[Any] = Registry("metric", GROUP)
     with pytest.raises(ValueError, match="there is no other: register it, name it as module:name"):
         registry.get("accuracy")
@@ -159,7 +159,7 @@ def test_what_a_function_makes_is_looked_at(sinks: Registry[Any]) -> None:
         sinks.make("made")
 
 
-def test_how_it_is_called_is_told_and_an_error_inside_stays_what_it_is(
+def test_a_wrong_call_is_explained_and_an_error_inside_stays_what_it_is(
     sinks: Registry[Any],
 ) -> None:
     def fails(name: str) -> Whole:
@@ -212,8 +212,8 @@ def test_a_helper_process_knows_what_was_registered(sinks: Registry[Any]) -> Non
         "tests.core.helper_registry", GROUP, "mine", stdout=subprocess.PIPE, own_session=False
     )
     assert helper.stdout is not None
-    with helper.stdout as told:
-        assert json.loads(told.read()) == ["Other", True, ["mine"], True]
+    with helper.stdout as stdout:
+        assert json.loads(stdout.read()) == ["Other", True, ["mine"], True]
     assert helper.wait(60) == 0, helper.last_words
 
 
@@ -228,7 +228,7 @@ def test_what_no_other_process_could_import_is_refused_where_one_needs_it(
         sinks.require_shareable("local")
 
 
-def test_an_origin_says_where_a_plugin_comes_from(
+def test_an_origin_names_where_a_plugin_comes_from(
     sinks: Registry[Any], install: Callable[..., None]
 ) -> None:
     install(remote=f"{__name__}:Other")
@@ -271,7 +271,7 @@ def test_a_run_that_goes_on_has_its_own_plugins_and_the_next_one_has_not(
         (Origin("tests.core.test_registry:Other"), None),
     ],
 )
-def test_what_a_run_began_with_and_is_not_here_says_how_to_get_it(
+def test_what_a_run_began_with_and_is_not_here_explains_how_to_get_it(
     sinks: Registry[Any], origin: Origin | None, sentence: str | None
 ) -> None:
     problem = sinks.problem("mine", origin)

@@ -72,7 +72,7 @@ def test_a_damaged_file_is_as_good_as_none_and_is_replaced(tmp_path: Path, damag
     assert sizes.get({"k": 1}) == 2
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_stops_nothing(
+def test_a_folder_that_cannot_be_written_is_reported_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

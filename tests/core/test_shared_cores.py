@@ -18,7 +18,7 @@ NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
         ({"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "7"}),
     ],
 )
-def test_what_the_environment_says_stays(
+def test_what_the_environment_sets_stays(
     given: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = dict(given)

@@ -93,7 +93,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert kept.count("before") == 1
 
 
-def test_it_is_told_once_and_the_streams_come_back(
+def test_a_lost_output_is_reported_once_and_the_streams_come_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Full(io.StringIO):

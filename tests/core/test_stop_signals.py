@@ -10,16 +10,20 @@ import pytest
 from infrastructure.core.stop_signals import StopSignal, stop_signals
 
 ROOT = Path(__file__).resolve().parents[2]
-TELLS = "from infrastructure.core.stop_signals import stop_signals; print(*stop_signals())"
+SCRIPT = "from infrastructure.core.stop_signals import stop_signals; print(*stop_signals())"
 
 
-def test_a_closed_terminal_asks_to_stop() -> None:
+def test_a_closed_terminal_is_a_stop_signal() -> None:
     assert {*stop_signals()} == {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def test_under_nohup_it_does_not() -> None:
     done = subprocess.run(
-        ["nohup", sys.executable, "-c", TELLS], cwd=ROOT, capture_output=True, text=True, check=True
+        ["nohup", sys.executable, "-c", SCRIPT],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == ["2", "15"]
 

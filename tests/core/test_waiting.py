@@ -12,7 +12,7 @@ def test_the_answer_comes_back() -> None:
     assert within(10, lambda: None) is None
 
 
-def test_an_error_is_raised_where_it_was_asked() -> None:
+def test_an_error_is_raised_in_the_caller() -> None:
     with pytest.raises(KeyError, match="gone"):
         within(10, lambda: {}["gone"])
 

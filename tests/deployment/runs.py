@@ -56,9 +56,9 @@ def small_config(folder: Path, **training: Any) -> DeploymentConfig:
 
 def deploy(config: DeploymentConfig, **options: Any) -> tuple[Path, list[str]]:
     """Run to the end; the run's directory and what was said."""
-    said: list[str] = []
-    summary = TrainingDeployment(config, say=said.append, **options).run()
-    return Path(summary["paths"]["run"]), said
+    lines: list[str] = []
+    summary = TrainingDeployment(config, say=lines.append, **options).run()
+    return Path(summary["paths"]["run"]), lines
 
 
 def runs_of(folder: Path) -> list[Path]:

@@ -63,16 +63,16 @@ def lose(directory: Path) -> None:
     raise AssertionError(f"{directory} comes back")
 
 
-def test_every_view_says_what_is_safe(tmp_path: Path, place: Path) -> None:
-    run, said = deploy(with_place(tmp_path, place, max_steps=4))
+def test_every_view_shows_what_is_safe(tmp_path: Path, place: Path) -> None:
+    run, lines = deploy(with_place(tmp_path, place, max_steps=4))
     summary = json.loads((run / "summary.json").read_text())
     assert summary["backup"]["confirmed_step"] == 4
     assert summary["backup"]["published"] == f"{place}/{run.name}/final"
     assert (place / run.name / "final/config.json").is_file()
-    assert said[-1].startswith("backup: step 4 confirmed")
-    assert any(line.startswith("room here: ") for line in said)
-    assert any(line.startswith(f"room at {place}: ") for line in said)
-    assert any("on the same disk as the run" in line for line in said)
+    assert lines[-1].startswith("backup: step 4 confirmed")
+    assert any(line.startswith("room here: ") for line in lines)
+    assert any(line.startswith(f"room at {place}: ") for line in lines)
+    assert any("on the same disk as the run" in line for line in lines)
     page = (run / "report.html").read_text()
     assert "Where your work is" in page
     assert "step 4, saved" in page
@@ -83,18 +83,18 @@ def test_every_view_says_what_is_safe(tmp_path: Path, place: Path) -> None:
     assert any(line.startswith("backup: step 4 confirmed") for line in again)
 
 
-def test_a_copier_that_cannot_run_is_told_everywhere_and_not_waited_for(
+def test_a_copier_that_cannot_run_is_reported_everywhere_and_not_waited_for(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copier_client, "MODULE", "infrastructure.backup.no_such_process")
     config = with_place(tmp_path, place, max_steps=4)
     config.backup.finish_seconds = 600.0  # as it would wait for a place that is slow
     begin = time.monotonic()
-    run, said = deploy(config)
+    run, lines = deploy(config)
     assert time.monotonic() - begin < 300
     why = "it ended with exit code 1"  # once, or several times in a row
-    assert any(line.startswith("backup: nothing is confirmed yet") for line in said)
-    assert any("No module named infrastructure.backup.no_such_process" in line for line in said)
+    assert any(line.startswith("backup: nothing is confirmed yet") for line in lines)
+    assert any("No module named infrastructure.backup.no_such_process" in line for line in lines)
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["backup"]["state"], summary["backup"]["newest_step"]) == ("down", 4)
     assert why in summary["backup"]["text"]
@@ -103,9 +103,9 @@ def test_a_copier_that_cannot_run_is_told_everywhere_and_not_waited_for(
 
 
 def test_without_a_place_there_is_one_line(tmp_path: Path) -> None:
-    run, said = deploy(small_config(tmp_path, max_steps=1))
-    assert said[-1] == HERE_ONLY
-    assert [line for line in said if "backup" in line] == [HERE_ONLY]
+    run, lines = deploy(small_config(tmp_path, max_steps=1))
+    assert lines[-1] == HERE_ONLY
+    assert [line for line in lines if "backup" in line] == [HERE_ONLY]
     assert HERE_ONLY in (run / "report.html").read_text()
 
 
@@ -121,14 +121,14 @@ def test_a_new_machine_goes_on_with_what_lies_at_the_place(
 ) -> None:
     with monkeypatch.context() as patch:
         stop_after(patch, 4)
-        run, said = deploy(with_place(tmp_path, place))
-    assert any("Stopped at step 4" in line and "step 4 confirmed" in line for line in said)
+        run, lines = deploy(with_place(tmp_path, place))
+    assert any("Stopped at step 4" in line and "step 4 confirmed" in line for line in lines)
     lose(tmp_path / "runs")
     lose(tmp_path / "cache")
-    again, said = deploy(with_place(tmp_path, place))
+    again, lines = deploy(with_place(tmp_path, place))
     assert again == run
-    assert f"Run {run.name} of this kind lies at {place}: bringing it back" in said
-    assert f"Run {run.name}: going on from step 4" in said
+    assert f"Run {run.name} of this kind lies at {place}: bringing it back" in lines
+    assert f"Run {run.name}: going on from step 4" in lines
     fresh = small_config(tmp_path)
     fresh.new_run = True
     assert losses(again) == losses(deploy(fresh)[0])
@@ -146,11 +146,11 @@ def test_before_a_deadline_there_is_time_for_the_copy(
     config = with_place(tmp_path, place, max_steps=100_000, num_epochs=100_000, deadline="25s")
     config.backup.emergency_seconds = 8.0
     started = time.monotonic()
-    _, said = deploy(config)
+    _, lines = deploy(config)
     assert time.monotonic() - started < 25
     assert waited[0] >= 8.0
-    assert any(": the deadline is near. Go on with: " in line for line in said)
-    assert "on its way" not in said[-1]
+    assert any(": the deadline is near. Go on with: " in line for line in lines)
+    assert "on its way" not in lines[-1]
 
 
 def test_a_copy_that_takes_long_is_begun_earlier(tmp_path: Path, place: Path) -> None:
@@ -172,7 +172,7 @@ def test_another_training_does_not_go_on_with_what_lies_there(tmp_path: Path, pl
     assert other.name != run.name
 
 
-def test_a_place_that_cannot_be_asked_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_read_is_reported_before_anything_is_trained(tmp_path: Path) -> None:
     config = with_place(tmp_path, tmp_path / "not-mounted/temper", max_steps=1)
     for config.new_run in (False, True):
         with pytest.raises(StorageError, match=r"not-mounted is not there.*--allow-missing-place"):
@@ -183,16 +183,16 @@ def test_a_place_that_cannot_be_asked_is_told_before_anything_is_trained(tmp_pat
 def test_a_place_that_goes_away_stops_nobody(tmp_path: Path) -> None:
     config = with_place(tmp_path, tmp_path / "not-mounted/temper", max_steps=2)
     config.backup.allow_missing_place, config.backup.finish_seconds = True, 1.0
-    run, said = deploy(config)
+    run, lines = deploy(config)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert "is not safe at" in summary["backup"]["problem"]
     assert exit_code_of_training(summary) == ExitCode.NOT_CONFIRMED
-    assert any("training begins without copies" in line for line in said)
-    assert "NOT SAFE YET" in said[-1]
+    assert any("training begins without copies" in line for line in lines)
+    assert "NOT SAFE YET" in lines[-1]
 
 
-def test_a_disk_that_is_too_small_is_told_before_the_first_step(
+def test_a_disk_that_is_too_small_is_reported_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "SMALL_BYTES", 10**16)
@@ -209,11 +209,11 @@ def test_the_wait_at_the_end_can_be_skipped(
     monkeypatch.setattr(run_copies.RunBackup, "finish", interrupted)
     config = with_place(tmp_path, tmp_path / "not-mounted/temper", max_steps=2)
     config.backup.allow_missing_place, config.backup.finish_seconds = True, 2.0
-    run, said = deploy(config)
+    run, lines = deploy(config)
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
-    (skipped,) = (line for line in said if line.startswith("Not waiting any longer"))
+    (skipped,) = (line for line in lines if line.startswith("Not waiting any longer"))
     assert "backup: nothing is " in skipped
-    assert "NOT SAFE YET" in said[-1]
+    assert "NOT SAFE YET" in lines[-1]
 
 
 def test_a_signal_leaves_a_confirmed_copy_within_the_emergency_time(
@@ -243,7 +243,7 @@ def test_a_signal_leaves_a_confirmed_copy_within_the_emergency_time(
         ),
     ],
 )
-def test_the_bar_says_how_old_the_safe_state_is(status: BackupStatus, words: str) -> None:
+def test_the_bar_shows_how_old_the_safe_state_is(status: BackupStatus, words: str) -> None:
     assert short_words(status, 145.0) == words
 
 
@@ -251,11 +251,11 @@ def test_the_bar_says_how_old_the_safe_state_is(status: BackupStatus, words: str
 def test_what_a_version_takes_is_known_before_there_is_one(
     tmp_path: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     check = run_copies.RunReplication.check_free_space
 
     def remember(self: Any, num_bytes: int, total_steps: int) -> None:
-        told.append(num_bytes - forecast.SMALL_BYTES)
+        reported.append(num_bytes - forecast.SMALL_BYTES)
         check(self, num_bytes, total_steps)
 
     monkeypatch.setattr(run_copies.RunReplication, "check_free_space", remember)
@@ -264,7 +264,7 @@ def test_what_a_version_takes_is_known_before_there_is_one(
     tensors = [n for n in store.read(store.versions()[0]).tensors if n.startswith(("model", "opt"))]
     loaded = dict(store.load(store.read(store.versions()[0])))
     written = sum(len(loaded[name].data) for name in tensors)
-    assert told[0] == pytest.approx(written, rel=0.02), optimizer
+    assert reported[0] == pytest.approx(written, rel=0.02), optimizer
 
 
 def test_as_many_versions_as_rotation_keeps_must_fit(tmp_path: Path) -> None:

@@ -31,12 +31,12 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_is_checked_before_its_first_step_and_shows_it(tmp_path: Path) -> None:
-    run, said = deploy(small_config(tmp_path, max_steps=2, num_epochs=1))
-    (told,) = [line for line in said if line.startswith("Checked: ")]
-    assert "failed" not in told
+    run, lines = deploy(small_config(tmp_path, max_steps=2, num_epochs=1))
+    (checked,) = [line for line in lines if line.startswith("Checked: ")]
+    assert "failed" not in checked
     (one,) = json.loads((run / "checks.json").read_text())
     assert one["step"] == 0
-    assert told == f"Checked: {one['verdict']}"
+    assert checked == f"Checked: {one['verdict']}"
     assert {check["status"] for check in one["checks"]} <= {"pass", "warn", "skipped"}
     page = (run / "report.html").read_text()
     assert "Checked before and while training" in page
@@ -59,9 +59,9 @@ def test_without_testing_it_starts_all_the_same(
     plant(monkeypatch)
     config = small_config(tmp_path, max_steps=2, num_epochs=1)
     config.enable_testing = False
-    run, said = deploy(config)
+    run, lines = deploy(config)
     assert not (run / "checks.json").exists()
-    assert not [line for line in said if line.startswith("Checked")]
+    assert not [line for line in lines if line.startswith("Checked")]
     assert "Checked before" not in (run / "report.html").read_text()
 
 

@@ -63,13 +63,13 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def deploy(config: DeploymentConfig) -> tuple[Path, list[str]]:
-    said: list[str] = []
-    summary = TrainingDeployment(config, say=said.append).run()
-    return Path(summary["paths"]["run"]), said
+    lines: list[str] = []
+    summary = TrainingDeployment(config, say=lines.append).run()
+    return Path(summary["paths"]["run"]), lines
 
 
 def test_a_run_leaves_everything_behind(configure: Callable[..., DeploymentConfig]) -> None:
-    run, said = deploy(configure())
+    run, lines = deploy(configure())
     names = {path.name for path in run.iterdir()}
     assert names >= {
         *("run.json", "summary.json", "metrics.jsonl", "metrics.csv", "tensorboard"),
@@ -83,7 +83,7 @@ def test_a_run_leaves_everything_behind(configure: Callable[..., DeploymentConfi
     assert record["versions"]["torch"] == torch.__version__
     (bad_row,) = (run / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(bad_row)["line"] == 41
-    text = "\n".join(said)
+    text = "\n".join(lines)
     assert "held-out loss" in text
     assert "report.html" in text
 
@@ -141,10 +141,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
             "_observers",
             lambda self, run, copies: [*observers(self, run, copies), StopAt(5, number)],
         )
-        stopped, said = deploy(configure())
+        stopped, lines = deploy(configure())
     assert json.loads((stopped / "summary.json").read_text())["status"] == "stopped"
     assert not (stopped / "final").exists()
-    assert any("temper train-resume" in line for line in said)
+    assert any("temper train-resume" in line for line in lines)
     assert resume(str(stopped), str(stopped.parent)) == 0
     assert json.loads((stopped / "summary.json").read_text())["status"] == "finished"
     first, second = weights(whole), weights(stopped)
@@ -234,10 +234,10 @@ def test_an_interrupt_at_once_is_a_stop_too(
             "_observers",
             lambda self, run, copies: [*observers(self, run, copies), Interrupts()],
         )
-        stopped, said = deploy(configure())
+        stopped, lines = deploy(configure())
     summary = json.loads((stopped / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("stopped", "interrupted")
-    assert any("temper train-resume" in line for line in said)
+    assert any("temper train-resume" in line for line in lines)
     assert resume(str(stopped), str(stopped.parent)) == 0
     first, second = weights(whole), weights(stopped)
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -302,7 +302,7 @@ def test_an_8_bit_optimizer_goes_on_to_the_same_bits(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_a_failed_run_says_why(
+def test_a_failed_run_gives_the_reason(
     configure: Callable[..., DeploymentConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Any, run: Any, copies: Any) -> list[Observer]:

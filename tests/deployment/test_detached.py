@@ -38,23 +38,23 @@ def temper(*arguments: str, folder: Path) -> tuple[int, str]:
 
 def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Path) -> None:
     write_settings(tmp_path, num_epochs=400)
-    code, told = temper("train", "--detach", folder=tmp_path)
+    code, output = temper("train", "--detach", folder=tmp_path)
     (run,) = runs_of(tmp_path)
     trainer = read_trainer(run)
     assert trainer is not None
     assert (code, trainer.is_alive) == (0, True)
-    assert "Preparing model" in told  # what it said until it had a run
-    assert f"Run {run.name} is trained by {trainer}, whatever becomes of this shell" in told
+    assert "Preparing model" in output  # what it said until it had a run
+    assert f"Run {run.name} is trained by {trainer}, whatever becomes of this shell" in output
     assert os.getsid(trainer.pid) == trainer.pid  # no terminal's end and no Ctrl-C reaches it
     while trainer.is_alive and not list(run.rglob("metrics.jsonl")):
         time.sleep(0.05)  # stopped before it trains, it would leave no run
-    code, told = temper("stop", folder=tmp_path)
+    code, output = temper("stop", folder=tmp_path)
     assert code == 0
-    assert "Stopped: " in told
+    assert "Stopped: " in output
     ended = read_trainer(run)
     assert ended is None or ended.is_alive is False
-    code, told = temper("stop", folder=tmp_path)
-    assert (code, "there is nothing to stop" in told) == (0, True)
+    code, output = temper("stop", folder=tmp_path)
+    assert (code, "there is nothing to stop" in output) == (0, True)
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM received")
     output = (run / OUTPUT_FILE).read_text()
@@ -68,26 +68,28 @@ def test_it_trains_to_the_same_numbers_as_in_the_foreground(tmp_path: Path) -> N
         folder.mkdir()
     here, _ = deploy(small_config(foreground, num_epochs=1))
     training = detached.start(small_config(background, num_epochs=1))
-    said: list[str] = []
-    run = detached.follow(training, said.append)
+    lines: list[str] = []
+    run = detached.follow(training, lines.append)
     assert training.exit_code() == 0
     assert losses(run) == losses(here)
     assert "Where everything lies" in (run / OUTPUT_FILE).read_text()
     # the same once more: it is finished, which is said, and changes nothing
     files = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     again = detached.start(small_config(background, num_epochs=1))
-    assert detached.follow(again, said.append) == run
+    assert detached.follow(again, lines.append) == run
     assert again.exit_code() == 0
-    assert any("was finished before" in line for line in said)
+    assert any("was finished before" in line for line in lines)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == files
 
 
-def test_what_cannot_be_trained_is_told_with_the_exit_code_of_the_command(tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_reported_with_the_exit_code_of_the_command(
+    tmp_path: Path,
+) -> None:
     write_settings(tmp_path)
-    code, told = temper("train", "nothing.jsonl", "--detach", folder=tmp_path)
+    code, output = temper("train", "nothing.jsonl", "--detach", folder=tmp_path)
     assert code == 2
-    assert "nothing.jsonl" in told
-    assert "Traceback" not in told
+    assert "nothing.jsonl" in output
+    assert "Traceback" not in output
 
 
 def test_a_configuration_arrives_whole_with_its_origins_and_no_secret_lies_on_the_disk(
@@ -132,10 +134,10 @@ def test_a_training_that_is_prepared_is_known_by_what_it_trains(tmp_path: Path) 
 def test_a_training_that_is_prepared_is_stopped_without_a_trace(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         training = prepare(tmp_path / "runs", small_config(tmp_path), process.pid)
-        said: list[str] = []
+        lines: list[str] = []
         assert detached.preparing(tmp_path / "runs") == [training]
-        assert detached.stop_preparing(training, said.append)
-        assert said == ["Stopped before the training began: there was nothing to save"]
+        assert detached.stop_preparing(training, lines.append)
+        assert lines == ["Stopped before the training began: there was nothing to save"]
     assert process.returncode == -signal.SIGTERM
     assert detached.preparing(tmp_path / "runs") == []
 
@@ -147,16 +149,16 @@ def test_what_is_trained_elsewhere_is_not_stopped_from_here(tmp_path: Path) -> N
         detached.stop(run)
 
 
-def test_who_does_not_stop_in_time_is_said_to_go_on(tmp_path: Path) -> None:
+def test_a_training_that_does_not_stop_in_time_is_reported_as_going_on(tmp_path: Path) -> None:
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True);"
     command = [sys.executable, "-c", f"{deaf} time.sleep(60)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        run, said = write_run(tmp_path), list[str]()
+        run, lines = write_run(tmp_path), list[str]()
         write_trainer(run, process.pid)
-        assert not detached.stop(run, said.append, patience_seconds=0.3)
-        assert "is still being saved by process" in said[0]
+        assert not detached.stop(run, lines.append, patience_seconds=0.3)
+        assert "is still being saved by process" in lines[0]
         process.kill()
 
 

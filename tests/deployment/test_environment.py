@@ -48,12 +48,12 @@ def test_parts_on_a_machine_without_a_gpu(root: Path) -> None:
     assert plan.parts[0].fingerprint == "cpu 2.13.0"
 
 
-def test_unsloth_where_a_gpu_is_found_or_it_is_asked_for(
+def test_unsloth_where_a_gpu_is_found_or_it_is_requested(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = make_plan(root, parse(["--with-unsloth", "--with-dev"]))
-    assert names(asked) == ["torch", "base", "unsloth", "dev", "temper"]
-    assert not asked.parts[2].with_dependencies
+    requested = make_plan(root, parse(["--with-unsloth", "--with-dev"]))
+    assert names(requested) == ["torch", "base", "unsloth", "dev", "temper"]
+    assert not requested.parts[2].with_dependencies
     with_driver(monkeypatch)
     found = make_plan(root, parse([]))
     assert names(found) == ["torch", "base", "unsloth", "temper"]
@@ -109,12 +109,12 @@ class FakePip:
 
     def __init__(self, *offered: str) -> None:
         self.offered = offered
-        self.asked: list[tuple[str, ...]] = []
+        self.requests: list[tuple[str, ...]] = []
         self.installed: list[tuple[str, ...]] = []
         self.titles: list[str] = []
 
     def offers(self, requirement: str, *index: str) -> bool:
-        self.asked.append((requirement, *index))
+        self.requests.append((requirement, *index))
         return ("index" if index else "configured") in self.offered
 
     def install(self, title: str, *arguments: str) -> None:
@@ -169,10 +169,10 @@ def test_with_a_driver_no_cpu_build_is_taken(root: Path, monkeypatch: pytest.Mon
     pip: Any = FakePip("configured", "index")
     install_torch_into(pip, root)
     assert pip.installed == [("torch===2.13.0",)]
-    assert pip.asked == []
+    assert pip.requests == []
 
 
-def test_a_disk_too_small_is_told_before_anything_is_done(
+def test_a_disk_too_small_is_reported_before_anything_is_done(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * GB))

@@ -38,12 +38,12 @@ def only_run(config: DeploymentConfig) -> Path:
     return path
 
 
-def test_a_run_is_foretold_before_its_first_step_and_compared_at_its_end(tmp_path: Path) -> None:
-    config, said = small_config(tmp_path), []
-    summary = TrainingDeployment(config, said.append).run()
-    foretold = next(i for i, line in enumerate(said) if line.startswith("Forecast: about"))
-    assert foretold < next(i for i, line in enumerate(said) if line.startswith("Training for"))
-    assert said[foretold + 1].startswith("It fits into this session")
+def test_a_run_is_forecast_before_its_first_step_and_compared_at_its_end(tmp_path: Path) -> None:
+    config, lines = small_config(tmp_path), []
+    summary = TrainingDeployment(config, lines.append).run()
+    predicted = next(i for i, line in enumerate(lines) if line.startswith("Forecast: about"))
+    assert predicted < next(i for i, line in enumerate(lines) if line.startswith("Training for"))
+    assert lines[predicted + 1].startswith("It fits into this session")
     rows = {row["what"]: row for row in summary["forecast"]}
     assert rows.keys() >= {"seconds", "peak_memory_bytes", "disk_bytes"}
     assert abs(rows["peak_memory_bytes"]["error"]) < 0.15
@@ -53,15 +53,15 @@ def test_a_run_is_foretold_before_its_first_step_and_compared_at_its_end(tmp_pat
     assert "was" in (only_run(config) / "report.html").read_text()
 
 
-def test_a_training_that_was_foretold_gives_the_same_losses(
+def test_a_training_that_was_forecast_gives_the_same_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = TrainingDeployment(small_config(tmp_path), lambda line: None).run()
+    with_forecast = TrainingDeployment(small_config(tmp_path), lambda line: None).run()
     monkeypatch.setattr(RunForecast, "measure", lambda self, trainer: None)
     settings = {**small_settings(tmp_path), "new_run": True}
-    untold = TrainingDeployment(DeploymentConfig(**settings), lambda line: None).run()
-    assert untold["forecast"] == []
-    assert untold["after"] == told["after"]
+    without_forecast = TrainingDeployment(DeploymentConfig(**settings), lambda line: None).run()
+    assert without_forecast["forecast"] == []
+    assert without_forecast["after"] == with_forecast["after"]
 
 
 @slow
@@ -110,9 +110,9 @@ def test_where_only_smaller_pieces_fit_the_training_begins_with_them(
         return replace(costs, memory=line, limit_bytes=most, heaviest_units=heaviest)
 
     monkeypatch.setattr(CostMeasurement, "costs", tight)
-    said: list[str] = []
-    summary = TrainingDeployment(small_config(tmp_path), said.append).run()
-    assert any(line.startswith("Micro-batches of 2, because more would take") for line in said)
+    lines: list[str] = []
+    summary = TrainingDeployment(small_config(tmp_path), lines.append).run()
+    assert any(line.startswith("Micro-batches of 2, because more would take") for line in lines)
     assert summary["recoveries"][0]["action"] == "begins with micro-batches of 2"
     assert summary["status"] == "finished"
 
@@ -131,20 +131,22 @@ def test_a_forecast_that_fails_stops_no_training(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"session_seconds": 100.0}, "the same command goes on with it in the next session"),
         ({"peak_memory_bytes": 8 << 30}, "smaller pieces"),
         ({"disk_free_bytes": 1000}, "make room"),
     ],
 )
-def test_what_does_not_fit_is_told_with_what_to_do(changes: dict[str, Any], told: str) -> None:
+def test_what_does_not_fit_is_reported_with_what_to_do(
+    changes: dict[str, Any], message: str
+) -> None:
     lines = replace(FITS, **changes).lines()
     assert lines[-1].startswith("It does not fit into this session")
-    assert told in lines[-1]
+    assert message in lines[-1]
 
 
-def test_several_processes_are_named_with_what_is_not_foretold() -> None:
+def test_several_processes_are_named_with_what_is_not_forecast() -> None:
     line = replace(FITS, num_processes=2).lines()[0]
     assert "(2 s each on 2 processes, without their exchange)" in line
     assert "processes" not in FITS.lines()[0]
@@ -181,7 +183,7 @@ def test_the_disk_has_to_hold_what_lies_there_at_any_time() -> None:
     assert "1.0 MiB on disk (at most 1.0 MiB)" in FITS.lines()[0]  # of an older version
 
 
-def test_the_disk_of_a_run_is_foretold(tmp_path: Path) -> None:
+def test_the_disk_of_a_run_is_forecast(tmp_path: Path) -> None:
     """Within 15 % where the best checkpoint is among the newest; else there is one more."""
     settings = small_settings(tmp_path, max_steps=4, keep_checkpoints=2, keep_best=1)
     settings["model"]["embedded"] |= {"hidden_size": 256, "intermediate_size": 512, "num_layers": 2}

@@ -65,10 +65,10 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_same_command_goes_on_to_the_same_numbers(stopped: Path, tmp_path: Path) -> None:
-    again, said = deploy(small_config(tmp_path))
+    again, lines = deploy(small_config(tmp_path))
     assert again == stopped
-    assert f"Run {stopped.name} is of this kind and not finished; --new-run starts afresh" in said
-    assert f"Run {stopped.name}: going on from step 4" in said
+    assert f"Run {stopped.name} is of this kind and not finished; --new-run starts afresh" in lines
+    assert f"Run {stopped.name}: going on from step 4" in lines
     fresh = small_config(tmp_path)
     fresh.new_run = True
     whole, _ = deploy(fresh)
@@ -105,9 +105,9 @@ def test_a_finished_run_is_not_trained_again(
 def test_a_finished_run_on_other_rows_is_not_the_answer(tmp_path: Path) -> None:
     run, _ = deploy(small_config(tmp_path, max_steps=2))
     write_rows(tmp_path / "rows.jsonl", 300, 324)
-    other, said = deploy(small_config(tmp_path, max_steps=2))
+    other, lines = deploy(small_config(tmp_path, max_steps=2))
     assert other != run
-    assert f"The data has changed since run {run.name} was finished: a new run begins" in said
+    assert f"The data has changed since run {run.name} was finished: a new run begins" in lines
 
 
 def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
@@ -118,9 +118,9 @@ def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
         deploy(small_config(tmp_path))
     assert "--accept data" in str(raised.value)
     assert "--new-run" in str(raised.value)
-    again, said = deploy(small_config(tmp_path), accept=["data"])
+    again, lines = deploy(small_config(tmp_path), accept=["data"])
     assert again == stopped
-    assert "data: the current epoch begins again, with the new data" in said
+    assert "data: the current epoch begins again, with the new data" in lines
     record = json.loads((stopped / "run.json").read_text())
     (entry,) = record["accepted"]
     assert entry["step"] == 4
@@ -136,9 +136,9 @@ def test_an_accepted_setting_goes_on_with_the_run_that_had_another(
     changed = small_config(tmp_path, learning_rate=1e-4)
     with monkeypatch.context() as patch:
         stop_after(patch, 6)
-        again, said = deploy(changed, accept=["learning_rate"])
+        again, lines = deploy(changed, accept=["learning_rate"])
     assert again == stopped
-    assert any(line.startswith("accepted: learning_rate: was 0.006, is 0.0001") for line in said)
+    assert any(line.startswith("accepted: learning_rate: was 0.006, is 0.0001") for line in lines)
     record = json.loads((stopped / "run.json").read_text())
     assert record["config"]["training.learning_rate"]["value"] == "auto"
     assert deploy(changed)[0] == stopped  # it is what the run is now
@@ -151,9 +151,9 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_directory(tmp_path: Path
     for name in ("checkpoints", "final"):
         shutil.rmtree(run / name)
     (run / "summary.json").write_text('{"status": "running"}')
-    again, said = deploy(small_config(tmp_path, max_steps=2))
+    again, lines = deploy(small_config(tmp_path, max_steps=2))
     assert again == run
-    assert f"Run {run.name} ended before its first checkpoint: it begins again" in said
+    assert f"Run {run.name} ended before its first checkpoint: it begins again" in lines
     assert [step for step, _ in losses(run)] == [1, 2]
 
 
@@ -185,12 +185,12 @@ def test_a_run_that_was_moved_with_its_data_goes_on(
     assert again == there / "runs" / stopped.name
 
 
-def test_an_unknown_name_to_accept_is_told_at_once(tmp_path: Path) -> None:
+def test_an_unknown_name_to_accept_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'data'"):
         TrainingDeployment(small_config(tmp_path), accept=["dataa"])
 
 
-def test_files_are_known_by_what_they_say(tmp_path: Path) -> None:
+def test_files_are_known_by_their_content(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     first = data_files_hash(config.data)
     (tmp_path / "rows.jsonl").touch()

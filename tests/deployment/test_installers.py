@@ -50,8 +50,8 @@ class Machine:
 
     def set_pip_settings(self, *lines: str, more: str = "") -> None:
         """What `pip config list` says."""
-        said = "\n".join(lines)
-        self.program("python", f"cat <<'END'\n{said}\nEND\n{more}")
+        settings_text = "\n".join(lines)
+        self.program("python", f"cat <<'END'\n{settings_text}\nEND\n{more}")
 
     def calls(self) -> list[list[str]]:
         """Program and arguments of what was run to change packages."""
@@ -202,7 +202,7 @@ def test_where_both_fail_pip_s_words_are_the_last(machine: Machine) -> None:
         installer.install("leaf", "leaf")
 
 
-def test_where_uv_is_asked_for_its_own_words_are_told(
+def test_where_uv_is_requested_its_own_words_are_shown(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.program("uv", "echo 'no such version'; exit 1")

@@ -31,9 +31,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: Any) -> 
 
 def again() -> list[str]:
     """The same command, in this process; what it says."""
-    said: list[str] = []
-    TrainingDeployment(load_config("temper.yaml"), say=said.append).run()
-    return said
+    lines: list[str] = []
+    TrainingDeployment(load_config("temper.yaml"), say=lines.append).run()
+    return lines
 
 
 def is_whole(model: Path) -> bool:
@@ -70,7 +70,7 @@ def test_a_run_comes_back_from_its_place_alone(folder: Path) -> None:
 def test_a_finished_run_is_known_as_finished(folder: Path) -> None:
     [run] = runs_of(folder)
     before = (run / "final/model.safetensors").read_bytes()
-    said = again()
-    assert "was finished before" in said[-1]
+    lines = again()
+    assert "was finished before" in lines[-1]
     assert (run / "final/model.safetensors").read_bytes() == before
     assert json.loads((run / "summary.json").read_text())["after"]

@@ -70,7 +70,7 @@ def test_scripts_are_valid_and_executable(script: str) -> None:
 
 
 @on_a_machine_without_a_gpu
-def test_the_first_launch_installs_and_says_so(project: SmallProject) -> None:
+def test_the_first_launch_installs_and_reports_that(project: SmallProject) -> None:
     _, _, err = first_launch(project)
     for step in ("virtual environment, Python", "CPU build", "requirements.txt", "temper itself"):
         assert step in err
@@ -121,7 +121,7 @@ def test_through_a_relative_path(project: SmallProject) -> None:
     assert (done.returncode, done.stderr) == (7, "")
 
 
-def test_unsloth_is_asked_for_and_stays_the_launcher_s_word(project: SmallProject) -> None:
+def test_unsloth_is_requested_and_stays_an_option_of_the_launcher(project: SmallProject) -> None:
     done = project.run(LAUNCH, "--with-unsloth", "--epochs", "1")
     assert "requirements-unsloth.txt, without their dependencies" in done.err
     assert "requirements.txt …" not in done.err
@@ -181,8 +181,8 @@ def test_a_step_that_would_replace_the_chosen_torch_fails_with_pip_s_last_words(
     development.write_text("torch>=2.14\n")
     done = project.run(ENVIRONMENT, "--with-dev")
     assert done.code == 1
-    told = {"pip": "ResolutionImpossible", "uv": "your requirements are unsatisfiable"}
-    assert told[project.installer] in done.err
+    messages = {"pip": "ResolutionImpossible", "uv": "your requirements are unsatisfiable"}
+    assert messages[project.installer] in done.err
     development.write_text("checker==1.0\n")
     assert project.run(ENVIRONMENT, "--with-dev").code == 0
 
@@ -236,7 +236,7 @@ def program(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def test_interrupted_it_says_how_to_go_on(tmp_path: Path) -> None:
+def test_interrupted_it_explains_how_to_go_on(tmp_path: Path) -> None:
     project = make_small_project(tmp_path)
     process = start_in_a_group_of_its_own(project)
     os.killpg(process.pid, signal.SIGINT)

@@ -92,7 +92,7 @@ def test_output_that_nobody_takes_ends_no_training(tmp_path: Path) -> None:
     assert "step 3" in kept
 
 
-def test_what_a_command_was_to_tell_and_could_not_is_a_failure(tmp_path: Path) -> None:
+def test_output_that_a_command_could_not_write_is_a_failure(tmp_path: Path) -> None:
     """Its output is its work: a table that is cut off must not look whole."""
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(

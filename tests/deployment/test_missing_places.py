@@ -101,9 +101,9 @@ def test_a_run_that_was_killed_when_it_was_finished_is_copied_by_the_same_comman
     assert not (disk / run.name / "final").exists()
     metrics = (run / "metrics.jsonl").read_bytes()
     if how == "train":
-        said = deploy(config())[1]
-        assert any("was finished before" in line for line in said)
-        assert not any("NOT SAFE" in line for line in said)
+        lines = deploy(config())[1]
+        assert any("was finished before" in line for line in lines)
+        assert not any("NOT SAFE" in line for line in lines)
         assert (run / "report.html").is_file()
     elif how == "train-resume":
         assert resume(run.name, str(run.parent)) == ExitCode.DONE
@@ -115,20 +115,20 @@ def test_a_run_that_was_killed_when_it_was_finished_is_copied_by_the_same_comman
     assert is_whole_at(disk, run)
 
 
-def test_a_place_that_is_away_at_the_end_is_told_loudly_until_it_is_back(
+def test_a_place_that_is_away_at_the_end_is_reported_loudly_until_it_is_back(
     tmp_path: Path, disk: Path, config: Config
 ) -> None:
     run = killed_at_the_end(config(), tmp_path)
     away = disk.rename(tmp_path / "away")
     disk.mkdir()  # what is left of a mount
-    summary = TrainingDeployment(config(5.0), say=(said := []).append).run()  # type: ignore[var-annotated]
+    summary = TrainingDeployment(config(5.0), say=(lines := []).append).run()  # type: ignore[var-annotated]
     assert exit_code_of_training(summary) == ExitCode.NOT_CONFIRMED
-    assert said[-1].startswith(f"NOT SAFE YET: run {run.name}")
-    assert "disk mounted?" in said[-1]
+    assert lines[-1].startswith(f"NOT SAFE YET: run {run.name}")
+    assert "disk mounted?" in lines[-1]
     assert list(disk.iterdir()) == [], "nothing is written below a mount that is away"
     disk.rmdir()
     away.rename(disk)
-    again = TrainingDeployment(config(), say=said.append).run()
+    again = TrainingDeployment(config(), say=lines.append).run()
     assert exit_code_of_training(again) == ExitCode.DONE
     assert is_whole_at(disk, run)
 
@@ -157,16 +157,16 @@ def test_a_finished_run_that_lies_at_the_place_alone_is_not_trained_again(
     shutil.rmtree(run)
     with monkeypatch.context() as patch:
         patch.setattr(TrainingDeployment, "resume", None)
-        again, said = deploy(config())
+        again, lines = deploy(config())
     assert again == run
-    assert f"It lies finished there: {disk / run.name}/final" in said
+    assert f"It lies finished there: {disk / run.name}/final" in lines
     assert file_sha256(run / "final/model.safetensors") == weights
     assert (run / "report.html").is_file()
     end_copiers(tmp_path)
     shutil.rmtree(run)
     (disk / run.name / "final/SHA256SUMS").unlink()  # killed before the copy's last byte
-    _, said = deploy(config())
-    assert any("going on from step 2" in line for line in said)
+    _, lines = deploy(config())
+    assert any("going on from step 2" in line for line in lines)
     assert is_whole_at(disk, run)
     assert file_sha256(disk / run.name / "final/model.safetensors") == weights
 
@@ -177,8 +177,8 @@ def test_a_typing_mistake_is_found_before_the_first_step(
 ) -> None:
     (tmp_path / "config.yaml").write_text(json.dumps(small_settings(tmp_path, max_steps=1)))
     place = tmp_path / "dsik/temper"
-    told = ["train", "--config", str(tmp_path / "config.yaml"), "--backup-place", str(place)]
-    assert main([*told, *flags]) == ExitCode.WRONG_INPUT
+    arguments = ["train", "--config", str(tmp_path / "config.yaml"), "--backup-place", str(place)]
+    assert main([*arguments, *flags]) == ExitCode.WRONG_INPUT
     (line,) = capsys.readouterr().err.splitlines()
     assert "dsik is not there: is the path right" in line
     assert "--allow-missing-place" in line
@@ -221,7 +221,7 @@ def test_a_resumed_run_notices_that_its_place_is_another_one(
     assert deploy(config())[0] == run
 
 
-def test_a_status_whose_copier_was_killed_says_so(tmp_path: Path) -> None:
+def test_a_status_whose_copier_was_killed_names_that(tmp_path: Path) -> None:
     path = tmp_path / "backup.json"
     copying = BackupStatus(
         "p", "copying", newest_step=4, newest_name="b", in_flight_step=4, total_bytes=9

@@ -133,15 +133,15 @@ def errors(capsys: pytest.CaptureFixture[str]) -> Errors:
     return call
 
 
-def test_going_on_without_the_package_says_what_to_install(
+def test_going_on_without_the_package_states_what_to_install(
     killed: Path, elsewhere: Path, errors: Errors
 ) -> None:
     shutil.copytree(killed, elsewhere / "runs" / killed.name)
-    told = errors("train-resume", killed.name, code=ExitCode.WRONG_INPUT)
-    assert told.startswith("temper: this run needs the package my-parts==1.2 for model.adapter")
-    assert "training.strategy (in_stages)" in told
-    assert told.endswith("and it is not installed here: pip install my-parts==1.2\n")
-    assert told.count("\n") == 1
+    output = errors("train-resume", killed.name, code=ExitCode.WRONG_INPUT)
+    assert output.startswith("temper: this run needs the package my-parts==1.2 for model.adapter")
+    assert "training.strategy (in_stages)" in output
+    assert output.endswith("and it is not installed here: pip install my-parts==1.2\n")
+    assert output.count("\n") == 1
 
 
 def test_another_machine_goes_on_from_the_place_to_the_same_weights(
@@ -177,18 +177,18 @@ def test_another_machine_goes_on_from_the_place_to_the_same_weights(
         ("backup.place", "my_parts:Sink://x", "it lacks .*confirm"),
     ],
 )
-def test_what_cannot_be_used_is_told_before_there_is_a_run(
+def test_what_cannot_be_used_is_reported_before_there_is_a_run(
     key: str, value: str, sentence: str, elsewhere: Path
 ) -> None:
     write_module(elsewhere)
     settings = settings_of(elsewhere)
     section, _, name = key.partition(".")
     settings.setdefault(section, {})[name] = value
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(ValueError, match=sentence):
-        TrainingDeployment(DeploymentConfig(**settings), say=said.append).run()
+        TrainingDeployment(DeploymentConfig(**settings), say=lines.append).run()
     assert [*elsewhere.glob("runs/*")] == []
-    assert not any("parameters" in line for line in said), "the model was loaded before"
+    assert not any("parameters" in line for line in lines), "the model was loaded before"
 
 
 def test_a_process_of_its_own_is_refused_what_it_could_not_import(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ LATIN = os.fsdecode(b"zeil\xe9n.jsonl")  # as an old disk has it
 def test_data_whose_name_is_no_utf8_is_trained_on_and_the_run_goes_on(tmp_path: Path) -> None:
     settings = small_settings(tmp_path, max_steps=2)
     settings["data"]["path"] = str(write_rows(tmp_path / LATIN))
-    run, said = deploy(DeploymentConfig(**settings))
+    run, lines = deploy(DeploymentConfig(**settings))
     for path in (path for path in run.rglob("*") if path.suffix in (".json", ".jsonl", ".html")):
         text = path.read_bytes().decode()  # strictly
         if path.suffix == ".json":
@@ -23,10 +23,10 @@ def test_data_whose_name_is_no_utf8_is_trained_on_and_the_run_goes_on(tmp_path: 
     values = json.loads((run / "run.json").read_text())["configuration"]["values"]
     assert values["data"]["path"] == str(tmp_path / LATIN)
     assert "zeil\\xe9n.jsonl" in (run / "report.html").read_text()
-    again, said = deploy(DeploymentConfig(**settings))
+    again, lines = deploy(DeploymentConfig(**settings))
     assert again == run
-    assert any("finished" in line for line in said), said
-    text = " ".join(said)
+    assert any("finished" in line for line in lines), lines
+    text = " ".join(lines)
     assert text.encode(errors="backslashreplace").decode()
 
 

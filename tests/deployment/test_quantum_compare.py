@@ -79,7 +79,7 @@ class Stopped:
         return {"status": "stopped", "reason": "SIGTERM", "signal": "SIGTERM", "steps": 1}
 
 
-def test_a_comparison_that_is_stopped_says_how_it_goes_on(
+def test_a_comparison_that_is_stopped_explains_how_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quantum_compare, "TrainingDeployment", Stopped)
@@ -89,7 +89,7 @@ def test_a_comparison_that_is_stopped_says_how_it_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("told", "sentence"),
+    ("arguments", "sentence"),
     [
         (["nothing.jsonl"], "nothing.jsonl"),
         (["--quantum-problem", "blocks"], "data_selection"),
@@ -100,7 +100,7 @@ def test_a_comparison_that_is_stopped_says_how_it_goes_on(
     ids=str,
 )
 def test_wrong_input_is_a_sentence_and_trains_nothing(
-    told: list[str],
+    arguments: list[str],
     sentence: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -109,7 +109,7 @@ def test_wrong_input_is_a_sentence_and_trains_nothing(
     monkeypatch.chdir(tmp_path)
     settings = settings_of(tmp_path)
     (tmp_path / "c.yaml").write_text(json.dumps(settings))
-    assert main(["quantum", "compare", "--config", "c.yaml", *told]) == 2
+    assert main(["quantum", "compare", "--config", "c.yaml", *arguments]) == 2
     error = capsys.readouterr().err.strip()
     assert sentence in error
     assert error.splitlines()[-1].startswith("temper: ")

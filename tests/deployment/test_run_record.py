@@ -40,7 +40,7 @@ def trainer(config: DeploymentConfig) -> EnhancedTrainer:
     return made
 
 
-def test_run_json_says_how_the_run_came_to_be(
+def test_run_json_records_how_the_run_came_to_be(
     config: DeploymentConfig,
     trainer: EnhancedTrainer,
     tmp_path: Path,
@@ -97,7 +97,7 @@ def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> N
     assert line.endswith(f"M parameters, {trainer.precision.name} on cpu")
 
 
-def test_more_gpus_than_the_run_uses_are_told(
+def test_more_gpus_than_the_run_uses_are_reported(
     trainer: EnhancedTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

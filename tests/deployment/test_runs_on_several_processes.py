@@ -58,9 +58,9 @@ def launched(size: int, *arguments: str, folder: Path) -> list[subprocess.Popen[
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
-    told = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    variables = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [
-        start_temper(*arguments, folder=folder, **told, RANK=str(rank), LOCAL_RANK=str(rank))
+        start_temper(*arguments, folder=folder, **variables, RANK=str(rank), LOCAL_RANK=str(rank))
         for rank in range(size)
     ]
 
@@ -103,9 +103,9 @@ def test_a_killed_run_leaves_nobody_and_goes_on_bit_for_bit(
 
     settings = settings_with_dropout(fewer, saved_llama)
     settings["data"]["path"] = str(disturbed / "rows.jsonl")
-    path, said = deploy(DeploymentConfig(**settings))
-    told = "world_size: was 2, is 1; from here on sums round, and dropout is drawn, otherwise"
-    assert f"note: {told}" in said
+    path, lines = deploy(DeploymentConfig(**settings))
+    message = "world_size: was 2, is 1; from here on sums round, and dropout is drawn, otherwise"
+    assert f"note: {message}" in lines
     accepted = json.loads((path / "run.json").read_text())["accepted"]
     assert accepted[0]["changes"] == [{"name": "world_size", "was": 2, "is": 1}]
     assert losses(path)[:at_step] == losses(run)[:at_step]
@@ -141,14 +141,14 @@ def test_a_launcher_starts_leader_and_followers(
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "told"),
+    ("number", "code", "message"),
     [
         pytest.param(signal.SIGINT, 130, "Go on with: temper train-resume", marks=slow),
         (signal.SIGKILL, 1, "temper: the process of rank 1 (of 2, pid PID) is gone"),
     ],
 )
 def test_ctrl_c_or_the_death_of_a_follower_saves_and_ends_everybody(
-    number: signal.Signals, code: int, told: str, tmp_path: Path, saved_llama: Path
+    number: signal.Signals, code: int, message: str, tmp_path: Path, saved_llama: Path
 ) -> None:
     """Ctrl-C goes to the leader, SIGKILL to its follower."""
     write(tmp_path, settings_with_dropout(tmp_path, saved_llama, num_processes=2))
@@ -160,7 +160,7 @@ def test_ctrl_c_or_the_death_of_a_follower_saves_and_ends_everybody(
     (leader if number == signal.SIGINT else follower).send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
-    assert told.replace("PID", str(follower.pid)) in out + err
+    assert message.replace("PID", str(follower.pid)) in out + err
     assert "Traceback" not in err
     assert not psutil.wait_procs(helpers, timeout=10)[1]
     assert newest_step(run) >= 2

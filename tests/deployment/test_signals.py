@@ -22,7 +22,7 @@ def state() -> TrainingState:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_asks_to_stop(state: TrainingState, number: signal.Signals) -> None:
+def test_the_first_signal_requests_a_stop(state: TrainingState, number: signal.Signals) -> None:
     with stop_on_signals(state):
         os.kill(os.getpid(), number)
     assert state.stop_reason is StopReason.SIGNAL
@@ -30,7 +30,7 @@ def test_the_first_signal_asks_to_stop(state: TrainingState, number: signal.Sign
     assert (state.is_interrupted, state.stop_signal) == (True, number.name)
 
 
-def test_the_first_signal_is_the_one_that_is_told(state: TrainingState) -> None:
+def test_the_first_signal_is_the_one_that_is_reported(state: TrainingState) -> None:
     """A terminal that is closed may be told of twice: by the kernel, and by the shell."""
     with stop_on_signals(state):
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):

@@ -28,7 +28,7 @@ def test_what_somebody_gave_is_not_tried(tmp_path: Path) -> None:
         ({"data.pin_memory": False}, "--no-pin-memory"),
     ],
 )
-def test_settings_are_told_as_they_are_typed(settings: dict[str, Any], flags: str) -> None:
+def test_settings_are_reported_as_they_are_typed(settings: dict[str, Any], flags: str) -> None:
     assert flags_of(settings) == flags
     parse(create_parser(), ["train", *flags.split()])
 

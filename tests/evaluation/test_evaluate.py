@@ -29,7 +29,7 @@ def test_a_model_is_measured_by_the_rules_of_its_run(run: Path, part: str) -> No
     assert (config.data.max_length, config.data.train_on) == (77, "all")
 
 
-def test_what_was_asked_for_comes_first(run: Path) -> None:
+def test_what_was_requested_comes_first(run: Path) -> None:
     config = config_for(run / "final", max_length=99)
     assert inherit_from_run(config) == {"data.train_on": "all"}
     assert config.data.max_length == 99
@@ -46,7 +46,7 @@ def test_a_model_of_no_run_inherits_nothing(tmp_path: Path) -> None:
     assert inherit_from_run(DeploymentConfig(model_name="some/hub-model")) == {}
 
 
-def test_a_run_whose_data_was_masked_still_says_how_to_make_tokens(tmp_path: Path) -> None:
+def test_a_run_whose_data_was_masked_still_explains_how_to_make_tokens(tmp_path: Path) -> None:
     saved = DeploymentConfig(data={"max_length": 77, "path": "https://me:pw@host/rows"}).to_dict()
     (tmp_path / "run.json").write_text(json.dumps({"configuration": saved}))
     assert inherit_from_run(config_for(tmp_path)) == {"data.max_length": 77}
@@ -61,7 +61,9 @@ NO_USE = [
 
 
 @pytest.mark.parametrize("setting", NO_USE)
-def test_what_a_measurement_has_no_use_for_is_refused_or_told(setting: str, tmp_path: Path) -> None:
+def test_what_a_measurement_has_no_use_for_is_refused_or_reported(
+    setting: str, tmp_path: Path
+) -> None:
     key, _, value = setting.partition(": ")
     with pytest.raises(ValueError, match=rf"{key} \(keyword {key}\) has no effect on a measurem"):
         set_aside(DeploymentConfig(**{key: value}))

@@ -33,7 +33,7 @@ def trainer(saved_llama: Path, tmp_path: Path) -> EnhancedTrainer:
     )
 
 
-def test_as_many_prompts_are_answered_as_the_configuration_says(trainer: EnhancedTrainer) -> None:
+def test_as_many_prompts_are_answered_as_configured(trainer: EnhancedTrainer) -> None:
     held_out = measure(trainer)
     assert held_out.num_questions == 4
     assert held_out.metrics["eval_loss"] > 1.0

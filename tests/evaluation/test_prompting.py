@@ -52,7 +52,7 @@ def test_an_answer_of_no_token_is_none(saved_llama: Path) -> None:
         answer_questions(saved_llama, ["a"], max_tokens=0)
 
 
-def test_a_model_that_writes_no_text_cannot_be_asked(tmp_path: Path) -> None:
+def test_a_model_that_writes_no_text_cannot_be_prompted(tmp_path: Path) -> None:
     name = "tactical_mappo"
     save_model(MODELS[name].build(), None, tmp_path / "model", registered_name=name)
     with pytest.raises(ValueError, match="writes no text"):

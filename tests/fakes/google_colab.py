@@ -41,17 +41,17 @@ class ColabSession:
     """The folder that the stand-in package looks at."""
 
     folder: Path
-    told: dict[str, Any] = field(default_factory=dict)
+    behaviours: dict[str, Any] = field(default_factory=dict)
 
     @property
     def cloud(self) -> Path:
         """What lies on Drive."""
         return self.folder / "cloud"
 
-    def behaves(self, **told: Any) -> None:
+    def behaves(self, **behaviours: Any) -> None:
         """How the package behaves from now on."""
-        self.told |= told
-        (self.folder / "behaviour.json").write_text(json.dumps(self.told))
+        self.behaviours |= behaviours
+        (self.folder / "behaviour.json").write_text(json.dumps(self.behaviours))
 
     def calls(self, name: str) -> list[dict[str, Any]]:
         """What was called so far."""

@@ -300,7 +300,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Told:
+class ChildResult:
     """What came of a job.
 
     Attributes:
@@ -335,14 +335,14 @@ class Trainings:
             text=True,
         )
 
-    def do(self, job: Job) -> Told:
+    def do(self, job: Job) -> ChildResult:
         """Do one, and wait for it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
-        told = json.loads(self._process.stdout.readline())
-        as_tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in told.items()}
-        return Told(**as_tuples)
+        values = json.loads(self._process.stdout.readline())
+        as_tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return ChildResult(**as_tuples)
 
     def close(self) -> None:
         with self._process:  # closes its pipes
@@ -387,7 +387,7 @@ def in_child(job: Job, kill: bool) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def do(job: Job) -> Told:
+def do(job: Job) -> ChildResult:
     folder = Path(job.folder)
     folder.mkdir(parents=True, exist_ok=True)
     error_file = folder / "error.json"
@@ -398,26 +398,26 @@ def do(job: Job) -> Told:
         settings = {key: value for key, value in job.settings.items() if key != NEW_RUN}
         in_child(replace(job, settings=settings), kill=False)
     if not error_file.exists():
-        return Told(was_killed, error=("died", (folder / "log.txt").read_text()[-2000:]))
+        return ChildResult(was_killed, error=("died", (folder / "log.txt").read_text()[-2000:]))
     error = json.loads(error_file.read_text())
     runs = sorted((folder / "runs").glob("*/"))
-    told = Told(
+    values = ChildResult(
         was_killed,
         error=None if error is None else (error[0], error[1]),
         directories=tuple(run.name for run in runs),
     )
-    return told if len(runs) != 1 or error else _finished(told, runs[0])
+    return values if len(runs) != 1 or error else _finished(values, runs[0])
 
 
-def _finished(told: Told, run: Path) -> Told:
+def _finished(result: ChildResult, run: Path) -> ChildResult:
     weights = next((run / "final").glob("*.safetensors"), None)
     records = []
     with contextlib.suppress(OSError):
         records = json.loads((run / "quantum.json").read_text())["records"]
-    return Told(
-        told.was_killed,
+    return ChildResult(
+        result.was_killed,
         None,
-        told.directories,
+        result.directories,
         step_of(CheckpointManager(run / "checkpoints").newest()),
         hashlib.sha256(weights.read_bytes()).hexdigest() if weights else None,
         tuple(record["outcome"] for record in records),

@@ -27,7 +27,7 @@ class CopierHere(CopierClient):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._asked_for: queue.SimpleQueue[Publication] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Publication] = queue.SimpleQueue()
 
     @property
     def is_started(self) -> bool:
@@ -47,7 +47,7 @@ class CopierHere(CopierClient):
         self.start()
 
     def publish(self, what: Publication) -> None:
-        self._asked_for.put(what)
+        self._requests.put(what)
         self.start()
 
     def close(self, seconds: float = 0.0) -> None:
@@ -70,10 +70,10 @@ class CopierHere(CopierClient):
             record=settings.record,
             on_piece=lambda: None,
         )
-        while not (self._is_over and self._asked_for.empty() and copier.is_done):
+        while not (self._is_over and self._requests.empty() and copier.is_done):
             time.sleep(min(LONGEST_WAIT_SECONDS, copier.tick()))
-            while not self._asked_for.empty():
-                copier.publish(self._asked_for.get())
+            while not self._requests.empty():
+                copier.publish(self._requests.get())
             copier.nudge()
             file.show(copier.status())
         file.write(replace(copier.status(), state="finished"))

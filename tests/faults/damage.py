@@ -5,7 +5,7 @@ from pathlib import Path
 
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
-from tests.faults.judge import tell
+from tests.faults.judge import print_figures
 from tests.faults.memory_files import MemoryFiles
 from tests.faults.store_history import ROOT, tensors_at
 
@@ -42,7 +42,7 @@ def main() -> None:
         path = draw.choice(objects)
         flips.append((path, draw.randrange(8 * len(memory.files[path]))))
     silent = sum(is_silent(memory, path, bit) for path, bit in flips)
-    tell("G4", {"bits": len(flips), "silent": silent})
+    print_figures("G4", {"bits": len(flips), "silent": silent})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.faults.end_storm import MUTANTS
-from tests.faults.judge import Figures, complaints, tell
+from tests.faults.judge import Figures, complaints, print_figures
 from tests.faults.run_kills import in_a_folder, sums
 
 NUM_STORMS, NUM_KILLS_EACH, NUM_MUTANT_KILLS = 2, 160, 12
@@ -24,7 +24,7 @@ def main() -> None:
         outcome = sums(beside_each_other.map(whole_storm, range(NUM_STORMS)))
         found = list(beside_each_other.map(storm_with_defect, MUTANTS))
     caught = sum(bool(complaints("", figures)) for figures in found)
-    tell("G1 ends", {**outcome, "mutants": len(found), "mutants_caught": caught})
+    print_figures("G1 ends", {**outcome, "mutants": len(found), "mutants_caught": caught})
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from infrastructure.deployment import deploy_training
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from tests.conftest import save_tiny_llama
-from tests.faults.judge import tell
+from tests.faults.judge import print_figures
 from tests.faults.kill_storm import in_child
 from tests.faults.run_storm import SMALL_MODEL, write_data
 from tests.forks import import_what_takes_long
@@ -177,17 +177,17 @@ class Run:
         backup = {"finish_seconds": seconds, "emergency_seconds": seconds}
         place = self.settings()["backup.place"]
         with self.log.open("a") as log, contextlib.redirect_stderr(log):
-            told = {"place": place, "megabytes_per_second": 2.0, **backup}
-            config = settings(self.directory, backup=told)
+            options = {"place": place, "megabytes_per_second": 2.0, **backup}
+            config = settings(self.directory, backup=options)
             try:
-                trainer, _, said = train(self.directory, config=config, max_steps=6)
+                trainer, _, lines = train(self.directory, config=config, max_steps=6)
             except CopyNotConfirmedError as error:
                 _note(log, str(error))
                 return int(error.code or 0)
             except (ValueError, TemperError) as error:
                 _note(log, f"temper: {error}")
                 return ExitCode.WRONG_INPUT
-            _note(log, "\n".join(said))
+            _note(log, "\n".join(lines))
             torch.save(weights(trainer.model), self.directory / "weights.pt")
         return ExitCode.DONE
 
@@ -222,10 +222,10 @@ class Run:
         """Whether the run has written that it is."""
         path = self.run_path()
         try:
-            told = json.loads((path / "summary.json").read_text()) if path else {}
+            record = json.loads((path / "summary.json").read_text()) if path else {}
         except (OSError, ValueError):
             return False
-        return told.get("status") == "finished"
+        return record.get("status") == "finished"
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,9 +241,9 @@ def to_its_end() -> None:
     code = cli.main(["train", "--config", file, *detach])
     if not detach or code != ExitCode.DONE:
         raise SystemExit(code)
-    told = json.loads(Path(file).read_text())
+    record = json.loads(Path(file).read_text())
     while True:
-        runs = Path(told["output_dir"]).glob("*/trained_by")
+        runs = Path(record["output_dir"]).glob("*/trained_by")
         holders = [detached.read_trainer(one.parent) for one in runs]
         if not any(holder is not None and holder.is_alive for holder in holders):
             break
@@ -373,8 +373,8 @@ class Storm:
     def load(self) -> None:
         """Go on with what an earlier process has done."""
         if self.state_file.is_file():
-            told = json.loads(self.state_file.read_text())
-            self.outcome, self.number = Outcome(**told["outcome"]), told["number"]
+            record = json.loads(self.state_file.read_text())
+            self.outcome, self.number = Outcome(**record["outcome"]), record["number"]
 
     def save(self) -> None:
         write_json(self.state_file, {"outcome": asdict(self.outcome), "number": self.number})
@@ -648,7 +648,7 @@ def main() -> None:
     started = time.monotonic()
     storm.go_on(options.kills)
     seconds = round(time.monotonic() - started, 1)
-    tell("G1 end", {**asdict(storm.outcome), "seconds": seconds})
+    print_figures("G1 end", {**asdict(storm.outcome), "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -231,8 +231,8 @@ def figures(
         if not (folder / name).exists():
             BOMBS[name](folder / name)
     good_files(folder)
-    told = [str(folder), str(num_mutations), without, *names]
-    command = [sys.executable, "-m", "tests.faults.hostile_data", *told]
+    arguments = [str(folder), str(num_mutations), without, *names]
+    command = [sys.executable, "-m", "tests.faults.hostile_data", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"died": done.returncode, "last": (done.stdout + done.stderr)[-2000:]}

@@ -45,8 +45,8 @@ def run_in_fork(name: str, *arguments: str) -> Figures:
     return _figures_in(main_in_fork(name, *arguments, cwd=ROOT))
 
 
-def _figures_in(said: str) -> Figures:
-    ((_, figures),) = json.loads(said.splitlines()[-1]).items()
+def _figures_in(output: str) -> Figures:
+    ((_, figures),) = json.loads(output.splitlines()[-1]).items()
     return dict(figures)
 
 
@@ -58,6 +58,6 @@ def complaints(label: str, figures: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def tell(label: str, figures: Mapping[str, Any]) -> None:
+def print_figures(label: str, figures: Mapping[str, Any]) -> None:
     """Print the one JSON line of a proof."""
     print(json.dumps({label: figures}))

@@ -31,7 +31,7 @@ from infrastructure.training.checkpoints import checkpoint_manager, snapshot
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers.run_observers import MetricsObserver
-from tests.faults.judge import tell
+from tests.faults.judge import print_figures
 from tests.training.toy_training import Training
 
 SETTINGS: dict[str, Any] = {
@@ -241,7 +241,7 @@ def main() -> None:
     outcome = storm(arguments.directory, arguments.kills, arguments.seed)
     seconds = round(time.monotonic() - started, 1)
     print(f"{seconds} s, mutant: {arguments.mutant}", file=sys.stderr)
-    tell("G1", asdict(outcome))
+    print_figures("G1", asdict(outcome))
 
 
 if __name__ == "__main__":

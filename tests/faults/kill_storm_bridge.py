@@ -21,7 +21,7 @@ import torch
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training.hf_bridge import callback
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
-from tests.faults.judge import tell
+from tests.faults.judge import print_figures
 from tests.faults.kill_storm import Outcome, in_child, kill_until_finished, repeated
 from tests.training.hf_bridge.tiny_trainer import train as train_with_callback
 from tests.training.hf_bridge.tiny_trainer import trainer_of, weights
@@ -116,7 +116,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.mutant:
         MUTANTS[options.mutant]()
-    tell("G1", asdict(storm(options.directory, options.kills, options.seed)))
+    print_figures("G1", asdict(storm(options.directory, options.kills, options.seed)))
 
 
 if __name__ == "__main__":

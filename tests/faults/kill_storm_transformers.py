@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from tests.faults.judge import tell
+from tests.faults.judge import print_figures
 from tests.faults.kill_storm import in_child
 
 NUM_EXAMPLES, NUM_STEPS, SAVE_STEPS = 64, 16, 2
@@ -178,7 +178,7 @@ def main() -> None:
     sys.stdout = sys.stderr  # the Trainer prints there; the result has it to itself
     outcome = storm(arguments.directory, arguments.kills, arguments.seed)
     sys.stdout = sys.__stdout__
-    tell("G1", asdict(outcome))
+    print_figures("G1", asdict(outcome))
 
 
 if __name__ == "__main__":

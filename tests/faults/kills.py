@@ -6,7 +6,7 @@ on its Trainer with TemperCallback counts as ours.
 
 import tempfile
 
-from tests.faults.judge import Figures, run_module, tell
+from tests.faults.judge import Figures, print_figures, run_module
 from tests.faults.kill_storm import MUTANTS
 from tests.faults.kill_storm_bridge import MUTANTS as BRIDGE_MUTANTS
 
@@ -37,7 +37,7 @@ def main() -> None:
         kills = ("--kills", str(NUM_TRANSFORMERS_KILLS))
         beside = run_module("tests.faults.kill_storm_transformers", directory, *kills)
     mutants = {"mutants": len(found), "mutants_caught": caught}
-    tell("G1", {**outcome, **mutants, "transformers": beside})
+    print_figures("G1", {**outcome, **mutants, "transformers": beside})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """G5 in its long form: `python -m tests.faults.lies` prints one JSON line."""
 
 from tests.faults.failing_files import LyingFiles
-from tests.faults.judge import tell
+from tests.faults.judge import print_figures
 from tests.faults.store_history import step_that_loads
 from tests.faults.test_failing_disk import TWO_VERSIONS, error_of
 
@@ -14,7 +14,7 @@ def main() -> None:
             trials += 1
             believed += error_of(lying) is None
             lost += step_that_loads(lying) < 2
-    tell("G5", {"trials": trials, "believed": believed, "lost": lost})
+    print_figures("G5", {"trials": trials, "believed": believed, "lost": lost})
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
     mount("--bind", str(other), str(at))
     devices.append(at.stat().st_dev)
     run_until(copier.tick, lambda: copier.is_done, clock)
-    told = {
+    figures = {
         "below": below,
         "error": str(error),
         "devices": devices,
@@ -66,7 +66,7 @@ def main(folder: Path) -> None:
         "safe": Store(at / RUN).newest() == (newest, []),
     }
     copier.close()
-    print(json.dumps(told))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

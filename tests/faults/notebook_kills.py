@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
-from tests.faults.judge import ROOT, tell
+from tests.faults.judge import ROOT, print_figures
 from tests.notebooks.kernels import CellError, RunningNotebook, notebook_in_kernel
 from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables
 
@@ -343,7 +343,7 @@ def main() -> None:
         directory = arguments.directory or Path(temporary)
         outcome = storm(directory, arguments.kills, arguments.seed, arguments.mutant)
     seconds = round(time.monotonic() - started, 1)
-    tell("notebooks", {**asdict(outcome), "seconds": seconds})
+    print_figures("notebooks", {**asdict(outcome), "seconds": seconds})
 
 
 if __name__ == "__main__":

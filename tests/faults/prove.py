@@ -57,7 +57,7 @@ def main() -> int:
     for name in options.names or PROOFS:
         if name in before:
             figures[name] = before[name]
-            say(f"{name}: proved before, of the same sources: {json.dumps(figures[name])}")
+            print_line(f"{name}: proved before, of the same sources: {json.dumps(figures[name])}")
             continue
         try:
             figures[name] = proved(name)
@@ -70,7 +70,7 @@ def main() -> int:
             kept.add(name, figures[name])
     print(json.dumps(figures))
     for text in wrong:
-        say(text)
+        print_line(text)
     return 1 if wrong else 0
 
 
@@ -91,10 +91,10 @@ def proved(name: str) -> Figures:
         CalledProcessError: it failed.
     """
     module, what = PROOFS[name]
-    say(f"{name}: {what} ({module})")
+    print_line(f"{name}: {what} ({module})")
     began = time.monotonic()
     figures = run_module(module)
-    say(f"{json.dumps(figures)} after {time.monotonic() - began:.0f} s")
+    print_line(f"{json.dumps(figures)} after {time.monotonic() - began:.0f} s")
     return figures
 
 
@@ -119,7 +119,7 @@ def sources_hash(root: Path = ROOT) -> str:
     return hashlib.sha256("".join(contents).encode()).hexdigest()[:16]
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

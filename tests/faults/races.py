@@ -32,7 +32,7 @@ from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from tests.faults.judge import tell
+from tests.faults.judge import print_figures
 from tests.faults.kill_storm import in_child
 
 STEPS_OF_A_TURN = 2
@@ -173,7 +173,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             careless = storm(Path(folder), arguments.careless_races, 1, locks=False)
         found |= {"mutants": 1, "mutants_caught": int(careless.both_wrote > 0)}
-    tell("G12", found)
+    print_figures("G12", found)
 
 
 if __name__ == "__main__":

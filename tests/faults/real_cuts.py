@@ -27,7 +27,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.faults.judge import Figures, tell
+from tests.faults.judge import Figures, print_figures
 from tests.faults.kill_storm import in_child
 from tests.faults.whole_runs import (
     configuration,
@@ -138,7 +138,7 @@ def _whole_run(disk: RealDisk, work: Path) -> tuple[float, tuple[str, list[tuple
     try:
         began = time.monotonic()
         done = train(work, with_helpers=True)
-        assert done.code == 0, done.said
+        assert done.code == 0, done.output
         seconds = time.monotonic() - began
         [final] = (work / "runs").glob("*/final")
         return seconds, result_of(final.parent)
@@ -165,11 +165,11 @@ def _descendants(process: int) -> list[int]:
 def _faults(work: Path, expected: tuple[str, list[tuple[int, float]]]) -> list[str]:
     done = train(work, with_helpers=True)
     if done.code != 0:
-        return [f"failed: {done.said[-400:]}"]
+        return [f"failed: {done.output[-400:]}"]
     found = result_of(max(path.parent for path in (work / "runs").glob("*/final")))
     if found[0] != expected[0]:
         return ["differing: another model"]
-    if found[1] != expected[1] and "metrics.jsonl" not in done.said:
+    if found[1] != expected[1] and "metrics.jsonl" not in done.output:
         return ["silent: other losses, or fewer"]
     return []
 
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     import_all()
-    tell("G2 real", figures_of(options.cuts, options.seed))
+    print_figures("G2 real", figures_of(options.cuts, options.seed))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import errno
 
 from tests.faults.failing_files import ERRORS, FailingFiles
-from tests.faults.judge import tell
+from tests.faults.judge import print_figures
 from tests.faults.store_history import next_save_works, step_that_loads
 from tests.faults.test_failing_disk import TWO_VERSIONS, error_of
 
@@ -22,7 +22,9 @@ def main() -> None:
                 lost += step_that_loads(failing) < 2
                 stuck += not next_save_works(failing)
     names = [errno.errorcode[number] for number in ERRORS]
-    tell("G3", {"errors": names, "trials": trials, "lost": lost, "next_save_failed": stuck})
+    print_figures(
+        "G3", {"errors": names, "trials": trials, "lost": lost, "next_save_failed": stuck}
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from infrastructure.backup.repair.run_files_repair import Kind, kind_of
 from infrastructure.core.checksums import damaged_files, read_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError
 from infrastructure.deployment import deploy_training, model_repair
-from tests.faults.judge import Figures, complaints, run_module, tell
+from tests.faults.judge import Figures, complaints, print_figures, run_module
 from tests.faults.whole_runs import (
     STOP_AT,
     copy_of,
@@ -138,31 +138,31 @@ def verdict_of(trial: Trial, folder: Path, template: Path) -> str:
     done = train(folder, has_place=trial.case.has_place)
     wait_for_helpers()
     if done.code != 0:
-        return f"dead_end: {done.said[-500:]}"
+        return f"dead_end: {done.output[-500:]}"
     run = run_in(folder)
     expected = json.loads((template.parent / "result.json").read_text())
     model, losses = json.loads(json.dumps(result_of(run)))
     if model != expected[0] or losses != expected[1][-len(losses) :]:
-        return f"differing: {done.said[-500:]}"
-    if losses != expected[1] and "metrics.jsonl is missing" not in done.said:
-        return f"silent: {done.said[-500:]}"
-    if is_named(trial.path, done.said):
+        return f"differing: {done.output[-500:]}"
+    if losses != expected[1] and "metrics.jsonl is missing" not in done.output:
+        return f"silent: {done.output[-500:]}"
+    if is_named(trial.path, done.output):
         return "named"
     if is_sound(trial, folder, run, intact):
         return "healed"
-    return f"silent: {done.said[-500:]}"
+    return f"silent: {done.output[-500:]}"
 
 
-def is_named(path: Path, said: str) -> bool:
+def is_named(path: Path, output: str) -> bool:
     """Whether the damage is told of: the file by its name, an object or a version by its hash or
     number."""
     name = path.name
     if "objects" in path.parts:
-        return name[:12] in said
+        return name[:12] in output
     if "versions" in path.parts:
-        return name[:12] in said or "was gone: brought back" in said
+        return name[:12] in output or "was gone: brought back" in output
     inside = path.relative_to(Path(*path.parts[:2])).as_posix()
-    return f"note: {inside}" in said or f"{inside} " in said or f"/{name}" in said
+    return f"note: {inside}" in output or f"{inside} " in output or f"/{name}" in output
 
 
 def is_sound(trial: Trial, folder: Path, run: Path, intact: bytes) -> bool:
@@ -279,7 +279,7 @@ def main() -> None:
         found = [run_module("tests.faults.run_damage", *arguments, name) for name in DEFECTS]
         caught = sum(bool(complaints("", each)) for each in found)
         figures |= {"mutants": len(found), "mutants_caught": caught}
-    tell("G4 runs", figures)
+    print_figures("G4 runs", figures)
 
 
 def figures_of(verdicts: dict[str, str]) -> Figures:

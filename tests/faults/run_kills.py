@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.faults.judge import Figures, run_module, tell
+from tests.faults.judge import Figures, print_figures, run_module
 from tests.faults.run_storm import MUTANTS
 
 NUM_STORMS, NUM_KILLS_EACH, NUM_MUTANT_KILLS = 2, 100, 4
@@ -47,7 +47,7 @@ def main() -> None:
         outcome = sums(beside_each_other.map(whole_storm, range(NUM_STORMS)))
         found = list(beside_each_other.map(storm_with_defect, MUTANTS))
     caught = sum(bool(o["lost"] + o["damaged"] + o["differing"] + o["failed"]) for o in found)
-    tell("G1 runs", {**outcome, "mutants": len(found), "mutants_caught": caught})
+    print_figures("G1 runs", {**outcome, "mutants": len(found), "mutants_caught": caught})
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory
 from tests.faults.copier_here import use_it as use_copier_here
-from tests.faults.judge import Figures, complaints, run_module, tell
+from tests.faults.judge import Figures, complaints, print_figures, run_module
 from tests.faults.recorded_files import Disk, Entry, Recorder, disks
 from tests.faults.whole_runs import (
     configuration,
@@ -95,7 +95,7 @@ class Recorded:
         configuration(self.folder)  # writes the rows
         kept = self.folder.with_name("recorded.bin")
         done = ran(self.folder, lambda: self._recorded(kept))
-        assert done.code == 0, done.said
+        assert done.code == 0, done.output
         self.top, self.begin, self.log = pickle.loads(kept.read_bytes())
         run = run_in(self.folder)
         self.expected = result_of(run)
@@ -171,12 +171,12 @@ def faults_of(recorded: Recorded, length: int) -> list[str]:
         return [*faults, f"lost: step {committed} was committed"]
     if committed:
         faults += [f"unsynced: {name}" for name in _not_whole(recorded, runs[0])]
-    said = io.StringIO()
-    handler = logging.StreamHandler(said)
+    output = io.StringIO()
+    handler = logging.StreamHandler(output)
     logging.getLogger().addHandler(handler)
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            faults += _faults_of_reader(recorded, committed, said)
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            faults += _faults_of_reader(recorded, committed, output)
     except (TemperError, ValueError, OSError) as error:
         faults.append(f"failed: {type(error).__name__}: {error}")
     finally:
@@ -207,9 +207,9 @@ def _not_whole(recorded: Recorded, run: Path) -> Iterator[str]:
             yield f"tokenizer/{name}"
 
 
-def _faults_of_reader(recorded: Recorded, committed: int, said: io.StringIO) -> Iterator[str]:
+def _faults_of_reader(recorded: Recorded, committed: int, output: io.StringIO) -> Iterator[str]:
     config = configuration(recorded.folder)
-    deployment = TrainingDeployment(config, say=lambda line: print(line, file=said))
+    deployment = TrainingDeployment(config, say=lambda line: print(line, file=output))
     run = deployment._run_of_this_purpose()
     if run is None or not (run.checkpoints / "versions").is_dir():
         if committed:
@@ -218,7 +218,7 @@ def _faults_of_reader(recorded: Recorded, committed: int, said: io.StringIO) -> 
     options = deploy_training.place_options(config)
     if run.is_finished():
         deploy_training.repair_finished(run, options, deployment.report)
-        text = said.getvalue()
+        text = output.getvalue()
         if damaged_files(run.final) and "final/" not in text:
             yield "silent: final/ is damaged"
         if losses_of(run.path) != recorded.expected[1] and "metrics.jsonl" not in text:
@@ -238,7 +238,7 @@ def _faults_of_reader(recorded: Recorded, committed: int, said: io.StringIO) -> 
     yield from (f"silent: {name}" for name in _not_whole(recorded, run.path) if committed)
     history = [entry for entry in losses_of(run.path) if entry[0] <= step]
     expected = [entry for entry in recorded.expected[1] if entry[0] <= step]
-    if history != expected and "metrics.jsonl" not in said.getvalue():
+    if history != expected and "metrics.jsonl" not in output.getvalue():
         yield f"silent: metrics.jsonl lacks steps up to {step}"
 
 
@@ -252,11 +252,11 @@ def faults_at_the_end(recorded: Recorded) -> list[str]:
     done = train(recorded.folder)
     wait_for_helpers()
     if done.code != 0:
-        return [f"failed: {done.said[-400:]}"]
+        return [f"failed: {done.output[-400:]}"]
     found = result_of(run_in_newest(recorded.folder))
     if found[0] != recorded.expected[0]:
         return ["differing: another model"]
-    if found[1] != recorded.expected[1] and "metrics.jsonl" not in done.said:
+    if found[1] != recorded.expected[1] and "metrics.jsonl" not in done.output:
         return ["silent: other losses, or fewer"]
     return []
 
@@ -328,7 +328,7 @@ def main() -> None:
         found = [run_module("tests.faults.run_power_cuts", *arguments, name) for name in DEFECTS]
         caught = sum(bool(complaints("", each)) for each in found)
         figures |= {"mutants": len(found), "mutants_caught": caught}
-    tell("G2 runs", figures)
+    print_figures("G2 runs", figures)
 
 
 if __name__ == "__main__":

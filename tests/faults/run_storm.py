@@ -31,7 +31,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.deployment.deploy_training import DeploymentConfig, TrainingDeployment
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training import enhanced_trainer
-from tests.faults.judge import tell
+from tests.faults.judge import print_figures
 from tests.faults.kill_storm import in_child
 from tests.forks import import_what_takes_long
 
@@ -213,7 +213,7 @@ def main() -> None:
     started = time.monotonic()
     outcome = storm(arguments.directory, arguments.kills, arguments.seed)
     seconds = round(time.monotonic() - started, 1)
-    tell("G1 runs", {**asdict(outcome), "seconds": seconds})
+    print_figures("G1 runs", {**asdict(outcome), "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.conftest import save_tiny_llama
 from tests.faults import hostile_input
-from tests.faults.judge import Figures, tell
+from tests.faults.judge import Figures, print_figures
 from tests.faults.pickle_scan import files_with_pickles
 from tests.faults.written_files import run_with_secrets, scanner_finds_pickles
 
@@ -42,7 +42,7 @@ def main() -> None:
     figures["code_run"] += found.pop("code_run")
     figures["mutants"] += len(caught)
     figures["mutants_caught"] += sum(caught)
-    tell("G15", {**figures, **found})
+    print_figures("G15", {**figures, **found})
 
 
 if __name__ == "__main__":

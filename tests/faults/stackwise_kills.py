@@ -24,7 +24,7 @@ from infrastructure.core.files import paths_below
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.records.run_reader import METRICS_FILE
 from tests.deployment.runs import losses, runs_of, write_rows
-from tests.faults.judge import tell
+from tests.faults.judge import print_figures
 from tests.faults.kill_storm import in_child
 from tests.faults.run_storm import SMALL_MODEL
 from tests.forks import import_what_takes_long
@@ -134,7 +134,7 @@ def main() -> None:
         outcome["differing"] += not is_same
         if is_same:
             shutil.rmtree(run)
-    tell("G1 stackwise", {**outcome, "phases": len(phases)})
+    print_figures("G1 stackwise", {**outcome, "phases": len(phases)})
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers.run_observers import MetricsObserver
 from infrastructure.training.recovery import safe_point as boundary
-from tests.faults.judge import tell
+from tests.faults.judge import print_figures
 from tests.faults.kill_storm import compare, in_child
 from tests.training.toy_training import Training
 
@@ -169,12 +169,12 @@ def stop_until_finished(
                 raise RuntimeError("a training died before it began")
             time.sleep(0.002)
         time.sleep(draw.uniform(0.005, duration_seconds / 2))
-        told = time.monotonic()
+        signalled_at = time.monotonic()
         os.kill(child, draw.choice([signal.SIGTERM, signal.SIGINT]))
         if draw.random() < 0.3:
             os.kill(child, signal.SIGTERM)  # a second one must be harmless
         _, status = os.waitpid(child, 0)
-        outcome.slow += time.monotonic() - told > SLOW_SECONDS
+        outcome.slow += time.monotonic() - signalled_at > SLOW_SECONDS
         code = os.waitstatus_to_exitcode(status)
         outcome.failed += code not in (FINISHED, STOPPED)
         if code != STOPPED:
@@ -235,7 +235,7 @@ def main() -> None:
     started = time.monotonic()
     outcome = storm(arguments.directory, arguments.stops, arguments.seed)
     seconds = round(time.monotonic() - started, 1)
-    tell("G10", {**asdict(outcome), "seconds": seconds})
+    print_figures("G10", {**asdict(outcome), "seconds": seconds})
 
 
 if __name__ == "__main__":

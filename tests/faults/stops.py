@@ -2,7 +2,7 @@
 
 import tempfile
 
-from tests.faults.judge import Figures, run_module, tell
+from tests.faults.judge import Figures, print_figures, run_module
 from tests.faults.stop_storm import MUTANTS
 
 NUM_STOPS, NUM_MUTANT_STOPS = 60, 8
@@ -17,7 +17,7 @@ def main() -> None:
     outcome = storm("--stops", str(NUM_STOPS))
     found = [storm("--stops", str(NUM_MUTANT_STOPS), "--mutant", name) for name in MUTANTS]
     caught = sum(bool(o["unsaved"] + o["slow"] + o["differing"] + o["failed"]) for o in found)
-    tell("G10", {**outcome, "mutants": len(found), "mutants_caught": caught})
+    print_figures("G10", {**outcome, "mutants": len(found), "mutants_caught": caught})
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.faults.choices import (
     NUM_STEPS,
+    ChildResult,
     Choice,
     Job,
     Row,
-    Told,
     Trainings,
     base_settings,
     every_choice,
@@ -41,7 +41,7 @@ def trainings() -> Iterator[Trainings]:
 
 def trained(
     trainings: Trainings, row: Row, folder: Path, llama: Path, *, kill: bool = True
-) -> Told:
+) -> ChildResult:
     base = base_settings(folder)
     settings = together(base, row.settings)
     filled = {
@@ -53,15 +53,15 @@ def trained(
     return trainings.do(Job(str(folder), filled, kill))
 
 
-def problem_of(told: Told, *, kill: bool) -> str | None:
+def problem_of(result: ChildResult, *, kill: bool) -> str | None:
     """What is wrong with a training, or None."""
-    if told.error is not None:
-        return f"{told.error[0]}: {told.error[1]}"
-    if told.was_killed != kill:
+    if result.error is not None:
+        return f"{result.error[0]}: {result.error[1]}"
+    if result.was_killed != kill:
         return "it was not killed" if kill else "it was killed"
-    if len(told.directories) != 1:
-        return f"it made {len(told.directories)} runs"
-    return None if told.step == NUM_STEPS else f"its last checkpoint is of step {told.step}"
+    if len(result.directories) != 1:
+        return f"it made {len(result.directories)} runs"
+    return None if result.step == NUM_STEPS else f"its last checkpoint is of step {result.step}"
 
 
 def problems_of(
@@ -142,9 +142,9 @@ def test_every_sampler_answers_in_a_training(
     for number, row in enumerate(rows):
         folder = tmp_path / str(number)
         folder.mkdir()
-        told = trained(trainings, row, folder, saved_llama, kill=False)
-        assert problem_of(told, kill=False) is None, row.choices
-        assert "answered" in told.quantum, row.choices
+        result = trained(trainings, row, folder, saved_llama, kill=False)
+        assert problem_of(result, kill=False) is None, row.choices
+        assert "answered" in result.quantum, row.choices
 
 
 @slow
@@ -159,11 +159,11 @@ def test_every_choice_by_itself_goes_on_to_the_same_bits(
         for kill in (False, True):
             folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
             folder.mkdir()
-            told = trained(trainings, row, folder, saved_llama, kill=kill)
-            problem = problem_of(told, kill=kill)
+            result = trained(trainings, row, folder, saved_llama, kill=kill)
+            problem = problem_of(result, kill=kill)
             if problem is not None:
                 wrong[str(choice)] = problem
-            weights.append(told.weights)
+            weights.append(result.weights)
         if len(set(weights)) > 1:
             wrong.setdefault(str(choice), "it went on to other weights")
     assert wrong == {}

@@ -49,15 +49,15 @@ def error_of(operations: FileOperations) -> str | None:
 def test_an_error_at_any_operation_costs_nothing(error: int, stays: bool) -> None:
     counting = FailingFiles(TWO_VERSIONS)
     save_and_prune(counting)
-    said = []
+    messages = []
     for fail_at in range(counting.count):
         failing = FailingFiles(TWO_VERSIONS, error, fail_at, stays)
-        said.append(error_of(failing))
+        messages.append(error_of(failing))
         failing.heal()
         assert step_that_loads(failing) >= 2
         assert next_save_works(failing)
         assert not [path for path in failing.files if path.parent.name == "tmp"]
-    raised = [text for text in said if text is not None]
+    raised = [text for text in messages if text is not None]
     assert len(raised) > counting.count // 2 > 20
     assert all(os.strerror(error) in text for text in raised)
 
@@ -65,9 +65,9 @@ def test_an_error_at_any_operation_costs_nothing(error: int, stays: bool) -> Non
 @pytest.mark.parametrize("lie", ["nothing", "zeros", "one bit"])
 def test_a_write_that_lies_is_found_at_once(lie: str) -> None:
     num_writes = 0
-    while (said := error_of(lying := LyingFiles(TWO_VERSIONS, num_writes, lie))) is not None:
+    while (message := error_of(lying := LyingFiles(TWO_VERSIONS, num_writes, lie))) is not None:
         num_writes += 1
-        assert "does not hold what was just written" in said
+        assert "does not hold what was just written" in message
         assert step_that_loads(lying) == 2
         assert next_save_works(lying)
     assert num_writes == 4  # three classes that changed, and the manifest
@@ -81,7 +81,7 @@ def test_without_reading_back_a_lie_is_found_too_late(monkeypatch: pytest.Monkey
     assert step_that_loads(lying) == 2
 
 
-def test_too_little_room_is_told_before_anything_is_written() -> None:
+def test_too_little_room_is_reported_before_anything_is_written() -> None:
     class Full(MemoryFiles):
         def free_bytes(self, directory: Path) -> int:
             return 1000

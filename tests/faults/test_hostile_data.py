@@ -9,24 +9,24 @@ from tests.faults.hostile_data import BOMBS, MEMORY_BYTES, QUICK, figures
 from tests.slow import slow
 
 
-def check(told: dict, names: list[str], folder: Path) -> None:
-    assert sorted(told["files"]) == sorted(names)
-    assert told["other_errors"] == {}
-    assert told["peak_mib"] << 20 < MEMORY_BYTES
+def check(measured: dict, names: list[str], folder: Path) -> None:
+    assert sorted(measured["files"]) == sorted(names)
+    assert measured["other_errors"] == {}
+    assert measured["peak_mib"] << 20 < MEMORY_BYTES
     for name in names:
         assert (folder / name).stat().st_size < 8 << 20
 
 
 def test_what_stands_for_gigabytes_takes_little_memory(tmp_path: Path) -> None:
-    told = figures(tmp_path, QUICK, 60)
-    check(told, QUICK, tmp_path)
-    assert told["files"]["dictionary.parquet"] == f"{hostile_data.NUM_ROWS} Row"
-    assert told["files"]["structs.parquet"] == f"{hostile_data.NUM_ROWS} Row"
-    assert told["files"]["list.parquet"] == "1 BadRow"
-    assert told["files"]["pages.parquet"].startswith("refused: pages.parquet: a page of column")
-    assert told["files"]["claim.parquet"].startswith("refused: claim.parquet: a page of column")
-    assert told["files"]["lists.jsonl.gz"] == "3 BadRow"
-    assert told["files"]["passage.txt.gz"] == "1 BadRow, 1 Row"
+    measured = figures(tmp_path, QUICK, 60)
+    check(measured, QUICK, tmp_path)
+    assert measured["files"]["dictionary.parquet"] == f"{hostile_data.NUM_ROWS} Row"
+    assert measured["files"]["structs.parquet"] == f"{hostile_data.NUM_ROWS} Row"
+    assert measured["files"]["list.parquet"] == "1 BadRow"
+    assert measured["files"]["pages.parquet"].startswith("refused: pages.parquet: a page of column")
+    assert measured["files"]["claim.parquet"].startswith("refused: claim.parquet: a page of column")
+    assert measured["files"]["lists.jsonl.gz"] == "3 BadRow"
+    assert measured["files"]["passage.txt.gz"] == "1 BadRow, 1 Row"
 
 
 @slow
@@ -40,6 +40,8 @@ def test_no_kind_of_file_takes_more_than_it_may(tmp_path: Path) -> None:
 )
 def test_without_a_limit_it_shows(limit: str, name: str, tmp_path: Path) -> None:
     """The same files then take all the memory that the process may have, or most of it."""
-    told = figures(tmp_path, [name], 0, without=limit)
-    died = "died" in told or "MemoryError" in str(told) or "memory" in str(told["files"])
-    assert died or told["peak_mib"] << 20 > MEMORY_BYTES // 2, told
+    measured = figures(tmp_path, [name], 0, without=limit)
+    died = (
+        "died" in measured or "MemoryError" in str(measured) or "memory" in str(measured["files"])
+    )
+    assert died or measured["peak_mib"] << 20 > MEMORY_BYTES // 2, measured

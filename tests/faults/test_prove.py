@@ -20,12 +20,12 @@ def test_every_proof_is_a_module(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_figure_is_told(name: str) -> None:
+def test_a_bad_figure_is_reported(name: str) -> None:
     assert complaints("G0", {name: 0, "trials": 5}) == []
     assert complaints("G0", {name: 2}) == [f"G0: {name} = 2"]
 
 
-def test_a_mutant_that_was_not_caught_is_told() -> None:
+def test_a_mutant_that_was_not_caught_is_reported() -> None:
     assert complaints("G0", {"mutants": 2, "mutants_caught": 2}) == []
     assert complaints("G0", {"mutants": 2, "mutants_caught": 1}) != []
 
@@ -37,10 +37,10 @@ def test_what_holds_is_not_proved_again_until_a_source_changes(
     source.parent.mkdir()
     source.write_text("a = 1")
     found = {"tests.faults.races": {"lost": 0, "races": 3}, "tests.faults.lies": {"believed": 1}}
-    asked: list[str] = []
+    proved: list[str] = []
 
     def run_module(name: str) -> dict[str, int]:
-        asked.append(name)
+        proved.append(name)
         return found[name]
 
     monkeypatch.setattr(prove, "ROOT", tmp_path)
@@ -49,14 +49,14 @@ def test_what_holds_is_not_proved_again_until_a_source_changes(
     monkeypatch.setattr(sys, "argv", ["prove", "G12", "G5"])
     assert prove.main() == 1
     assert prove.main() == 1
-    assert asked == ["tests.faults.races", "tests.faults.lies", "tests.faults.lies"]
-    said = capsys.readouterr()
-    assert json.loads(said.out.splitlines()[-1])["G12"] == {"lost": 0, "races": 3}
-    assert "G5: believed = 1" in said.err
+    assert proved == ["tests.faults.races", "tests.faults.lies", "tests.faults.lies"]
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1])["G12"] == {"lost": 0, "races": 3}
+    assert "G5: believed = 1" in captured.err
 
     source.write_text("a = 2")
     prove.main()
-    assert asked[3:] == ["tests.faults.races", "tests.faults.lies"]
+    assert proved[3:] == ["tests.faults.races", "tests.faults.lies"]
     monkeypatch.setattr(sys, "argv", ["prove", "--anew", "G12"])
     prove.main()
-    assert asked[5:] == ["tests.faults.races"]
+    assert proved[5:] == ["tests.faults.races"]

@@ -35,9 +35,9 @@ def test_a_run_leaves_no_secret_and_no_pickle_and_reads_none(tmp_path: Path) -> 
     """Its hooks say secrets aloud; pickles that run code lie beside the model and the run."""
     model = save_tiny_llama(tmp_path / "model")
     ran = run_with_secrets(tmp_path, model, run=outcome_of_forked)
-    assert ran.codes == [1, 1, 2, 2, 2], ran.said.decode()
-    assert ran.said.count(b"401 for") >= 2
-    assert b"failed too" not in ran.said  # what lies in the store does not keep it from saving
+    assert ran.codes == [1, 1, 2, 2, 2], ran.output.decode()
+    assert ran.output.count(b"401 for") >= 2
+    assert b"failed too" not in ran.output  # what lies in the store does not keep it from saving
     assert ran.leaks() == []
     assert files_with_pickles(ran.directory) == []
     assert len(list(ran.directory.rglob("versions/*.json"))) >= 1

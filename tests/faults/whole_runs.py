@@ -60,11 +60,11 @@ class Ran:
 
     Attributes:
         code: 0: it came to its end; 1: it raised; -9: it was killed.
-        said: what it told and logged.
+        output: what it told and logged.
     """
 
     code: int
-    said: str
+    output: str
 
 
 def import_all() -> None:
@@ -101,29 +101,29 @@ def train(
         if not with_helpers:
             copier_here.use_it()
         with contextlib.ExitStack() as stack:
-            said = stack.enter_context(said_in(folder).open("w", buffering=1))
-            stack.enter_context(contextlib.redirect_stdout(said))
-            stack.enter_context(contextlib.redirect_stderr(said))
-            logging.getLogger().addHandler(logging.StreamHandler(said))
+            output = stack.enter_context(output_file(folder).open("w", buffering=1))
+            stack.enter_context(contextlib.redirect_stdout(output))
+            stack.enter_context(contextlib.redirect_stderr(output))
+            logging.getLogger().addHandler(logging.StreamHandler(output))
             config = configuration(folder, **options)
-            TrainingDeployment(config, say=lambda line: print(line, file=said)).run()
+            TrainingDeployment(config, say=lambda line: print(line, file=output)).run()
 
     return ran(folder, work)
 
 
 def ran(folder: Path, work: Callable[[], None]) -> Ran:
     """`work` in a child, and what it said."""
-    said_in(folder).write_text("")
+    output_file(folder).write_text("")
     _, status = os.waitpid(in_child(lambda: _traced(folder, work)), 0)
-    return Ran(os.waitstatus_to_exitcode(status), said_in(folder).read_text(errors="replace"))
+    return Ran(os.waitstatus_to_exitcode(status), output_file(folder).read_text(errors="replace"))
 
 
 def _traced(folder: Path, work: Callable[[], None]) -> None:
     try:
         work()
     except BaseException as error:
-        with said_in(folder).open("a") as said:
-            print(f"{type(error).__name__}: {error}", file=said)
+        with output_file(folder).open("a") as output:
+            print(f"{type(error).__name__}: {error}", file=output)
         raise
 
 
@@ -146,7 +146,7 @@ def wait_for_helpers() -> None:
             os.waitpid(-1, 0)
 
 
-def said_in(folder: Path) -> Path:
+def output_file(folder: Path) -> Path:
     """Where a command's output goes: not onto a disk that is about to fail."""
     return folder.with_name(f"{folder.name}.said")
 

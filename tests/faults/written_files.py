@@ -60,11 +60,11 @@ class Ran:
 
     directory: Path
     codes: list[int] = field(default_factory=list)
-    said: bytes = b""
+    output: bytes = b""
 
     def texts(self) -> Iterator[tuple[str, bytes]]:
         """Names and contents of everything that was written."""
-        yield "what was printed", self.said
+        yield "what was printed", self.output
         for path in sorted(self.directory.rglob("*")):
             yield path.name, b"" if path.is_dir() else path.read_bytes()
 
@@ -143,7 +143,7 @@ def _run(ran: Ran, run: Run, *arguments: str) -> None:
         },
     )
     ran.codes.append(done.returncode)
-    ran.said += done.stdout + done.stderr
+    ran.output += done.stdout + done.stderr
 
 
 def scanner_finds_pickles(directory: Path) -> bool:

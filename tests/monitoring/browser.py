@@ -35,15 +35,15 @@ class Browser:
     def open(self, url: str, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
         """Load `url` in a window of that size and colour scheme, and wait until it is there."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self._ask("Emulation.setDeviceMetricsOverride", **metrics)
+        self._call("Emulation.setDeviceMetricsOverride", **metrics)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self._ask("Emulation.setEmulatedMedia", features=features)
-        self._ask("Page.navigate", url=url)
+        self._call("Emulation.setEmulatedMedia", features=features)
+        self._call("Page.navigate", url=url)
         self.wait_for(f"location.href !== 'about:blank' && {LOADED}")
 
     def evaluate(self, script: str) -> Any:
         """The value of a JavaScript expression."""
-        answer = self._ask("Runtime.evaluate", expression=script, returnByValue=True)
+        answer = self._call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -55,27 +55,27 @@ class Browser:
             time.sleep(0.1)
 
     def move_to(self, x: float, y: float) -> None:
-        self._ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def screenshot(self, path: Path) -> Path:
         """The whole page, not the window alone."""
-        taken = self._ask("Page.captureScreenshot", captureBeyondViewport=True)
+        taken = self._call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(taken["data"]))
         return path
 
-    def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._runner.run(self._answer(method, parameters))
 
     async def _answer(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
         self._number += 1
         await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
         while True:
-            told = await asyncio.wait_for(self._socket.receive_json(), SECONDS)
-            if told.get("id") == self._number:
-                assert "error" not in told, told
-                return dict(told["result"])
-            if told.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
-                self.complaints.append(str(told["params"]))
+            answer = await asyncio.wait_for(self._socket.receive_json(), SECONDS)
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return dict(answer["result"])
+            if answer.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
+                self.complaints.append(str(answer["params"]))
 
 
 LOADED = "document.readyState === 'complete'"
@@ -98,7 +98,7 @@ def open_browser() -> Iterator[Browser]:
                 try:
                     browser = Browser(runner, socket)
                     for domain in ("Page", "Runtime", "Log"):
-                        browser._ask(f"{domain}.enable")
+                        browser._call(f"{domain}.enable")
                     yield browser
                 finally:
                     runner.run(session.close())

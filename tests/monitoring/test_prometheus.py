@@ -97,7 +97,7 @@ def test_every_number_of_the_dashboard_is_there(address: str) -> None:
     assert shown <= set(scrape(address))
 
 
-def test_the_dashboard_has_what_grafana_asks_for() -> None:
+def test_the_dashboard_has_what_grafana_requires() -> None:
     """Its import form refuses a file without these; the source of data is chosen there."""
     dashboard = json.loads(DASHBOARD_FILE.read_text())
     assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= set(dashboard)

@@ -152,7 +152,7 @@ def test_the_summary_is_of_all_samples(tmp_path: Path) -> None:
     assert (tmp_path / SUMMARY_FILE).is_file()
 
 
-def test_an_alert_is_told_at_once_and_written_with_its_end(tmp_path: Path) -> None:
+def test_an_alert_is_reported_at_once_and_written_with_its_end(tmp_path: Path) -> None:
     sink = Remembering()
     monitor = scripted(tmp_path, sinks=[sink], interval_seconds=1000.0)
     monitor.start_monitoring()
@@ -179,7 +179,7 @@ def test_a_threshold_of_one_s_own_holds() -> None:
     assert [alert.rule for alert in sink.alerts] == ["memory_percent"]
 
 
-def test_a_sink_that_fails_is_told_once_and_the_others_go_on(
+def test_a_sink_that_fails_is_reported_once_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bad, good = Remembering(fails=True), Remembering()
@@ -274,7 +274,7 @@ def test_memory_does_not_grow_with_the_samples() -> None:
     assert len(monitor.recent_samples) == len(monitor.recent_metrics) == HISTORY
 
 
-def test_gpu_memory_is_told_in_percent() -> None:
+def test_gpu_memory_is_reported_in_percent() -> None:
     gpus = ScriptedGpus()
     gpus.set(memory_used_bytes=12 * GIB)
     assert scripted(gpus=gpus).sample()["gpus"][0]["memory_percent"] == 75.0

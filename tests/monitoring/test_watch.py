@@ -45,10 +45,10 @@ def a_training(folder: Path) -> Path:
     return directory
 
 
-def test_a_frame_tells_everything_that_matters_now(tmp_path: Path) -> None:
+def test_a_frame_shows_everything_that_matters_now(tmp_path: Path) -> None:
     run = LiveRun(a_training(tmp_path))
     text = shown(run)
-    for told in (
+    for part in (
         "20260101-a",
         "running",
         "step 30 of 40 · 75.0 %",
@@ -63,7 +63,7 @@ def test_a_frame_tells_everything_that_matters_now(tmp_path: Path) -> None:
         "step 12: spike; went back to step 10 (loss 9)",
         "Ctrl-C leaves; the training goes on",
     ):
-        assert told in text, told
+        assert part in text, part
     run.close()
 
 
@@ -95,7 +95,7 @@ def test_a_sparkline_shows_shape_and_what_is_not_finite() -> None:
     assert len(sparkline([(step, step % 7) for step in range(1000)], 30)) == 30
 
 
-def test_without_a_terminal_a_line_tells_each_state_until_the_end(tmp_path: Path) -> None:
+def test_without_a_terminal_a_line_shows_each_state_until_the_end(tmp_path: Path) -> None:
     directory = a_training(tmp_path)
     out = io.StringIO()
 
@@ -123,7 +123,7 @@ def enough(seconds: float) -> None:
     raise InterruptedError
 
 
-def test_a_run_without_a_step_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_step_is_shown_as_one(tmp_path: Path) -> None:
     run = LiveRun(write_run(tmp_path))
     assert status_line(run) == "no step yet"
     assert "no step yet" in shown(run)

@@ -31,8 +31,8 @@ def write_run(folder: Path, name: str = "20260101-a", **summary: Any) -> Path:
     run.mkdir(parents=True)
     (run / "run.json").write_text(json.dumps({"run_id": name, **RUN}))
     (run / "trained_by").write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
-    told = {"status": "running", "total_steps": 40, **summary}
-    (run / "summary.json").write_text(json.dumps(told))
+    content = {"status": "running", "total_steps": 40, **summary}
+    (run / "summary.json").write_text(json.dumps(content))
     return run
 
 

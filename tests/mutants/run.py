@@ -157,7 +157,7 @@ class Coverage:
         files = [str(path.relative_to(ROOT)) for path in test_files()]
         new = [file for file in files if not self._read(file)]
         if new and not only_known:
-            say(f"recording {len(new)} files of tests")
+            print_line(f"recording {len(new)} files of tests")
             self._record(new)
         for file in files:
             self._take(file)
@@ -182,9 +182,9 @@ class Coverage:
                 digest = _hash((ROOT / file).read_text())
                 _write(kept, {"hash": digest, "sources": sources, "tests": tests})
                 seconds = sum(test["seconds"] for test in tests)
-                say(f"recorded {file}: {len(tests)} tests, {seconds:.0f} s")
+                print_line(f"recorded {file}: {len(tests)} tests, {seconds:.0f} s")
                 if failed := ", ".join(test["test"] for test in tests if not test["passed"]):
-                    say(f"  without what fails or is skipped here: {failed[:300]}")
+                    print_line(f"  without what fails or is skipped here: {failed[:300]}")
         finally:
             forked.close()
 
@@ -316,7 +316,7 @@ def try_out(mutant: Mutant, tests: list[Test], work: Work) -> dict[str, Any]:
             return found
         if _run_once(mutant, again, work)["verdict"] != "survived":
             return found
-        say(f"  {found['by']} failed once and passed then: it does not count")
+        print_line(f"  {found['by']} failed once and passed then: it does not count")
         tests, verdict = tests[tests.index(again[0]) + 1 :], "survived"
     return {"verdict": verdict}
 
@@ -420,7 +420,7 @@ def _write(path: Path, value: Any) -> None:
     part.replace(path)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -495,7 +495,9 @@ def try_one(results: Results, work: Work, one: tuple[Mutant, list[Test], str]) -
     results.add(found)
     change = f"{mutant.operator}: {_one_line(mutant.old)[:50]} → {_one_line(mutant.new)[:50]}"
     where = f"{mutant.module}:{mutant.line}"
-    say(f"{found['seconds']:6.1f} s {found['verdict']:9} {where} {change} {found.get('by', '')}")
+    print_line(
+        f"{found['seconds']:6.1f} s {found['verdict']:9} {where} {change} {found.get('by', '')}"
+    )
 
 
 def main() -> int:
@@ -527,7 +529,7 @@ def main() -> int:
                 changed = changed_functions(ROOT / mutant.module, text, mutant.apply(text))
                 one = (mutant, tests, digest)
                 (of_import if changed is None else of_functions).append(one)
-        say(f"to be tried: {len(of_functions)} in functions, {len(of_import)} others")
+        print_line(f"to be tried: {len(of_functions)} in functions, {len(of_import)} others")
         files = sorted({test.file for _, tests, _ in of_functions for test in tests})
 
         def try_functions(collected: Collected) -> None:

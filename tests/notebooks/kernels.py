@@ -64,19 +64,19 @@ class RunningNotebook:
                     pass
 
     def _run(self, number: int, code: str, look_seconds: float) -> Iterator[int]:
-        asked = self.client.execute(code, allow_stdin=False)
+        request_id = self.client.execute(code, allow_stdin=False)
         deadline = time.monotonic() + CELL_SECONDS
-        while (reply := self._reply_to(asked, look_seconds)) is None:
+        while (reply := self._reply_to(request_id, look_seconds)) is None:
             yield number
             if time.monotonic() > deadline:
                 raise CellError(f"cell {number} took longer than {CELL_SECONDS:.0f} s")
         if reply["status"] != "ok":
             raise CellError("\n".join(reply.get("traceback", [str(reply)])))
 
-    def _reply_to(self, asked: str, look_seconds: float) -> dict[str, Any] | None:
+    def _reply_to(self, request_id: str, look_seconds: float) -> dict[str, Any] | None:
         with contextlib.suppress(queue.Empty):
             message = self.client.get_shell_msg(timeout=look_seconds)
-            if message["parent_header"].get("msg_id") == asked:
+            if message["parent_header"].get("msg_id") == request_id:
                 return dict(message["content"])
         return None
 

@@ -55,7 +55,7 @@ def variables(folder: Path, **more: str) -> dict[str, str]:
     A checkout that is not installed is said to be, or the first cell would fetch another one.
     """
     return {
-        "PYTHONPATH": os.pathsep.join([str(said_to_be_installed(folder)), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(faked_installation(folder)), str(ROOT)]),
         "TEMPER_PRESET": "ci",
         "TEMPER_PLATFORM": "notebook",
         "TEMPER_CACHE__DIRECTORY": str(folder / "cache"),
@@ -72,7 +72,7 @@ def variables_of(notebook: Path, folder: Path) -> dict[str, str]:
     return variables(folder, **OWN_VARIABLES.get(notebook.stem, {}))
 
 
-def said_to_be_installed(folder: Path) -> Path:
+def faked_installation(folder: Path) -> Path:
     """A folder to put on the path; it holds temper's metadata where no other does."""
     path = folder / "packages"
     if any(found.read_text("RECORD") for found in importlib.metadata.distributions(name="temper")):

@@ -43,7 +43,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @EACH
-def test_each_cell_does_what_it_says(path: Path, cache: Path, tmp_path: Path) -> None:
+def test_each_cell_does_what_it_describes(path: Path, cache: Path, tmp_path: Path) -> None:
     """The same in a kernel that has PyTorch already; nbmake's own are slow."""
     notebook = copy_into(tmp_path / "notebook", path)
     environment = variables_of(path, tmp_path) | {"TEMPER_CACHE__DIRECTORY": str(cache)}
@@ -51,16 +51,19 @@ def test_each_cell_does_what_it_says(path: Path, cache: Path, tmp_path: Path) ->
         kernel.run_with_assertions()
 
 
-def test_a_cell_that_fails_and_an_assertion_that_fails_are_told(tmp_path: Path) -> None:
+def test_a_cell_that_fails_and_an_assertion_that_fails_are_reported(tmp_path: Path) -> None:
     """Or all of this would show nothing."""
     folder = copy_into(tmp_path / "notebook", NOTEBOOKS[0]).parent
     cell = {"cell_type": "code", "metadata": {}, "source": "a = 1"}
     failing = {**cell, "source": "a = 1 / 0"}
     wrong = {**cell, "metadata": {"nbmake": {"post_cell_execute": ["b = 2", "assert a == b"]}}}
-    for cells, told in (([cell, failing], "ZeroDivisionError"), ([wrong, cell], "AssertionError")):
+    for cells, message in (
+        ([cell, failing], "ZeroDivisionError"),
+        ([wrong, cell], "AssertionError"),
+    ):
         path = folder / "failing.ipynb"
         path.write_text(json.dumps({"cells": cells}))
-        fails = pytest.raises(CellError, match=told)
+        fails = pytest.raises(CellError, match=message)
         with kernels_are_forks(), notebook_in_kernel(path, {}) as kernel, fails:
             kernel.run_with_assertions()
 

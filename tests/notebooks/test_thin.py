@@ -36,7 +36,7 @@ def test_these_notebooks_are_there() -> None:
     assert set(NAMES) <= {path.stem for path in NOTEBOOKS}
 
 
-def test_each_is_what_its_source_says() -> None:
+def test_each_notebook_equals_its_source() -> None:
     assert build.outdated() == []
 
 
@@ -142,7 +142,7 @@ def assertions_of(cell: dict[str, Any]) -> list[str]:
 # What makes them
 
 
-def test_a_notebook_that_was_edited_is_told(
+def test_a_notebook_that_was_edited_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "src").mkdir()
@@ -156,9 +156,9 @@ def test_a_notebook_that_was_edited_is_told(
     (tmp_path / "left.ipynb").write_text("{}")
     capsys.readouterr()
     assert build.main(["--check"]) == 1
-    told = capsys.readouterr().err
-    assert "a.ipynb is not what its source says" in told
-    assert "left.ipynb" in told
+    output = capsys.readouterr().err
+    assert "a.ipynb is not what its source says" in output
+    assert "left.ipynb" in output
 
 
 def test_the_same_source_always_makes_the_same_bytes() -> None:

@@ -50,7 +50,7 @@ def test_the_fastest_size_that_fits_is_chosen() -> None:
     assert choice.peak_bytes == machine.idle + 64 * machine.per_example
 
 
-def test_what_would_not_fit_is_foretold_and_never_tried() -> None:
+def test_what_would_not_fit_is_predicted_and_never_tried() -> None:
     machine = Machine(speeds=lambda size: 100.0 * size)
     choice = machine.search(budget=300 * MIB).run()
     assert choice.size == 16  # 260 MiB; 32 would take 420
@@ -81,17 +81,17 @@ def test_of_sizes_as_fast_the_smallest_is_chosen() -> None:
 
 
 def test_a_busy_moment_does_not_decide() -> None:
-    asked: list[int] = []
+    tried: list[int] = []
 
     def speed(size: int) -> float:
-        asked.append(size)
-        is_busy = size == 4 and asked.count(4) <= 2
+        tried.append(size)
+        is_busy = size == 4 and tried.count(4) <= 2
         return {1: 300.0, 2: 600.0, 4: 1000.0, 8: 970.0, 16: 960.0}[size] * (0.93 if is_busy else 1)
 
     assert Machine(speed).search(budget=1 << 40).run(largest=16).size == 4
 
 
-def test_one_example_that_does_not_fit_is_told() -> None:
+def test_one_example_that_does_not_fit_is_reported() -> None:
     with pytest.raises(DoesNotFitError, match=r"one example .* does not fit"):
         Machine(speeds=lambda size: 1.0).search(budget=50 * MIB).run()
 

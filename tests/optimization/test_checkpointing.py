@@ -38,7 +38,9 @@ def test_a_model_that_cannot_is_refused() -> None:
         checkpoint_gradients(torch.nn.Linear(2, 2), "all")
 
 
-def test_an_older_transformers_is_told(small_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_transformers_is_reported(
+    small_llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         small_llama, "gradient_checkpointing_enable", lambda gradient_checkpointing_kwargs: None
     )

@@ -42,11 +42,11 @@ def test_tf32_is_switched_on_where_it_is(
     capability: tuple[int, int], has_tf32: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeGpu(monkeypatch, capability)
-    asked: list[str] = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    calls: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", calls.append)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert use_tf32(GPU) is has_tf32
-    assert asked == (["high"] if has_tf32 else [])
+    assert calls == (["high"] if has_tf32 else [])
     assert not use_tf32(CPU)
 
 

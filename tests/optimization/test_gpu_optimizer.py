@@ -68,7 +68,7 @@ def test_gpus_that_are_not_there_are_named(caplog: pytest.LogCaptureFixture) -> 
     ("mixed_precision", "expected"),
     [(True, "bf16" if cpu_has_bf16() else "fp32"), (False, "fp32"), ("bf16", "bf16")],
 )
-def test_the_precision_is_the_one_asked_for_or_the_best(
+def test_the_precision_is_the_one_requested_or_the_best(
     mixed_precision: bool | str, expected: str
 ) -> None:
     assert create_gpu_optimizer([], mixed_precision).precision == expected
@@ -155,7 +155,7 @@ def test_the_use_of_a_gpu_is_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Readings.looks == -1  # closed
 
 
-def test_one_process_says_how_several_gpus_are_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_process_explains_how_several_gpus_are_used(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     optimizer = module.GPUOptimizer([torch.device("cpu"), torch.device("cpu")], "fp32", False)
     optimizer.optimize_model(layers())
@@ -205,5 +205,5 @@ def test_launched_processes_share_their_gradients(who: str, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr[-2000:]
     # inputs 0 and 1: the mean of their gradients in both
-    told = [json.loads((tmp_path / rank).read_text()) for rank in ("0", "1")]
-    assert told == [[2, "DistributedDataParallel", [[0.5, 0.5, 0.5]], [False, 0]]] * 2
+    results = [json.loads((tmp_path / rank).read_text()) for rank in ("0", "1")]
+    assert results == [[2, "DistributedDataParallel", [[0.5, 0.5, 0.5]], [False, 0]]] * 2

@@ -49,7 +49,7 @@ def test_a_form_with_other_outputs_is_not_taken() -> None:
     assert "AssertionError" in result.failures["torchscript"]
 
 
-def test_tensorrt_is_tried_where_it_is_installed_and_said_where_it_is_not() -> None:
+def test_tensorrt_is_tried_where_it_is_installed_and_named_where_it_is_not() -> None:
     assert "tensorrt" not in usable_methods()  # not in the tested matrix
     result = optimize_inference(layers(), INPUTS, ["tensorrt"])
     assert "pip install torch_tensorrt" in result.failures["tensorrt"]

@@ -11,12 +11,12 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-def told(readings: list[int], watch: LeakWatch) -> list[str]:
+def reports(readings: list[int], watch: LeakWatch) -> list[str]:
     leaks = [watch.add(step, size) for step, size in enumerate(readings)]
     return [str(leak) for leak in leaks if leak]
 
 
-def test_a_leak_is_told_once_with_the_line_that_holds_it() -> None:
+def test_a_leak_is_reported_once_with_the_line_that_holds_it() -> None:
     watch = LeakWatch(window=6)
     held: list[torch.Tensor] = []
     found = []
@@ -38,35 +38,35 @@ def test_a_leak_is_told_once_with_the_line_that_holds_it() -> None:
 def test_memory_that_rises_and_falls_is_no_leak() -> None:
     random.seed(0)
     noisy = [GIB + random.randrange(300 * MIB) for _ in range(200)]
-    assert told(noisy, LeakWatch()) == []
+    assert reports(noisy, LeakWatch()) == []
 
 
 def test_one_jump_is_no_leak() -> None:
     jump = [GIB] * 30 + [3 * GIB] * 30
-    assert told(jump, LeakWatch()) == []
+    assert reports(jump, LeakWatch()) == []
 
 
-def test_slow_growth_below_what_matters_is_not_told() -> None:
-    assert told([GIB + step * 1000 for step in range(200)], LeakWatch()) == []
+def test_slow_growth_below_what_matters_is_not_reported() -> None:
+    assert reports([GIB + step * 1000 for step in range(200)], LeakWatch()) == []
 
 
 def test_a_suspicion_that_is_not_confirmed_ends_without_a_word() -> None:
     watch = LeakWatch(window=6)
     warm_up = [GIB + step * 50 * MIB for step in range(6)]
-    assert told(warm_up + [warm_up[-1]] * 20, watch) == []
+    assert reports(warm_up + [warm_up[-1]] * 20, watch) == []
     assert not tracemalloc.is_tracing()
 
 
-def test_what_no_python_object_holds_is_said_so() -> None:
+def test_what_no_python_object_holds_is_named() -> None:
     watch = LeakWatch(window=6)
-    [sentence] = told([GIB + step * 50 * MIB for step in range(12)], watch)
+    [sentence] = reports([GIB + step * 50 * MIB for step in range(12)], watch)
     assert "a library that keeps memory of its own" in sentence or "what piled up" in sentence
 
 
 def test_somebody_elses_tracing_is_left_alone() -> None:
     tracemalloc.start()
     try:
-        assert told([GIB + step * 50 * MIB for step in range(60)], LeakWatch()) == []
+        assert reports([GIB + step * 50 * MIB for step in range(60)], LeakWatch()) == []
         assert tracemalloc.is_tracing()
     finally:
         tracemalloc.stop()
@@ -74,7 +74,7 @@ def test_somebody_elses_tracing_is_left_alone() -> None:
 
 def test_stopping_ends_the_tracing() -> None:
     watch = LeakWatch(window=6)
-    told([GIB + step * 50 * MIB for step in range(7)], watch)
+    reports([GIB + step * 50 * MIB for step in range(7)], watch)
     assert tracemalloc.is_tracing()
     watch.stop()
     assert not tracemalloc.is_tracing()

@@ -73,7 +73,7 @@ def test_a_model_that_fills_the_memory_computes_them_again(
 
 
 @pytest.mark.parametrize("mode", [True, "selective", "offload"])
-def test_checkpointing_that_was_asked_for_is_done(small_llama: Any, mode: bool | str) -> None:
+def test_checkpointing_that_was_requested_is_done(small_llama: Any, mode: bool | str) -> None:
     if mode == "selective" and not can_do(small_llama, mode):
         pytest.skip("this transformers checkpoints every block or none")
     optimizer = create_memory_optimizer(gradient_checkpointing=mode)
@@ -81,7 +81,7 @@ def test_checkpointing_that_was_asked_for_is_done(small_llama: Any, mode: bool |
     assert small_llama.is_gradient_checkpointing
 
 
-def test_a_model_that_cannot_is_left_alone_unless_it_was_asked_for() -> None:
+def test_a_model_that_cannot_is_left_alone_unless_it_was_requested() -> None:
     layer = torch.nn.Linear(4, 4)
     assert create_memory_optimizer().optimize_for_training(layer) is layer
     with pytest.raises(ValueError, match="Linear cannot do it"):

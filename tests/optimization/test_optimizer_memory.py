@@ -35,14 +35,14 @@ def held_bytes(state: object) -> int:
 def test_it_is_known_before_the_first_step(name: str, strategy: str) -> None:
     made = get_training_strategy(strategy, TrainingConfig(optimizer=name, layerwise_lr_decay=0.9))
     model = Model()
-    foretold = optimizer_state_bytes(lambda m: made.create_optimizer(m, 1e-3), model)
+    predicted_bytes = optimizer_state_bytes(lambda m: made.create_optimizer(m, 1e-3), model)
     assert all(p.grad is None for p in model.parameters())
     optimizer = made.create_optimizer(model, 1e-3)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     optimizer.step()
     was = sum(map(held_bytes, optimizer.state.values()))
-    assert foretold == pytest.approx(was, rel=0.03)
+    assert predicted_bytes == pytest.approx(was, rel=0.03)
     assert (was == 0) == (name == "sgd")
 
 

@@ -57,12 +57,12 @@ def test_compiling_is_taken_where_it_pays_back(num_tokens: float, settings: dict
         (Measured(9000.0, 2000), "takes more memory than there is"),
     ],
 )
-def test_what_cannot_be_is_told_and_passed_over(result: Any, refusal: str) -> None:
-    told: list[Tried] = []
+def test_what_cannot_be_is_reported_and_passed_over(result: Any, refusal: str) -> None:
+    reported: list[Tried] = []
     found = optimizer({("fp16",): result})
-    found.report = told.append
+    found.report = reported.append
     assert found.run({"precision": ["fp16"]}) == {}
-    assert told[-1].refusal == refusal
+    assert reported[-1].refusal == refusal
 
 
 def test_another_error_is_raised() -> None:

@@ -146,7 +146,7 @@ def test_numbers_that_are_none_are_refused_in_every_form(name: str, tmp_path: Pa
         read_model(tmp_path / name)
 
 
-def test_nobody_is_told_to_unpickle_a_file(tmp_path: Path) -> None:
+def test_nobody_is_advised_to_unpickle_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"PK nothing")
     with pytest.raises(ValueError, match="no archive of arrays") as refused:
         read_model(tmp_path / "a.npz")

@@ -121,8 +121,8 @@ def test_a_sampler_that_hangs_leaves_the_next_one_its_time(
     bqm: dimod.BinaryQuadraticModel,
 ) -> None:
     began = time.monotonic()
-    asked = resources(HANGING[0], timeout=3, fallback=["exact"])
-    solution = quantum_solve(Chosen(bqm, plain_answers(bqm)), asked)
+    hanging = resources(HANGING[0], timeout=3, fallback=["exact"])
+    solution = quantum_solve(Chosen(bqm, plain_answers(bqm)), hanging)
     assert time.monotonic() - began < 3.5
     assert solution.answered_by == "exact"
     assert solution.energy == pytest.approx(least_energy(bqm))
@@ -158,7 +158,7 @@ class Bad(dimod.Sampler):
         return dimod.SampleSet.from_samples_bqm((worst, found.variables), bqm)
 
 
-def test_a_better_plain_answer_is_taken_and_flagged(bqm: dimod.BinaryQuadraticModel) -> None:
+def test_a_better_baseline_is_taken_and_flagged(bqm: dimod.BinaryQuadraticModel) -> None:
     chain = FallbackSampler({"bad": Bad()})
     again = quantum_solve(Chosen(bqm), chain=chain)
     assert (again.answered_by, again.remarks) == ("bad", [])
@@ -171,7 +171,7 @@ def test_a_better_plain_answer_is_taken_and_flagged(bqm: dimod.BinaryQuadraticMo
     ]
 
 
-def test_a_problem_that_is_too_large_is_asked_in_part() -> None:
+def test_a_problem_that_is_too_large_is_solved_in_part() -> None:
     model = random_model(30, 4)
     solution = quantum_solve(Chosen(model), resources(max_qubits=12))
     assert solution.info["left_out"] == 18
@@ -183,7 +183,7 @@ def test_a_problem_that_is_too_large_is_asked_in_part() -> None:
     assert solution.num_variables == 30
 
 
-def test_as_many_variables_are_asked_about_as_any_of_the_samplers_takes() -> None:
+def test_as_many_variables_are_sampled_as_any_of_the_samplers_takes() -> None:
     model = random_model(30, 4)
     alone = quantum_solve(Chosen(model), resources("exact"))
     assert (alone.answered_by, alone.info["left_out"]) == ("exact", 10)
@@ -208,7 +208,7 @@ class Counted(Chosen):
 
 
 @pytest.mark.parametrize("solver", ["auto", "dense_annealer"])
-def test_the_number_that_a_problem_asks_for_is_kept(
+def test_the_number_that_a_problem_requires_is_kept(
     solver: str, bqm: dimod.BinaryQuadraticModel
 ) -> None:
     solution = quantum_solve(Counted(bqm, 7), resources(solver))
@@ -216,7 +216,7 @@ def test_the_number_that_a_problem_asks_for_is_kept(
     assert solution.energy == pytest.approx(least_energy(bqm, 7))
 
 
-def test_where_more_are_to_be_chosen_than_may_be_asked_about_nothing_is_asked(
+def test_where_more_are_to_be_chosen_than_may_be_sampled_nothing_is_sampled(
     bqm: dimod.BinaryQuadraticModel,
 ) -> None:
     solution = quantum_solve(Counted(bqm, 7), resources(max_qubits=6))
@@ -224,7 +224,7 @@ def test_where_more_are_to_be_chosen_than_may_be_asked_about_nothing_is_asked(
     assert solution.answered_by == "first"
 
 
-def test_a_constrained_model_is_asked_and_its_constraints_hold() -> None:
+def test_a_constrained_model_is_solved_and_its_constraints_hold() -> None:
     a, b, c = (dimod.Binary(label) for label in "abc")
     model = dimod.ConstrainedQuadraticModel()
     model.set_objective(-3 * a - 2 * b - c)
@@ -288,7 +288,7 @@ def test_unknown_samplers_are_refused_before_anything_is_formulated() -> None:
         quantum_solve(Chosen(None), resources("tabbu"))
 
 
-def test_numbers_of_numpy_in_what_a_sampler_tells_are_no_obstacle(
+def test_numbers_of_numpy_in_the_info_of_a_sampler_are_no_obstacle(
     bqm: dimod.BinaryQuadraticModel,
 ) -> None:
     class Telling(dimod.ExactSolver):

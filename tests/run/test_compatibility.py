@@ -95,7 +95,7 @@ def test_a_run_that_began_with_other_labels_does_not_go_on_with_these() -> None:
     assert "labels" not in str(raised.value)
 
 
-def test_all_that_stops_is_told_at_once_with_both_values() -> None:
+def test_all_that_stops_is_reported_at_once_with_both_values() -> None:
     found = {**with_settings(**{"training.seed": 1}), "data": "ef" * 32}
     with pytest.raises(CheckpointError) as raised:
         agree(FACTS, found, ["learning_rate"])
@@ -117,13 +117,13 @@ def test_all_that_stops_is_told_at_once_with_both_values() -> None:
         with_settings(**{"data.path": "/b/other.jsonl"}),
     ],
 )
-def test_what_changes_nothing_is_told_and_stops_nobody(found: dict[str, Any]) -> None:
+def test_what_changes_nothing_is_reported_and_stops_nobody(found: dict[str, Any]) -> None:
     (difference,) = agree(FACTS, found)
     assert difference.verdict is Verdict.HARMLESS
     assert ": was " in str(difference)
 
 
-def test_another_number_of_processes_is_told_and_stops_nobody() -> None:
+def test_another_number_of_processes_is_reported_and_stops_nobody() -> None:
     (difference,) = agree(FACTS, changed(world_size=2))
     assert difference.verdict is Verdict.ROUNDS_OTHERWISE
     assert str(difference) == "world_size: was 1, is 2"
@@ -183,7 +183,7 @@ def test_lengths_are_rounded_as_the_run_began_to() -> None:
         recorded_grid(changed(size_grid="thirds"))
 
 
-def test_a_checkpoint_of_ones_own_loop_says_nothing_and_goes_on() -> None:
+def test_a_checkpoint_of_ones_own_loop_has_no_differences_and_goes_on() -> None:
     assert agree({}, FACTS) == []
 
 

@@ -46,12 +46,12 @@ def test_a_checkpoint_is_named_by_step_or_path(runs: Path) -> None:
         ("20260101-000000-a-11@15", "no checkpoint at step '15'; it has: 10, 20"),
     ],
 )
-def test_a_wrong_name_says_what_there_is(runs: Path, name: str, message: str) -> None:
+def test_a_wrong_name_is_answered_with_what_there_is(runs: Path, name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find_run(name, runs)
 
 
-def test_no_run_at_all_says_how_to_start_one(tmp_path: Path) -> None:
+def test_no_run_at_all_explains_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="temper train"):
         find_run(None, tmp_path)
 

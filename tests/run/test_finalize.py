@@ -50,7 +50,7 @@ TOKEN = "hf_" + "aB3" * 12
         (False, RuntimeError("bad"), {"status": "failed", "error": "RuntimeError: bad"}),
     ],
 )
-def test_how_a_run_ended_is_told_in_one_way(
+def test_how_a_run_ended_is_reported_in_one_way(
     run: RunDirectory, is_finished: bool, error: BaseException | None, expected: dict[str, Any]
 ) -> None:
     summary = summary_of(run, Training(), 2.0, is_finished=is_finished, error=error)

@@ -51,16 +51,16 @@ def test_a_second_equal_command_is_refused_until_others_find_the_run(tmp_path: P
     """At every moment between its first look and the end of its first measurement."""
     refused: list[str] = []
 
-    def say(line: str) -> None:
+    def try_again(line: str) -> None:
         if line.startswith("Preparing model") or "measuring the model" in line:
             with pytest.raises(
                 ValueError, match="train another beside it with --new-run"
             ) as raised:
-                TrainingDeployment(small_config(tmp_path, max_steps=1), say=said.append).run()
+                TrainingDeployment(small_config(tmp_path, max_steps=1), say=lines.append).run()
             refused.append(str(raised.value))
 
-    said: list[str] = []
-    TrainingDeployment(small_config(tmp_path, max_steps=1), say=say).run()
+    lines: list[str] = []
+    TrainingDeployment(small_config(tmp_path, max_steps=1), say=try_again).run()
     me = f"process {os.getpid()} on {os.uname().nodename}"
     assert f"the same training is begun by {me} just now" in refused[0]
     assert f"is being trained by {me}" in refused[1]
@@ -95,9 +95,9 @@ def test_one_that_was_killed_stands_in_nobody_s_way(tmp_path: Path) -> None:
 
 def test_never_are_two_inside(tmp_path: Path) -> None:
     processes = [contender(tmp_path, 2.0) for _ in range(3)]
-    told = [process.communicate(timeout=60)[0].split() for process in processes]
+    outputs = [process.communicate(timeout=60)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
-    assert sum(int(words[1]) for words in told) > 20
+    assert sum(int(words[1]) for words in outputs) > 20
 
 
 def test_an_output_folder_that_cannot_be_made_is_no_matter_of_this(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.run.latest_checkpoint import SavedSteps
 
 
-def test_the_newest_healthy_checkpoint_is_told(tmp_path: Path) -> None:
+def test_the_newest_healthy_checkpoint_is_found(tmp_path: Path) -> None:
     saved = SavedSteps(tmp_path)
     assert saved.newest() is None
     store = Store(tmp_path / "checkpoints")

@@ -30,9 +30,9 @@ def test_a_bar_is_drawn_where_a_person_looks_on(
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(tqdm, "monitor", None)  # other bars of this process may have begun one
-    with byte_bar("verifying") as tell:
-        tell(500, 1000)
-        tell(1000, 1000)
+    with byte_bar("verifying") as move:
+        move(500, 1000)
+        move(1000, 1000)
     assert ("verifying" in stream.getvalue()) is is_drawn
     assert ("100%" in stream.getvalue()) is is_drawn
     assert tqdm.monitor is None

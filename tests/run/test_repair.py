@@ -84,9 +84,9 @@ DAMAGES = pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 
 
 def same_command(folder: Path, **sections: Any) -> str:
-    said: list[str] = []
-    TrainingDeployment(config_of(folder, **sections), say=said.append).run()
-    return "\n".join(said)
+    lines: list[str] = []
+    TrainingDeployment(config_of(folder, **sections), say=lines.append).run()
+    return "\n".join(lines)
 
 
 def assert_end(made: Path, run: Path) -> None:
@@ -114,9 +114,9 @@ def test_a_finished_run(
 ) -> None:
     intact = (finished / name).read_bytes()
     damage(finished / name)
-    said = same_command(made)
-    assert f"note: {name} " in said or f"{name} " in said
-    assert "was finished before" in said
+    output = same_command(made)
+    assert f"note: {name} " in output or f"{name} " in output
+    assert "was finished before" in output
     assert_end(made, finished)
     if name not in ("report.html", "logs/system/system.jsonl"):
         assert (finished / name).read_bytes() == intact
@@ -129,9 +129,9 @@ def test_a_stopped_run(
     made: Path, stopped: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     damage(stopped / name)
-    said = same_command(made)
-    assert f"{name} " in said
-    assert f"going on from step {STOPPED_AT}" in said
+    output = same_command(made)
+    assert f"{name} " in output
+    assert f"going on from step {STOPPED_AT}" in output
     assert_end(made, stopped)
 
 
@@ -145,17 +145,17 @@ def pack_path(run: Path, tensor_class: str) -> Path:
 
 def test_a_damaged_copy_of_run_files_ends_nothing(made: Path, stopped: Path) -> None:
     flip(pack_path(stopped, "files/tokenizer/"))
-    said = same_command(made)
-    assert "the training goes on without this copy" in said
-    assert f"going on from step {STOPPED_AT}" in said
+    output = same_command(made)
+    assert "the training goes on without this copy" in output
+    assert f"going on from step {STOPPED_AT}" in output
     assert_end(made, stopped)
 
 
 def test_a_damaged_random_state_ends_only_its_own_version(made: Path, stopped: Path) -> None:
     flip(pack_path(stopped, "random/"))
-    said = same_command(made)
-    assert "(step 2, random)" in said
-    assert f"going on from step {STOPPED_AT - 1}" in said
+    output = same_command(made)
+    assert "(step 2, random)" in output
+    assert f"going on from step {STOPPED_AT - 1}" in output
     assert_end(made, stopped)
 
 
@@ -167,10 +167,10 @@ def test_a_damaged_object_comes_back_from_the_place(
     path = pack_path(stopped, tensor_class)
     intact = path.read_bytes()
     flip(path)
-    said = same_command(made, backup={"place": str(made / "place")})
-    assert f"{path.name[:12]} is damaged" in said
-    assert f"brought back from {made / 'place'}" in said
-    assert f"going on from step {STOPPED_AT}" in said
+    output = same_command(made, backup={"place": str(made / "place")})
+    assert f"{path.name[:12]} is damaged" in output
+    assert f"brought back from {made / 'place'}" in output
+    assert f"going on from step {STOPPED_AT}" in output
     assert not path.exists() or path.read_bytes() == intact
     assert_end(made, stopped)
 
@@ -183,8 +183,8 @@ def test_a_record_that_is_nowhere_is_written_anew(made: Path, stopped: Path) -> 
         pack = manifest.packs[manifest.tensors["files/run.json@000000000"].pack]
         store.objects.path_of(pack.hash).unlink(missing_ok=True)
     (stopped / "run.json").unlink()
-    said = same_command(made)
-    assert "run.json was lost: written anew" in said
+    output = same_command(made)
+    assert "run.json was lost: written anew" in output
     assert_end(made, stopped)
 
 
@@ -215,18 +215,18 @@ def test_the_model_comes_back_from_the_place(made: Path, finished: Path) -> None
     shutil.rmtree(finished / "checkpoints" / "objects")
     flip(finished / "final" / "model.safetensors")
     place = {"backup": {"place": str(made / "place")}}
-    said = same_command(made, **place)
-    assert f"final/model.safetensors was damaged: brought back from {made / 'place'}" in said
+    output = same_command(made, **place)
+    assert f"final/model.safetensors was damaged: brought back from {made / 'place'}" in output
     assert record["run_id"] == finished.name
-    assert f"NOT ALL IS SAFE: run {finished.name} is finished and its model is confirmed" in said
+    assert f"NOT ALL IS SAFE: run {finished.name} is finished and its model is confirmed" in output
     assert_end(made, finished)
 
 
 def test_what_cannot_be_brought_back_is_named(made: Path, finished: Path) -> None:
     shutil.rmtree(finished / "checkpoints" / "objects")
     flip(finished / "final" / "model.safetensors")
-    said = same_command(made)
-    assert "final/model.safetensors was damaged, and cannot be made anew" in said
+    output = same_command(made)
+    assert "final/model.safetensors was damaged, and cannot be made anew" in output
     with pytest.raises(DamagedFileError, match=r"model\.safetensors is not what SHA256SUMS"):
         answer_questions(finished, ["Reverse 101"])
 
@@ -268,7 +268,7 @@ def test_a_run_that_is_trained_right_now_is_left_alone(made: Path, finished: Pat
     assert damaged_files(finished / "final") == ["config.json"]
 
 
-def test_whether_a_run_is_finished_is_not_said_by_a_damaged_summary(finished: Path) -> None:
+def test_a_damaged_summary_does_not_decide_whether_a_run_is_finished(finished: Path) -> None:
     assert RunDirectory(finished).is_finished()
     flip(finished / "summary.json")
     assert not RunDirectory(finished).is_finished()

@@ -241,8 +241,8 @@ def test_the_parts_of_000_are_made_of_one_configuration(saved_llama: Path, tmp_p
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told == {
+    record = json.loads(done.stdout.splitlines()[-1])
+    assert record == {
         "steps": 3,
         "saved": 2,
         "epochs": 1,
@@ -782,9 +782,9 @@ def test_resource_recovery_of_003(tmp_path: Path) -> None:
         (run / file).unlink()
     newest = CheckpointManager(run / "checkpoints").store.versions()[0]
     (run / "checkpoints/versions" / f"{newest}.json").unlink()
-    said: list[str] = []
-    TrainingDeployment(small_config(tmp_path, max_steps=2), say=said.append).run()
-    assert any("going on from step 1" in line for line in said)
+    lines: list[str] = []
+    TrainingDeployment(small_config(tmp_path, max_steps=2), say=lines.append).run()
+    assert any("going on from step 1" in line for line in lines)
 
 
 @elsewhere("003 Resource Monitoring", "ResourceMonitor")
@@ -891,18 +891,18 @@ def test_every_block_is_stated() -> None:
 NOT_OURS = {"CurriculumStrategy", "DataLoader", "Path", "TrainingDeployment", "TrainingMetrics"}
 
 
-def test_every_class_of_the_documents_is_ours_or_says_where_it_is() -> None:
+def test_every_class_of_the_documents_is_ours_or_named_with_its_place() -> None:
     """None ends in an AttributeError."""
     python = "\n".join(block.text for block in BLOCKS.values() if block.language == "python")
-    told_of_004 = Path(__file__).with_name("004.txt").read_text()
-    hierarchy = re.search(r"Hierarchical Trainers\*\*: (.*)", told_of_004)
+    text_of_004 = Path(__file__).with_name("004.txt").read_text()
+    hierarchy = re.search(r"Hierarchical Trainers\*\*: (.*)", text_of_004)
     assert hierarchy
     used = set(re.findall(r"\b([A-Z]\w+)\(|^class (\w+)", python, re.MULTILINE))
     names = {name for pair in used for name in pair if name} - NOT_OURS
     names |= set(hierarchy[1].split(" → "))
-    told = {name for name in names if name not in training_names.__all__}
-    assert told == ELSEWHERE.keys()
-    for name in told:
+    missing = {name for name in names if name not in training_names.__all__}
+    assert missing == ELSEWHERE.keys()
+    for name in missing:
         with pytest.raises(ImportError, match=name):
             getattr(training_names, name)
 

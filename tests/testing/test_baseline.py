@@ -63,7 +63,7 @@ def test_what_is_no_measurement_is_as_none(tmp_path: Path, value: str) -> None:
     assert baselines.earlier(WORK) == earlier(1.0)
 
 
-def test_a_file_that_cannot_be_written_is_told(
+def test_a_file_that_cannot_be_written_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")

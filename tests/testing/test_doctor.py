@@ -100,7 +100,7 @@ def test_an_untested_version_is_a_warning(healthy: Path) -> None:
     assert doctor.exit_code(findings) == 0
 
 
-def test_a_missing_optional_package_says_what_for(healthy: Path) -> None:
+def test_a_missing_optional_package_is_named_with_its_use(healthy: Path) -> None:
     replace(healthy, "torchao", None)
     finding = about("torchao", diagnose(healthy))
     assert finding.level == "warn"
@@ -115,7 +115,7 @@ def test_a_colab_runtime_is_held_against_colab_s_column(healthy: Path) -> None:
     assert about("versions", findings).text == "4 of 4 as tested (column 'colab')"
 
 
-def test_temper_run_from_a_folder_says_so(healthy: Path) -> None:
+def test_temper_run_from_a_folder_is_shown_as_that(healthy: Path) -> None:
     replace(healthy, "temper", None)
     assert about("temper", diagnose(healthy)).level == "warn"
 
@@ -142,7 +142,7 @@ def test_little_memory_is_a_warning(healthy: Path) -> None:
     assert about("memory", diagnose(healthy, machine)).level == "warn"
 
 
-def test_a_cpu_build_beside_a_gpu_is_told(healthy: Path) -> None:
+def test_a_cpu_build_beside_a_gpu_is_reported(healthy: Path) -> None:
     finding = about("PyTorch", diagnose(healthy, GPU_MACHINE))
     assert finding.level == "warn"
     assert finding.remedy == "pip install 'torch===2.13.0'"
@@ -154,7 +154,7 @@ def test_a_cuda_build_beside_a_gpu_is_right(healthy: Path) -> None:
     assert (finding.level, finding.text) == ("ok", "2.13.0+cpu, built for CUDA 13.0")
 
 
-def test_a_driver_without_an_answering_gpu_is_told(healthy: Path) -> None:
+def test_a_driver_without_an_answering_gpu_is_reported(healthy: Path) -> None:
     machine = dataclasses.replace(CPU_MACHINE, nvidia_driver=True)
     assert about("GPU", diagnose(healthy, machine)).level == "warn"
 
@@ -171,26 +171,30 @@ def test_an_old_torchao_prevents_lora(healthy: Path) -> None:
     assert [f.remedy for f in failed] == ["pip install 'torchao>=0.16'"]
 
 
-@pytest.mark.parametrize(("version", "told"), [("0.26.0", True), ("0.26.0+cpu", False)])
-def test_a_cuda_torchvision_beside_a_cpu_torch(healthy: Path, version: str, told: bool) -> None:
+@pytest.mark.parametrize(("version", "is_reported"), [("0.26.0", True), ("0.26.0+cpu", False)])
+def test_a_cuda_torchvision_beside_a_cpu_torch(
+    healthy: Path, version: str, is_reported: bool
+) -> None:
     install(healthy, "torchvision", version)
-    assert bool([f for f in diagnose(healthy) if f.subject == "torchvision"]) == told
+    assert bool([f for f in diagnose(healthy) if f.subject == "torchvision"]) == is_reported
 
 
-@pytest.mark.parametrize(("python", "told"), [("3.11.7", False), ("3.12.1", True)])
-def test_gputil_needs_setuptools_on_newer_pythons(healthy: Path, python: str, told: bool) -> None:
+@pytest.mark.parametrize(("python", "is_reported"), [("3.11.7", False), ("3.12.1", True)])
+def test_gputil_needs_setuptools_on_newer_pythons(
+    healthy: Path, python: str, is_reported: bool
+) -> None:
     install(healthy, "GPUtil", "1.4.0")
     machine = dataclasses.replace(CPU_MACHINE, python=python)
-    assert bool([f for f in diagnose(healthy, machine) if f.subject == "gputil"]) == told
+    assert bool([f for f in diagnose(healthy, machine) if f.subject == "gputil"]) == is_reported
     install(healthy, "setuptools", "84.2.1")
     assert not [f for f in diagnose(healthy, machine) if f.subject == "gputil"]
 
 
 def test_unsloth_s_bounds(healthy: Path) -> None:
     install(healthy, "unsloth", "2026.10.9", ("trl<=1.15.0", "tyro", "triton", "certifi>=2099"))
-    asked = about("unsloth", diagnose(healthy))
-    assert asked.level == "warn"
-    assert asked.text == "2026.10.9 asks for tyro (here missing)"
+    bounds = about("unsloth", diagnose(healthy))
+    assert bounds.level == "warn"
+    assert bounds.text == "2026.10.9 asks for tyro (here missing)"
     install(healthy, "tyro", "1.0")
     assert about("unsloth", diagnose(healthy)).level == "ok"
     replace(healthy, "trl", "1.16.0")
@@ -222,8 +226,8 @@ print("exit code", code)
 def test_it_knows_what_each_package_of_the_columns_is_for() -> None:
     installation = Installation()
     needed = {r.name for r in installation.requirements("temper")}
-    asked = {r.name for c in ("tested", "colab") for r in installation.requirements("temper", c)}
-    assert asked - needed == {*NEEDED_FOR}
+    required = {r.name for c in ("tested", "colab") for r in installation.requirements("temper", c)}
+    assert required - needed == {*NEEDED_FOR}
 
 
 def test_it_promises_nothing_that_is_not_there() -> None:

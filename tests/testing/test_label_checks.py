@@ -99,7 +99,7 @@ def test_prompts_that_were_cut_are_not_looked_for(folder: Path, tmp_path: Path) 
     assert "a question has the same tokens" in results["prompts"].text
 
 
-def test_answers_that_were_cut_are_told(folder: Path, tmp_path: Path) -> None:
+def test_answers_that_were_cut_are_reported(folder: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}", "completion": "y z " * (2 + 9 * (n % 2))} for n in range(40)]
     given = subject(folder, tmp_path, "plain", rows, over_length="truncate", max_length=32)
     result = check_ends(given)
@@ -178,7 +178,7 @@ def test_every_template_of_trl_is_healthy_and_its_defect_is_seen(
     assert (marks.wrong_in_known(encoder) == "") == (family in WITHOUT_A_NEXT_TOKEN)
 
 
-def test_rows_that_spell_special_tokens_are_told_and_stop_nothing(
+def test_rows_that_spell_special_tokens_are_reported_and_stop_nothing(
     folder: Path, tmp_path: Path
 ) -> None:
     rows = [{"prompt": f"{n}", "completion": f"<s> {n} and <s>"} for n in range(40)]

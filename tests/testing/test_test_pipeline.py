@@ -93,15 +93,15 @@ def test_nothing_is_left_but_the_report_and_the_cache(
     assert list(tmp_path.glob("runs/*")) == []
 
 
-def test_each_result_is_told_as_soon_as_it_is_there(config: DeploymentConfig) -> None:
-    said: list[str] = []
-    pipeline = create_test_pipeline(config, report=said.append)
+def test_each_result_is_reported_as_soon_as_it_is_there(config: DeploymentConfig) -> None:
+    lines: list[str] = []
+    pipeline = create_test_pipeline(config, report=lines.append)
     pipeline.run_tests("unit")
     names = [result.name for result in pipeline.all_results]
-    assert [line[8:].split(":")[0] for line in said if not line.startswith("        ")] == names
+    assert [line[8:].split(":")[0] for line in lines if not line.startswith("        ")] == names
 
 
-def test_a_model_that_became_slower_is_told(config: DeploymentConfig) -> None:
+def test_a_model_that_became_slower_is_reported(config: DeploymentConfig) -> None:
     subject = subject_of(config)
     assert "kept as the baseline" in check_speed(subject).text
     slow_down(subject, SLOW_SECONDS)

@@ -77,7 +77,7 @@ def test_checkpoints_of_ones_own_loop_go_to_the_output_directory(
     assert saved[0].parent != saved[1].parent
 
 
-def test_ones_own_loop_ends_where_the_configuration_says(saved_llama: Path, tmp_path: Path) -> None:
+def test_ones_own_loop_ends_where_it_is_configured_to(saved_llama: Path, tmp_path: Path) -> None:
     context = initialize_training(configure(saved_llama, tmp_path, max_steps=7))
     steps = []
     for _ in range(context.num_epochs):

@@ -74,7 +74,7 @@ def test_our_loggers_keep_to_the_level_of_a_configuration() -> None:
 
 
 @pytest.mark.parametrize(("initialized", "seen"), [(True, 1), (False, 2)])
-def test_gpus_that_cannot_be_chosen_any_more_are_told(
+def test_gpus_that_cannot_be_chosen_any_more_are_reported(
     initialized: bool, seen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

@@ -243,7 +243,7 @@ def test_what_does_not_fit_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_settings_that_ask_for_what_is_not_there_are_refused() -> None:
+def test_settings_for_what_is_not_there_are_refused() -> None:
     inputs = [random(12, WIDTH)]
     with pytest.raises(
         ValueError, match="time_step_masking hides tokens of a language model: give"
@@ -379,7 +379,7 @@ def test_a_whole_model_has_its_own_parts(name: str) -> None:
         )
 
 
-def test_layers_of_a_model_alone_are_told_to_come_with_it() -> None:
+def test_layers_of_a_model_without_it_are_refused_with_what_to_do() -> None:
     with pytest.raises(ValueError, match="of a model of transformers give the model itself"):
         UnifiedTrainer(configured()).train_all_layers(
             [random(2, 5, 32)], list(llama().model.layers)

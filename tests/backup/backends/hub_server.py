@@ -25,12 +25,12 @@ class Hub:
     large: dict[str, bytes] = field(default_factory=dict)
     large_paths: set[tuple[str, str]] = field(default_factory=set)
     public: set[str] = field(default_factory=set)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     tokens_at_storage: set[str | None] = field(default_factory=set)
     failing: dict[str, int] = field(default_factory=dict)  # part of a request → status
 
     def commits(self) -> int:
-        return sum("/commit/" in line for line in self.asked)
+        return sum("/commit/" in line for line in self.requests)
 
 
 class Refused(Exception):  # noqa: N818
@@ -61,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(urlsplit(self.path).path)
         line = f"{self.command} {path}"
-        self.hub.asked.append(line)
+        self.hub.requests.append(line)
         try:
             for part, status in self.hub.failing.items():
                 if part in line:
@@ -92,13 +92,13 @@ class Handler(BaseHTTPRequestHandler):
             return self._api(path.split("/")[2:], body)
         return self._resolve(path)
 
-    def _create(self, asked: dict[str, Any]) -> Any:
-        kind = asked.get("type") or "model"
-        repo = f"{kind}s/{asked['organization']}/{asked['name']}"
+    def _create(self, body: dict[str, Any]) -> Any:
+        kind = body.get("type") or "model"
+        repo = f"{kind}s/{body['organization']}/{body['name']}"
         if repo in self.hub.repos:
             raise Refused(409)
         self.hub.repos[repo] = {}
-        if not asked.get("private") and asked.get("visibility") != "private":
+        if not body.get("private") and body.get("visibility") != "private":
             self.hub.public.add(repo)
         return {"url": f"{self.hub.url}/{repo.removeprefix('models/')}"}
 
@@ -120,9 +120,9 @@ class Handler(BaseHTTPRequestHandler):
                 return self._tree(repo, "/".join(parts[5:]))
         return {"id": "/".join(parts[1:3]), "private": repo not in self.hub.public, "siblings": []}
 
-    def _batch(self, asked: dict[str, Any]) -> Any:
+    def _batch(self, body: dict[str, Any]) -> Any:
         objects = []
-        for wanted in asked["objects"]:
+        for wanted in body["objects"]:
             entry = {"oid": wanted["oid"], "size": wanted["size"]}
             if wanted["oid"] not in self.hub.large:
                 href = f"{self.hub.storage_url}/{wanted['oid']}"

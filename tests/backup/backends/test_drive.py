@@ -58,7 +58,7 @@ def test_a_file_counts_only_when_drive_has_it(place: DrivePlace) -> None:
     assert b"".join(place.read(FILE)) == b"hello there"
 
 
-def test_where_drive_tells_nothing_nothing_is_ever_safe(tmp_path: Path) -> None:
+def test_where_drive_gives_no_status_nothing_is_ever_safe(tmp_path: Path) -> None:
     (tmp_path / "MyDrive").mkdir()
     place = DrivePlace(tmp_path / "MyDrive" / "backups")
     place.write(FILE, [b"hello there"])
@@ -66,7 +66,7 @@ def test_where_drive_tells_nothing_nothing_is_ever_safe(tmp_path: Path) -> None:
     assert "never count as safe" in (place.caution(tmp_path) or "")
 
 
-def test_where_drive_tells_there_is_nothing_to_caution_of(place: DrivePlace, mount: Path) -> None:
+def test_where_drive_gives_its_status_there_is_no_caution(place: DrivePlace, mount: Path) -> None:
     assert place.caution(mount) is None
 
 
@@ -197,7 +197,7 @@ class Disconnected(FileOperations):
         raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))
 
 
-def test_a_transport_endpoint_that_is_not_connected_is_said_so(mount: Path) -> None:
+def test_a_transport_endpoint_that_is_not_connected_is_named(mount: Path) -> None:
     place = DrivePlace(mount / "MyDrive" / "backups", Disconnected())
     with pytest.raises(OSError, match="not connected") as caught:
         place.confirm(FILE, CONTENT)
@@ -258,7 +258,7 @@ def test_a_mount_of_drive_is_known_by_its_line(tmp_path: Path, line: str, is_dri
     assert not is_on_drive(folder / "x", mounts)
 
 
-def test_where_the_system_tells_nothing_a_folder_named_so_counts_as_a_drive(tmp_path: Path) -> None:
+def test_where_mounts_are_unknown_a_folder_named_my_drive_counts_as_a_drive(tmp_path: Path) -> None:
     (tmp_path / "My Drive").mkdir()  # as on macOS, where a program uploads it later too
     assert is_on_drive(tmp_path / "My Drive" / "x", tmp_path / "no-mounts")
     assert not is_on_drive(tmp_path / "x", tmp_path / "no-mounts")

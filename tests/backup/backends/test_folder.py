@@ -146,18 +146,18 @@ def test_every_error_has_a_remedy(tmp_path: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_told"), [("fuse.rclone", True), ("fuseblk", False), ("nfs4", False)]
+    ("kind", "is_named"), [("fuse.rclone", True), ("fuseblk", False), ("nfs4", False)]
 )
 def test_a_mount_that_may_answer_too_early_is_named(
-    tmp_path: Path, kind: str, is_told: bool
+    tmp_path: Path, kind: str, is_named: bool
 ) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nremote: /dev/shm {kind} rw 0 0\n")
     caution = FolderPlace(Path("/dev/shm/backups"), mounts=mounts).caution(tmp_path)
-    assert is_told == (caution is not None and kind in caution)
+    assert is_named == (caution is not None and kind in caution)
 
 
-class Asked(FileOperations):
+class CallRecorder(FileOperations):
     """What is asked of the file system, in order."""
 
     def __init__(self) -> None:
@@ -170,12 +170,12 @@ class Asked(FileOperations):
 
 
 def test_what_is_read_back_comes_from_the_disk_and_not_from_memory(tmp_path: Path) -> None:
-    asked = Asked()
-    place = FolderPlace(tmp_path, asked)
+    files = CallRecorder()
+    place = FolderPlace(tmp_path, files)
     place.write(FILE, [b"hello there"])
-    asked.done.clear()
+    files.done.clear()
     assert place.confirm(FILE, CONTENT)
-    assert asked.done == ["size", "forget_cached", "read"]
+    assert files.done == ["size", "forget_cached", "read"]
 
 
 def test_what_killed_writers_left_goes_and_what_a_living_one_writes_stays(

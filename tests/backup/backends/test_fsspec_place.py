@@ -240,7 +240,7 @@ ODD_ERRORS = [
 
 
 @pytest.mark.parametrize("odd", ODD_ERRORS, ids=lambda error: type(error).__name__)
-def test_a_place_raises_errors_of_the_system_and_tells_no_secret(odd: Exception) -> None:
+def test_a_place_raises_errors_of_the_system_without_its_secret(odd: Exception) -> None:
     place = FsspecPlace("oddstore://backups")
     place.write(FILE, [DATA])
     OddStore.error = odd
@@ -277,7 +277,7 @@ def test_what_breaks_while_reading_is_an_error_of_the_system(
     assert caught.value.errno == errno.ENOTCONN
 
 
-def test_a_store_that_does_not_say_the_size_is_an_error() -> None:
+def test_a_store_that_does_not_give_the_size_is_an_error() -> None:
     place = FsspecPlace("oddstore://backups")
     place.write(FILE, [DATA])
     OddStore.info_besides = {"size": None}
@@ -331,7 +331,7 @@ def test_user_and_password_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> N
     assert "pa55" not in str(caught.value)
 
 
-def test_an_address_that_does_not_answer_is_told_without_its_password(
+def test_an_address_that_does_not_answer_is_reported_without_its_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def url_to_fs(url: str) -> None:
@@ -352,7 +352,7 @@ def test_no_path_leads_out(place: FsspecPlace) -> None:
             place.write(path, [b"x"])
 
 
-def test_what_ends_with_the_process_is_told(tmp_path: Path) -> None:
+def test_what_ends_with_the_process_is_reported(tmp_path: Path) -> None:
     assert "is gone when" in (open_place("memory://x").caution(tmp_path) or "")
     assert open_place("oddstore://x").caution(tmp_path) is None
     assert open_place("oddstore://x").free_bytes(Path()) is None

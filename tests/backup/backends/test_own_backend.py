@@ -93,7 +93,7 @@ def test_which_backend_a_text_means() -> None:
     ],
 )
 @pytest.mark.usefixtures("mine")
-def test_a_wrong_one_is_told_at_once(text: str, sentence: str, tmp_path: Path) -> None:
+def test_a_wrong_one_is_reported_at_once(text: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=sentence):
         RunBackup(tmp_path / "run-1/checkpoints", BackupConfig(place=text), run_id="run-1")
     assert not (tmp_path / "run-1").exists()

@@ -79,7 +79,7 @@ def test_a_file_below_a_mount_that_goes_away_meanwhile_is_not_confirmed(tmp_path
         place.confirm(FILE, CONTENT)
 
 
-def test_another_disk_at_the_same_path_is_told_from_the_right_one(tmp_path: Path) -> None:
+def test_another_disk_at_the_same_path_is_not_taken_for_the_right_one(tmp_path: Path) -> None:
     (tmp_path / "mount").mkdir()
     url = str(tmp_path / "mount")
     first = open_place(url).identify()
@@ -124,7 +124,9 @@ def test_an_older_place_gets_a_marker_at_first_contact(tmp_path: Path) -> None:
     assert ids_at(place) == [place.identity]
 
 
-def test_what_goes_away_is_told_at_once_and_gone_on_with_when_it_is_back(tmp_path: Path) -> None:
+def test_what_goes_away_is_reported_at_once_and_gone_on_with_when_it_is_back(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mount").mkdir()
     local, clock = Store(tmp_path / "here"), Clock(1000.0)
     link = RemoteSession(open_place(str(tmp_path / "mount")), RUN, clock=clock)
@@ -156,12 +158,12 @@ def test_a_mount_that_goes_away_and_comes_back_with_another_device_number(tmp_pa
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["below"] == [], "nothing was written below the mount"
-    assert "without its marker" in told["error"]
-    assert told["devices"][0] != told["devices"][1]
-    assert told["confirmed"] == told["newest"]
-    assert told["safe"] is True
+    record = json.loads(done.stdout)
+    assert record["below"] == [], "nothing was written below the mount"
+    assert "without its marker" in record["error"]
+    assert record["devices"][0] != record["devices"][1]
+    assert record["confirmed"] == record["newest"]
+    assert record["safe"] is True
 
 
 @pytest.mark.parametrize("position", range(0, 400, 7))

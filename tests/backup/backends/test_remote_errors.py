@@ -63,7 +63,7 @@ def named(name: str, base: type[Exception] = Exception) -> Exception:
     ],
     ids=str,
 )
-def test_what_a_library_says_becomes_what_a_file_system_says(error: Exception, number: int) -> None:
+def test_errors_of_a_library_become_errors_of_a_file_system(error: Exception, number: int) -> None:
     assert errno_of(error) == number
     with pytest.raises(OSError) as caught, as_os_errors("s3://bucket/x"):
         raise error

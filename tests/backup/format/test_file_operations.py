@@ -107,7 +107,7 @@ def test_what_is_synced_is_the_file_and_the_directory(
     assert synced == [(tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino]
 
 
-def test_a_directory_that_cannot_be_synced_is_let_go(
+def test_a_directory_that_cannot_be_synced_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[int] = []

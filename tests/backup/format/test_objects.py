@@ -106,7 +106,7 @@ class Refusing(FileOperations):
         raise OSError("it cannot be removed")
 
 
-def test_what_went_wrong_first_is_told_where_the_rest_cannot_be_removed_either(
+def test_what_went_wrong_first_is_reported_where_the_rest_cannot_be_removed_either(
     tmp_path: Path,
 ) -> None:
     Store(tmp_path / "store").prepare()

@@ -94,7 +94,7 @@ def test_one_whose_manifest_is_damaged_is_no_good_one_and_no_reason_to_fail(
     assert versions_to_keep(store, Retention(2)) == {*names[1:]}
 
 
-def test_what_the_settings_say() -> None:
+def test_versions_are_kept_as_configured() -> None:
     training = TrainingConfig(keep_checkpoints=4, keep_best=3, keep_every=50)
     assert retention_of(training) == Retention(keep_last=4, keep_best=3, keep_every=50)
 
@@ -105,13 +105,13 @@ def test_of_the_best_no_more_are_read_than_stay(
     store = Store(tmp_path)
     for step in (1, 2, 3, 4, 5):
         store.commit(tensors_at(step), {}, step=step, score=float(step))
-    asked: list[int] = []
+    read: list[int] = []
     real = retention.is_good
 
     def noted(store: Store, name: str) -> bool:
-        asked.append(int(name[:12]))
+        read.append(int(name[:12]))
         return real(store, name)
 
     monkeypatch.setattr(retention, "is_good", noted)
     versions_to_keep(store, Retention(2, keep_best=1))
-    assert asked == [5, 4, 1]
+    assert read == [5, 4, 1]

@@ -100,7 +100,7 @@ def test_notes_that_were_added_to_a_record_are_no_damage(run: Path) -> None:
     assert repairs(run) == []
 
 
-def test_a_record_that_somebody_has_edited_is_told(run: Path) -> None:
+def test_a_record_that_somebody_has_edited_is_reported(run: Path) -> None:
     text = (run / "run.json").read_text().replace("0.001", "0.009")
     (run / "run.json").write_text(text)
     [repair] = repairs(run)
@@ -131,7 +131,7 @@ def test_a_torn_last_line_is_no_damage_and_one_in_the_middle_is(run: Path) -> No
     assert path.read_bytes() == lines(1, 6)
 
 
-def test_a_damaged_summary_is_told(run: Path) -> None:
+def test_a_damaged_summary_is_reported(run: Path) -> None:
     seal(run)
     flip(run / "summary.json")
     assert [repair.what for repair in repairs(run)] == ["summary.json"]

@@ -159,7 +159,7 @@ def test_a_place_that_does_not_answer_stops_nothing(local: Store, tmp_path: Path
     assert Store(local.root).newest()[0] == local.versions()[1]
 
 
-def test_nothing_is_asked_of_the_place_while_all_is_whole(local: Store) -> None:
+def test_the_place_is_not_read_while_all_is_whole(local: Store) -> None:
     class Silent(Store):
         def read(self, name: str) -> None:  # type: ignore[override]
             raise AssertionError("the place was asked")

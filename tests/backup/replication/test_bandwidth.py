@@ -34,9 +34,9 @@ def test_no_bandwidth_at_all_is_refused() -> None:
 
 
 def test_buffers_come_in_pieces_that_are_announced() -> None:
-    told: list[int] = []
+    reported: list[int] = []
     data = [bytes(PIECE_BYTES + 5), b"end", b""]
-    paced = Paced(data, told.append)
+    paced = Paced(data, reported.append)
     assert b"".join(bytes(piece) for piece in paced) == b"".join(data)
-    assert told == [PIECE_BYTES, 5, 3]
+    assert reported == [PIECE_BYTES, 5, 3]
     assert (len(paced), paced[1]) == (3, b"end")

@@ -75,7 +75,7 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-def test_a_version_is_confirmed_and_the_status_says_so(rig: Rig) -> None:
+def test_a_version_is_confirmed_and_the_status_shows_it(rig: Rig) -> None:
     name = rig.copy(120)
     status = rig.copier.status()
     assert (status.state, status.confirmed_name, status.confirmed_step) == ("idle", name, 120)
@@ -103,7 +103,7 @@ def test_frequent_saves_do_not_starve_the_copy(rig: Rig) -> None:
     assert len(rig.manifests_written()) >= 3
 
 
-def test_an_unreachable_place_is_tried_again_and_told_with_advice(rig: Rig) -> None:
+def test_an_unreachable_place_is_tried_again_and_reported_with_advice(rig: Rig) -> None:
     save(rig.local, 1)
     rig.place.fault = disconnected
     waits = []
@@ -323,7 +323,7 @@ def test_a_place_that_refuses_to_remove_is_copied_to_all_the_same(rig: Rig) -> N
     assert len(rig.remote.versions()) == 5
 
 
-def test_a_place_that_confirms_nothing_is_copied_to_and_told_and_nothing_is_removed(
+def test_a_place_that_confirms_nothing_is_copied_to_and_reported_and_nothing_is_removed(
     rig: Rig,
 ) -> None:
     rig.place.is_safe = lambda path: False
@@ -368,20 +368,20 @@ def test_with_nothing_to_copy_it_is_idle(rig: Rig) -> None:
     assert rig.copier.status().state == "idle"
 
 
-def test_who_comes_too_early_is_told_to_wait_and_nothing_is_done(rig: Rig) -> None:
+def test_who_comes_too_early_waits_and_nothing_is_done(rig: Rig) -> None:
     save(rig.local, 1)
     rig.place.is_safe = lambda path: False
-    asked: list[str] = []
-    rig.place.fault = lambda operation, path: asked.append(operation)
+    calls: list[str] = []
+    rig.place.fault = lambda operation, path: calls.append(operation)
     while (wait := rig.copier.tick()) < 0.4:
         rig.clock.now += wait
-    asked.clear()
+    calls.clear()
     rig.clock.now += wait / 2
     assert rig.copier.tick() == pytest.approx(wait / 2)
-    assert asked == []
+    assert calls == []
     rig.clock.now += wait / 2
     rig.copier.tick()
-    assert asked
+    assert calls
 
 
 def test_after_a_version_the_evidence_that_is_left_to_copy_is_begun_without_a_pause(
@@ -434,9 +434,7 @@ def test_an_idle_place_is_looked_at_once_a_minute(rig: Rig) -> None:
     assert set(pauses) == {60.0}
 
 
-def test_what_is_on_its_way_when_another_machine_goes_on_is_let_go(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_an_upload_is_given_up_when_another_machine_goes_on(rig: Rig, tmp_path: Path) -> None:
     other = Store(tmp_path / "other")
     for step in range(1, 4):
         stranger = save(other, step)
@@ -452,7 +450,7 @@ def test_what_is_on_its_way_when_another_machine_goes_on_is_let_go(
     assert all(file._file.closed for file in upload._files.values())
 
 
-def test_a_local_store_that_cannot_be_read_is_told_until_it_can(
+def test_a_local_store_that_cannot_be_read_is_reported_until_it_can(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = rig.copy(1)
@@ -483,13 +481,13 @@ def test_an_object_of_a_copied_version_that_seems_wrong_is_not_written_over(rig:
 
 
 def test_what_is_removed_at_the_place_is_removed_once(rig: Rig) -> None:
-    asked: list[Path] = []
-    rig.place.fault = lambda what, path: asked.append(path) if what == "remove" else None
+    calls: list[Path] = []
+    rig.place.fault = lambda what, path: calls.append(path) if what == "remove" else None
     for step in range(1, 7):
         rig.copy(step)
     rig.clock.now += HOUR + 1
     rig.settle()
-    manifests = [path for path in asked if path.parent.name == "versions"]
+    manifests = [path for path in calls if path.parent.name == "versions"]
     assert len(manifests) == len({*manifests}) == 4
 
 

@@ -133,7 +133,7 @@ def test_versions_are_confirmed_while_the_training_goes_on(rig: Rig) -> None:
     assert os.getpriority(os.PRIO_PROCESS, client.process_id) == 19
 
 
-def test_it_finds_what_was_committed_without_being_told(rig: Rig) -> None:
+def test_it_finds_what_was_committed_without_a_message(rig: Rig) -> None:
     rig.client().start()
     rig.wait_confirmed(commit(rig.store, 1))
 
@@ -236,7 +236,7 @@ def test_the_copier_of_an_earlier_training_goes_first(rig: Rig) -> None:
     assert rig.status().state != "fenced"
 
 
-def test_an_unreachable_place_blocks_nobody_and_is_told_with_advice(rig: Rig) -> None:
+def test_an_unreachable_place_blocks_nobody_and_is_reported_with_advice(rig: Rig) -> None:
     rig.place = rig.place / "not/mounted"
     client = rig.client()
     begin = time.monotonic()
@@ -256,7 +256,7 @@ def test_it_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", probe], check=True, cwd=PACKAGE_PARENT)
 
 
-def test_a_copier_that_cannot_run_is_told_with_its_last_words_within_seconds(
+def test_a_copier_that_cannot_run_is_reported_with_its_last_words_within_seconds(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where something of its own cannot be imported: nobody waits for what never comes."""

@@ -91,7 +91,7 @@ def test_the_waits_double_until_it_is_given_up(rig: Rig) -> None:
     assert 5 < sum(waits) < 600
 
 
-def test_damaged_copies_of_run_files_are_left_out_and_told(
+def test_damaged_copies_of_run_files_are_left_out_and_reported(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     tensors = {

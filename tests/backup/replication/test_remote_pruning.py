@@ -29,10 +29,10 @@ def test_old_versions_go_and_their_objects_with_a_call_an_hour_later(
 ) -> None:
     names = [save(link.store, step) for step in range(1, 5)]
     record = tmp_path / "unnamed.json"
-    told = prune_once(link, RETENTION, record)
-    assert told[0] == "2 versions removed at memory:here"
-    assert "2 objects there have no name" in told[1]
-    assert prune_once(link, RETENTION, record)[1] == told[1]
+    pruned = prune_once(link, RETENTION, record)
+    assert pruned[0] == "2 versions removed at memory:here"
+    assert "2 objects there have no name" in pruned[1]
+    assert prune_once(link, RETENTION, record)[1] == pruned[1]
     place = link.place
     assert isinstance(place, MemoryPlace)
     assert not [path for path in place.removed if "objects" in path.parts]

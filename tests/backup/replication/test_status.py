@@ -28,7 +28,7 @@ CONFIRMED = BackupStatus(
 )
 
 
-def test_one_sentence_says_what_is_safe_and_what_is_on_its_way() -> None:
+def test_one_sentence_states_what_is_safe_and_what_is_on_its_way() -> None:
     loss = CONFIRMED.possible_loss(1055.0)
     assert loss.seconds == 55.0
     assert loss.text == (
@@ -36,7 +36,7 @@ def test_one_sentence_says_what_is_safe_and_what_is_on_its_way() -> None:
     )
 
 
-def test_a_version_that_took_long_to_arrive_is_told_with_its_age() -> None:
+def test_a_version_that_took_long_to_arrive_is_reported_with_its_age() -> None:
     late = replace(CONFIRMED, confirmed_at=2800.0, in_flight_step=None)
     assert late.possible_loss(2845.0).text == (
         "backup: step 120 confirmed 45 s ago (saved 30 min 45 s ago) at drive:MyDrive/temper"
@@ -44,7 +44,7 @@ def test_a_version_that_took_long_to_arrive_is_told_with_its_age() -> None:
     )
 
 
-def test_an_error_is_told_with_what_can_be_done() -> None:
+def test_an_error_is_reported_with_what_can_be_done() -> None:
     failing = replace(
         BackupStatus(place="p", state="retrying"), error="no answer", num_failures=3, advice="mount"
     )
@@ -52,7 +52,7 @@ def test_an_error_is_told_with_what_can_be_done() -> None:
     assert text == "backup: nothing is confirmed yet at p; no answer, 3 times (mount)"
 
 
-def test_without_a_place_the_sentence_says_so() -> None:
+def test_without_a_place_the_sentence_names_that() -> None:
     loss = BackupStatus(state="off").possible_loss(5.0)
     assert loss == (None, "backup: there is no place: versions lie on this machine only")
 
@@ -61,7 +61,7 @@ def test_without_a_place_the_sentence_says_so() -> None:
     ("seconds", "words"),
     [(-3, "0 s"), (59.9, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
 )
-def test_an_age_is_told_in_its_two_largest_units(seconds: float, words: str) -> None:
+def test_an_age_is_reported_in_its_two_largest_units(seconds: float, words: str) -> None:
     assert age_words(seconds) == words
 
 

@@ -134,7 +134,7 @@ def test_an_upload_that_was_broken_off_goes_on_where_it_was(store: Store) -> Non
     assert Store(Path(RUN), place).newest()[0] == name
 
 
-def test_what_a_place_holds_wrong_is_told_and_then_written_again(store: Store) -> None:
+def test_what_a_place_holds_wrong_is_reported_and_then_written_again(store: Store) -> None:
     place = MemoryPlace()
     link = link_to(place)
     name = save(store, 1)
@@ -214,7 +214,7 @@ def test_what_may_be_in_use_is_not_written_over_by_a_session_that_cannot_see_it(
     assert place.written == used
 
 
-def test_objects_are_asked_for_again_before_a_manifest_names_them_much_later(store: Store) -> None:
+def test_objects_are_requested_again_before_a_manifest_names_them_much_later(store: Store) -> None:
     place = MemoryPlace()
     link = link_to(place)
     run(upload(store, save(store, 1), link))
@@ -252,11 +252,11 @@ def test_a_version_comes_back_under_its_name_and_goes_on_where_it_was_broken_off
     name = save(store, 7)
     run(upload(store, name, link_to(place)))
     remote, here = Store(Path(RUN), place), Store(tmp_path / "elsewhere")
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def breaks(done_bytes: int, total_bytes: int) -> None:
-        told.append((done_bytes, total_bytes))
-        if len(told) == 1:
+        reported.append((done_bytes, total_bytes))
+        if len(reported) == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -266,7 +266,7 @@ def test_a_version_comes_back_under_its_name_and_goes_on_where_it_was_broken_off
     place.fault = lambda operation, path: reads.append(path) if operation == "read" else None
     fetch_version(remote, name, here, breaks)
     assert len([path for path in reads if "objects" in path.parts]) == 2  # one was here
-    assert told[-1][0] == told[-1][1] > 0
+    assert reported[-1][0] == reported[-1][1] > 0
     assert here.newest() == (name, [])
     assert here.manifest_path(name).read_bytes() == store.manifest_path(name).read_bytes()
 
@@ -388,7 +388,7 @@ def test_a_damaged_copy_of_run_files_may_be_left_out_and_nothing_else(
     assert here.versions() == ([] if damaged == "model/w" else [name])
 
 
-def test_of_the_two_forms_of_an_object_the_one_that_would_be_written_is_asked_for_first(
+def test_of_the_two_forms_of_an_object_the_one_that_would_be_written_is_requested_first(
     store: Store,
 ) -> None:
     """Each question is a way to the place and back, and the other form is seldom there."""
@@ -396,10 +396,10 @@ def test_of_the_two_forms_of_an_object_the_one_that_would_be_written_is_asked_fo
     tensors = {"model/same": TensorBytes("U8", (10_000,), bytes(10_000))}
     name = store.commit(tensors, {}, step=1)
     run(upload(store, name, link_to(place, compresses=True)))
-    asked: list[Path] = []
-    place.fault = lambda operation, path: asked.append(path) if operation == "confirm" else None
+    sized: list[Path] = []
+    place.fault = lambda operation, path: sized.append(path) if operation == "confirm" else None
     run(upload(store, name, link_to(place, compresses=True)))  # another session
-    assert {path.suffix for path in asked if "objects" in path.parts} == {".zst"}
+    assert {path.suffix for path in sized if "objects" in path.parts} == {".zst"}
 
 
 def test_a_place_that_confirms_objects_and_no_manifest_is_doubtful(store: Store) -> None:
@@ -411,19 +411,19 @@ def test_a_place_that_confirms_objects_and_no_manifest_is_doubtful(store: Store)
     assert link.is_doubtful
 
 
-def test_between_two_steps_no_more_than_one_object_is_asked_for_or_written(store: Store) -> None:
+def test_between_two_steps_no_more_than_one_object_is_requested_or_written(store: Store) -> None:
     """So that whoever calls is never kept for long: each question may take seconds."""
     place = MemoryPlace()
-    asked: set[str] = set()
+    sized: set[str] = set()
 
     def note(operation: str, path: Path) -> None:
         if "objects" in path.parts and len(path.stem) == 64:
-            asked.add(path.stem)
+            sized.add(path.stem)
 
     place.fault = note
     for _ in upload(store, save(store, 1), link_to(place)).steps():
-        assert len(asked) <= 1
-        asked.clear()
+        assert len(sized) <= 1
+        sized.clear()
 
 
 @pytest.mark.parametrize(("num_bytes", "patience"), [(0, 600.0), (25_000_000, 700.0)])

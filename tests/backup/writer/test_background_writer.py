@@ -48,7 +48,7 @@ def test_what_goes_in_comes_out(writer: BackgroundWriter) -> None:
     assert writer.collect(wait=True) is None
 
 
-def test_the_helper_compresses_where_it_is_told_to(tmp_path: Path) -> None:
+def test_the_helper_compresses_where_it_is_configured_to(tmp_path: Path) -> None:
     writer = BackgroundWriter(tmp_path / "store", Retention(2), compress=True)
     writer.begin({"model/a": TensorBytes("F32", (9999,), bytes(39996))}, {}, step=1)
     name = writer.collect(wait=True)
@@ -77,7 +77,7 @@ def test_larger_and_smaller_states(writer: BackgroundWriter) -> None:
         assert set(dict(store.load(store.read(name)))) == set(tensors)
 
 
-def test_it_is_told_when_it_is_committed_and_not_before(writer: BackgroundWriter) -> None:
+def test_a_commit_is_reported_when_it_is_done_and_not_before(writer: BackgroundWriter) -> None:
     begin(writer, 1)
     os.kill(helper_of(writer), signal.SIGSTOP)
     assert writer.collect() is None

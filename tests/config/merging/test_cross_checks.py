@@ -167,12 +167,12 @@ def test_a_setting_that_cannot_take_effect_is_refused(
 
 
 @pytest.mark.parametrize(("key", "value", "rest"), UNUSED_BECAUSE)
-def test_its_default_given_by_hand_is_told(key: str, value: Any, rest: dict[str, Any]) -> None:
+def test_its_default_given_by_hand_is_reported(key: str, value: Any, rest: dict[str, Any]) -> None:
     default = DeploymentConfig().value(key)
     config = DeploymentConfig(**rest, **{key: default})
     config.check_supported()
-    told = [note.split(" = ")[0] for note in config.notes()]
-    assert told == ([key] if default else [])
+    keys = [note.split(" = ")[0] for note in config.notes()]
+    assert keys == ([key] if default else [])
 
 
 STACKWISE = [
@@ -266,7 +266,7 @@ def test_what_fits_is_left_alone(keywords: dict[str, Any]) -> None:
     DeploymentConfig(**keywords).check_supported()
 
 
-def test_units_that_only_keep_features_are_told_with_what_they_cost() -> None:
+def test_units_that_only_keep_features_are_reported_with_what_they_cost() -> None:
     settings: dict[str, Any] = {"training.local_loss": "reconstruct"}
     (note,) = DeploymentConfig(**settings, **{"training.mode": "blockwise"}).notes()
     assert "only the last unit learns from the data's answers" in note

@@ -26,7 +26,7 @@ def make(*arguments: object) -> object:
         ({"training.enabled_extensions": "quantun"}, r"did you mean 'quantum'.*keyword"),
     ],
 )
-def test_what_is_nowhere_is_told(settings: dict[str, Any], sentence: str) -> None:
+def test_what_is_nowhere_is_reported(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         DeploymentConfig(**settings).check_supported()
 

@@ -20,7 +20,7 @@ def load(**layers: Any) -> DeploymentConfig:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_sets_what_it_says_and_a_run_can_start_with_it(name: str) -> None:
+def test_a_preset_sets_what_it_lists_and_a_run_can_start_with_it(name: str) -> None:
     config = DeploymentConfig(preset=name)
     assert PRESETS[name].settings.keys() <= schema_of(DeploymentConfig).fields.keys()
     for key, value in PRESETS[name].settings.items():
@@ -30,7 +30,7 @@ def test_a_preset_sets_what_it_says_and_a_run_can_start_with_it(name: str) -> No
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_told_in_one_line(name: str) -> None:
+def test_a_preset_is_described_in_one_line(name: str) -> None:
     assert PRESETS[name].purpose == PRESETS[name].purpose.strip()
     assert 20 < len(PRESETS[name].purpose) < 90
 
@@ -99,15 +99,15 @@ def test_a_changed_copy_has_nothing_left_of_another_preset(other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "told"),
+    ("layers", "message"),
     [
         ({"cell": {"preset": "quik"}}, r"unknown preset 'quik'; did you mean 'quick'.*cell preset"),
         ({"environment": {"TEMPER_PRESET": "x"}}, r"known: ci, none, quick.*environment TEMPER_PR"),
         ({"cell": {"preset": ["quick"]}}, "unknown preset"),
     ],
 )
-def test_an_unknown_preset_is_refused_with_its_place(layers: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_an_unknown_preset_is_refused_with_its_place(layers: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         load(**layers)
 
 

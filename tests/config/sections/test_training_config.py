@@ -119,7 +119,7 @@ def test_ones_own_settings_are_read_as_ours_are_and_go_into_a_place_of_their_own
 
 
 @pytest.mark.parametrize("setting", ["strategy", "loss", "corruption"])
-def test_an_address_is_a_name_and_a_wrong_name_tells_of_addresses(setting: str) -> None:
+def test_an_address_is_a_name_and_a_wrong_name_mentions_addresses(setting: str) -> None:
     assert getattr(TrainingConfig(**{setting: "my_module:mine"}), setting) == "my_module:mine"
     with pytest.raises(ValueError, match=f"^training.{setting}: unknown .* as module:name"):
         TrainingConfig(**{setting: "my_module"})

@@ -115,7 +115,7 @@ def test_every_choice_field_is_covered_by_another_choice() -> None:
 
 
 @pytest.mark.parametrize("key", FIELDS)
-def test_any_other_plain_name_of_a_setting_is_told_with_the_right_one(key: str) -> None:
+def test_any_other_plain_name_of_a_setting_is_reported_with_the_right_one(key: str) -> None:
     later = later_of(FIELDS[key])
     flags = [flag.removeprefix("--").replace("-", "_") for flag in flag_names(key)]
     for name in {key.rpartition(".")[2], key.replace(".", "_"), key.replace(".", "__"), *flags}:
@@ -135,13 +135,13 @@ def test_any_other_plain_name_of_a_setting_is_told_with_the_right_one(key: str) 
         assert f"note: {notes[0]}" in describe(config)
 
 
-def test_it_is_not_told_where_the_right_name_stands_beside_it() -> None:
+def test_it_is_not_reported_where_the_right_name_stands_beside_it() -> None:
     environment = {"SEED": "7", "TEMPER_TRAINING__SEED": "7", "MODEL": "x", "MODEL_NAME": "x"}
     assert load_config(environment=environment).notes() == []
 
 
 @pytest.mark.parametrize("name", ["MEMORY_OPTIMIZATION", "GPU_OPTIMIZATION"])
-def test_what_looks_like_a_switch_is_told(name: str) -> None:
+def test_what_looks_like_a_switch_is_reported(name: str) -> None:
     config = load_config(environment={f"DISABLE_{name}": "true"})
     (note,) = config.notes()
     assert note.endswith(f"; TEMPER_ENABLE_{name}=false does")
@@ -152,7 +152,7 @@ def test_several_settings_of_one_name_are_all_named() -> None:
     assert "TEMPER_DATA__MEMORY_LIMIT or TEMPER_RESOURCES__GPU__MEMORY_LIMIT does" in note
 
 
-def test_a_changed_configuration_tells_it_too() -> None:
+def test_a_changed_configuration_reports_it_too() -> None:
     config = load_config(environment={"SEED": "7"})
     assert config.changed([]).notes() == config.notes() != []
 

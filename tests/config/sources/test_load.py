@@ -170,7 +170,7 @@ def test_lora_with_its_defaults_from_the_file(text: str, tmp_path: Path) -> None
     assert config.model.lora_config == LoraConfig()
 
 
-def test_all_wrong_values_of_all_layers_are_told_with_their_places(tmp_path: Path) -> None:
+def test_all_wrong_values_of_all_layers_are_reported_with_their_places(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be") as raised:
         load(
             tmp_path,

@@ -68,7 +68,7 @@ def test_anchors_are_followed(tmp_path: Path) -> None:
     assert values == {"a": {"b": 1}, "c": {"b": 1}}
 
 
-def test_merge_keys_add_what_is_not_said_here(tmp_path: Path) -> None:
+def test_merge_keys_add_what_is_not_given_here(tmp_path: Path) -> None:
     text = "base: &b\n  x: 1\n  deep:\n    y: 2\nc:\n  <<: *b\n  x: 3\n"
     values, lines = read(tmp_path, text)
     assert values["c"] == {"x": 3, "deep": {"y": 2}}

@@ -73,7 +73,7 @@ def test_the_page_follows_the_training_by_itself(runs: Path, browser: Browser) -
         (runs / "20260101-a/summary.json").write_text('{"status": "failed", "error": "E: broke"}')
         browser.wait_for("document.querySelector('#head .status').textContent === 'failed'")
         assert "E: broke" in browser.evaluate("document.getElementById('notices').innerText")
-    assert [told for told in browser.complaints if "ERR_" not in told] == []
+    assert [line for line in browser.complaints if "ERR_" not in line] == []
 
 
 def test_a_click_shows_another_run(runs: Path, browser: Browser) -> None:
@@ -84,7 +84,7 @@ def test_a_click_shows_another_run(runs: Path, browser: Browser) -> None:
         assert browser.evaluate("location.search") == "?run=20250101-done"
 
 
-def test_the_value_under_the_pointer_is_told(runs: Path, browser: Browser) -> None:
+def test_the_value_under_the_pointer_is_shown(runs: Path, browser: Browser) -> None:
     with page_of(runs) as url:
         browser.open(url)
         box = json.loads(
@@ -93,8 +93,8 @@ def test_the_value_under_the_pointer_is_told(runs: Path, browser: Browser) -> No
             )
         )
         browser.move_to(box["right"] - 30, box["top"] + box["height"] / 2)
-        told = browser.evaluate("document.querySelector('text.hover').textContent")
-        assert told == "1.07 · step 30"
+        text = browser.evaluate("document.querySelector('text.hover').textContent")
+        assert text == "1.07 · step 30"
         browser.move_to(5, 5)
         assert browser.evaluate("document.querySelector('.hover')") is None
 
@@ -131,7 +131,7 @@ def test_text_of_a_run_is_never_markup(runs: Path, browser: Browser) -> None:
         assert browser.evaluate("document.title") != "taken"
 
 
-def test_a_dashboard_that_goes_away_and_comes_back_is_told(runs: Path, browser: Browser) -> None:
+def test_a_dashboard_that_goes_away_and_comes_back_is_shown(runs: Path, browser: Browser) -> None:
     with page_of(runs) as url:
         browser.open(url)
         port = int(url.rstrip("/").rpartition(":")[2])

@@ -36,22 +36,22 @@ def text_of(run: LiveRun, rows: list[RunRow] | None = None) -> dict[str, str]:
     return {name: Page(part).all_text for name, part in sections_of(run, rows or []).items()}
 
 
-def write_backup(directory: Path, told: str) -> None:
+def write_backup(directory: Path, text: str) -> None:
     (directory / "checkpoints").mkdir(exist_ok=True)
-    (directory / "checkpoints/backup.json").write_text(told)
+    (directory / "checkpoints/backup.json").write_text(text)
 
 
-def test_a_training_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_a_training_shows_how_far_it_is(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     add(directory, *falling(1, 30), evaluation(10, 1.25), evaluation(30, 1.5))
     with opened(directory) as run:
-        told = text_of(run)
-    assert told["progress"] == "step 30 of 40 about 5.0 s of steps left · trained for 15 s 75.0 %"
-    assert "Held-out loss 1.500 best 1.250" in told["tiles"]
-    assert "Time per step 500 ms" in told["tiles"]
-    assert "This run is being trained by process" in told["head"]
-    assert "Model my-llama · 3 M parameters, 1.5 M of them trained" in told["head"]
-    assert told["next"] == told["result"] == told["machine"] == told["alerts"] == ""
+        text = text_of(run)
+    assert text["progress"] == "step 30 of 40 about 5.0 s of steps left · trained for 15 s 75.0 %"
+    assert "Held-out loss 1.500 best 1.250" in text["tiles"]
+    assert "Time per step 500 ms" in text["tiles"]
+    assert "This run is being trained by process" in text["head"]
+    assert "Model my-llama · 3 M parameters, 1.5 M of them trained" in text["head"]
+    assert text["next"] == text["result"] == text["machine"] == text["alerts"] == ""
 
 
 def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
@@ -71,14 +71,14 @@ def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backup", "told"),
+    ("backup", "text"),
     [
         ('{"place": "x", "state": "copying"}', "everything nothing is confirmed yet"),
         ('{"place": "x", "confirmed_step": 20, "saved_at": 1000.0}', "step 20 is safe"),
     ],
 )
 def test_what_would_be_lost_is_a_tile_where_there_is_a_place(
-    tmp_path: Path, backup: str, told: str
+    tmp_path: Path, backup: str, text: str
 ) -> None:
     directory = write_run(tmp_path)
     with opened(directory) as run:
@@ -87,7 +87,7 @@ def test_what_would_be_lost_is_a_tile_where_there_is_a_place(
         run.refresh()
         tiles = text_of(run)["tiles"]
     assert "Would be lost now" in tiles
-    assert told in tiles
+    assert text in tiles
 
 
 def test_the_machine_is_shown_while_it_works_and_its_curves_afterwards(tmp_path: Path) -> None:
@@ -104,48 +104,48 @@ def test_the_machine_is_shown_while_it_works_and_its_curves_afterwards(tmp_path:
     assert "GPU temperature, °C" in machine
 
 
-def test_alerts_show_the_newest_first_and_say_how_many_there_were(tmp_path: Path) -> None:
+def test_alerts_show_the_newest_first_and_how_many_there_were(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     alerts = [{"time": 1000.0 + i, "rule": "r", "message": f"number {i}"} for i in range(20)]
     add(directory, *alerts, file=system_file("alerts"))
     with opened(directory) as run:
-        told = text_of(run)["alerts"]
-    assert told.startswith("Alerts (the newest 8 of 20)")
-    assert told.index("number 19") < told.index("number 12")
-    assert "number 11" not in told
+        text = text_of(run)["alerts"]
+    assert text.startswith("Alerts (the newest 8 of 20)")
+    assert text.index("number 19") < text.index("number 12")
+    assert "number 11" not in text
 
 
-def test_a_run_that_was_broken_off_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_run_that_was_broken_off_explains_how_to_go_on(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     (directory / "trained_by").write_text(
         (directory / "trained_by").read_text().replace(" ", " 99", 1)
     )
     add(directory, *falling(1, 3))
     with opened(directory) as run:
-        told = text_of(run)
-    assert "This run was broken off: the process that trained it is gone." in told["head"]
-    assert "temper train-resume" in told["next"]
-    assert "left" not in told["progress"]
+        text = text_of(run)
+    assert "This run was broken off: the process that trained it is gone." in text["head"]
+    assert "temper train-resume" in text["next"]
+    assert "left" not in text["progress"]
 
 
-def test_a_run_before_its_first_step_says_what_happens(tmp_path: Path) -> None:
+def test_a_run_before_its_first_step_shows_what_happens(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     (directory / "summary.json").unlink()
     with opened(directory) as run:
-        told = text_of(run)
-    assert "This run is being prepared" in told["head"]
-    assert "no numbers yet" in told["head"]
-    assert told["progress"] == ""
-    assert "the model and the data are prepared and measured" in told["curves"]
+        text = text_of(run)
+    assert "This run is being prepared" in text["head"]
+    assert "no numbers yet" in text["head"]
+    assert text["progress"] == ""
+    assert "the model and the data are prepared and measured" in text["curves"]
 
 
-def test_problems_are_told_once_however_often_one_looks(tmp_path: Path) -> None:
+def test_problems_are_reported_once_however_often_one_looks(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     (directory / "metrics.jsonl").write_text("???\n")
     with opened(directory) as run:
         for _ in range(3):
-            told = text_of(run)["notices"]
-    assert told.count("1 lines of metrics.jsonl are damaged") == 1
+            text = text_of(run)["notices"]
+    assert text.count("1 lines of metrics.jsonl are damaged") == 1
 
 
 def test_runs_beside_it_are_listed_and_the_shown_one_is_marked(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_runs_beside_it_are_listed_and_the_shown_one_is_marked(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(0.0421, "42 ms"), (1.94, "1.9 s"), (75, "1 min 15 s")]
+    ("seconds", "text"), [(0.0421, "42 ms"), (1.94, "1.9 s"), (75, "1 min 15 s")]
 )
-def test_the_time_of_a_step_is_readable(seconds: float, told: str) -> None:
-    assert format_step_time(seconds) == told
+def test_the_time_of_a_step_is_readable(seconds: float, text: str) -> None:
+    assert format_step_time(seconds) == text

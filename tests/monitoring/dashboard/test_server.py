@@ -28,7 +28,7 @@ def serving(folder: Path, **options: Any) -> Iterator[Dashboard]:
         thread.join()
 
 
-def ask(
+def fetch(
     dashboard: Dashboard, path: str = "/", method: str = "GET", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of an answer."""
@@ -52,16 +52,16 @@ def runs(tmp_path: Path) -> Path:
 def test_the_page_and_its_parts_are_answered(runs: Path) -> None:
     with serving(runs) as dashboard:
         assert dashboard.url == f"http://127.0.0.1:{dashboard.port}/"
-        status, headers, page = ask(dashboard)
+        status, headers, page = fetch(dashboard)
         assert (status, headers["Cache-Control"]) == (200, "no-store")
         assert b"step <b>10</b>" in page
-        status, headers, body = ask(dashboard, "/look")
+        status, headers, body = fetch(dashboard, "/look")
         look = json.loads(body)
         assert (status, look["state"]) == (200, "running")
         assert "step <b>10</b>" in look["sections"]["progress"]
-        status, _, body = ask(dashboard, "/look", If_None_Match=headers["ETag"])
+        status, _, body = fetch(dashboard, "/look", If_None_Match=headers["ETag"])
         assert (status, body) == (304, b"")
-        status, headers, body = ask(dashboard, "/look", Accept_Encoding="gzip")
+        status, headers, body = fetch(dashboard, "/look", Accept_Encoding="gzip")
         assert headers["Content-Encoding"] == "gzip"
         assert len(body) < len(json.dumps(look)) / 3
 
@@ -69,15 +69,15 @@ def test_the_page_and_its_parts_are_answered(runs: Path) -> None:
 def test_what_is_not_there_is_404(runs: Path) -> None:
     with serving(runs) as dashboard:
         for path in ("/run.json", "/../runs", "/look?run=nothing", "/favicon.ico"):
-            assert ask(dashboard, path)[0] == 404, path
+            assert fetch(dashboard, path)[0] == 404, path
 
 
 def test_nothing_but_reading_is_possible(runs: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
     with serving(runs) as dashboard:
         for method in ("POST", "PUT", "DELETE", "PATCH"):
-            assert ask(dashboard, "/", method)[0] == 501, method
-        assert ask(dashboard)[0] == 200
+            assert fetch(dashboard, "/", method)[0] == 501, method
+        assert fetch(dashboard)[0] == 200
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
 
 
@@ -85,21 +85,21 @@ def test_another_host_name_needs_the_token(runs: Path) -> None:
     """A page elsewhere may make its own name point to this machine."""
     with serving(runs) as dashboard:
         for host in ("evil.example", "localhost.evil.example", "evil.example:80", "", "[::"):
-            assert ask(dashboard, "/look", Host=host)[0] == 403, host
+            assert fetch(dashboard, "/look", Host=host)[0] == 403, host
         for host in ("localhost", "localhost:99", "127.0.0.1", "[::1]:80"):
-            assert ask(dashboard, "/look", Host=host)[0] == 200, host
+            assert fetch(dashboard, "/look", Host=host)[0] == 200, host
         proxied = dashboard.path.replace("/?", "/look?")
-        assert ask(dashboard, proxied, Host="x-colab.example")[0] == 200
-        assert ask(dashboard, proxied + "x", Host="x-colab.example")[0] == 403
+        assert fetch(dashboard, proxied, Host="x-colab.example")[0] == 200
+        assert fetch(dashboard, proxied + "x", Host="x-colab.example")[0] == 403
 
 
 def test_bound_elsewhere_everybody_needs_the_token(runs: Path) -> None:
     with serving(runs, host="0.0.0.0") as dashboard:
         assert dashboard.url == f"http://localhost:{dashboard.port}{dashboard.path}"
-        assert ask(dashboard)[0] == 403
-        assert ask(dashboard, "/look?token=wrong")[0] == 403
-        assert ask(dashboard, "/look?token=%C3%A9")[0] == 403
-        assert ask(dashboard, dashboard.path)[0] == 200
+        assert fetch(dashboard)[0] == 403
+        assert fetch(dashboard, "/look?token=wrong")[0] == 403
+        assert fetch(dashboard, "/look?token=%C3%A9")[0] == 403
+        assert fetch(dashboard, dashboard.path)[0] == 200
 
 
 def test_each_dashboard_has_a_token_of_its_own(runs: Path) -> None:
@@ -115,7 +115,7 @@ def test_each_dashboard_has_a_token_of_its_own(runs: Path) -> None:
 def test_the_token_is_in_no_answer(runs: Path) -> None:
     with serving(runs) as dashboard:
         for path in ("/", "/look", dashboard.path):
-            assert dashboard.token.encode() not in ask(dashboard, path)[2]
+            assert dashboard.token.encode() not in fetch(dashboard, path)[2]
 
 
 def test_a_viewer_that_goes_away_in_the_middle_disturbs_nobody(
@@ -126,11 +126,11 @@ def test_a_viewer_that_goes_away_in_the_middle_disturbs_nobody(
             viewer = socket.create_connection(("127.0.0.1", dashboard.port))
             viewer.sendall(sent)
             viewer.close()
-        assert ask(dashboard)[0] == 200
+        assert fetch(dashboard)[0] == 200
     assert capsys.readouterr().err == ""
 
 
-def test_a_port_that_is_taken_is_told(runs: Path) -> None:
+def test_a_port_that_is_taken_is_reported(runs: Path) -> None:
     with serving(runs) as dashboard, pytest.raises(ValueError, match="--port 0 for any"):
         Dashboard(runs, port=dashboard.port)
     with pytest.raises(ValueError, match="cannot listen"):
@@ -143,7 +143,7 @@ def test_ten_viewers_see_a_training_that_goes_on(runs: Path) -> None:
         seen: list[int] = []
 
         def view() -> None:
-            seen.append(ask(dashboard, "/look")[0])
+            seen.append(fetch(dashboard, "/look")[0])
 
         viewers = [threading.Thread(target=view) for _ in range(10)]
         for viewer in viewers:

@@ -79,7 +79,7 @@ def test_looks_that_cost_much_are_made_less_often(
     assert looks.look().next_seconds == pytest.approx(10, abs=1)
 
 
-def test_the_newest_run_is_followed_unless_one_was_asked_for(
+def test_the_newest_run_is_followed_unless_one_was_requested(
     looks_at: Callable[..., Looks], tmp_path: Path
 ) -> None:
     clock = Clock()
@@ -104,7 +104,7 @@ def test_a_name_that_is_not_listed_opens_nothing(
             looks.look(name)
 
 
-def test_before_there_is_a_run_the_page_says_so_and_then_shows_the_first(
+def test_before_there_is_a_run_the_page_names_that_and_then_shows_the_first(
     looks_at: Callable[..., Looks], tmp_path: Path
 ) -> None:
     clock = Clock()
@@ -114,7 +114,7 @@ def test_before_there_is_a_run_the_page_says_so_and_then_shows_the_first(
     assert "2025-a" in looks.look().title
 
 
-def test_a_run_that_cannot_be_shown_says_why_and_is_logged_once(
+def test_a_run_that_cannot_be_shown_gives_the_reason_and_is_logged_once(
     looks_at: Callable[..., Looks], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory, clock = write_run(tmp_path), Clock()

@@ -107,7 +107,7 @@ def test_gaps_are_named_up_to_a_limit() -> None:
     )
 
 
-def test_a_picture_tells_scripts_its_scales() -> None:
+def test_a_picture_gives_scripts_its_scales() -> None:
     """A value under the pointer is read from these and from the line's own points."""
     curve = make_curve([(10.0, 0.25), (20.0, 0.75)])
     svg = render_chart(Chart("Exact match", curve, format_value=format_share, from_zero=True))

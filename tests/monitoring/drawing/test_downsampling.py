@@ -105,7 +105,7 @@ def test_points_are_bounded_and_keep_every_extreme_and_every_gap() -> None:
     assert {3333, 4444, 5555} <= set(steps)
 
 
-def test_no_stretch_is_told_with_less_detail_than_another() -> None:
+def test_no_stretch_is_drawn_with_less_detail_than_another() -> None:
     points = BoundedPoints(100)
     for step in range(7_000):
         points.add(step, math.sin(step))

@@ -72,7 +72,7 @@ def test_sizes(num_bytes: float, shown: str) -> None:
     assert format_bytes(num_bytes) == shown
 
 
-def test_clipping_says_how_much_is_missing() -> None:
+def test_clipping_shows_how_much_is_missing() -> None:
     assert clip("abc", 3) == "abc"
     assert clip("a" * 2000, 10) == "aaaaaaaaaa … (1,990 more characters)"
 

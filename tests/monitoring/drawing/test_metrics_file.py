@@ -59,7 +59,7 @@ def test_a_torn_last_line_is_left_out_without_a_word(
     assert caplog.records == []
 
 
-def test_a_damaged_line_in_the_middle_is_told(
+def test_a_damaged_line_in_the_middle_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "metrics.jsonl"

@@ -114,7 +114,7 @@ def test_a_run_that_somebody_goes_on_with_is_prepared_again(tmp_path: Path) -> N
     run.close()
 
 
-def test_a_run_that_should_train_and_says_nothing_is_silent(tmp_path: Path) -> None:
+def test_a_run_that_should_train_and_writes_nothing_is_silent(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     add(directory, *falling(1, 10))
     run = LiveRun(directory)
@@ -127,7 +127,7 @@ def test_a_run_that_should_train_and_says_nothing_is_silent(tmp_path: Path) -> N
     run.close()
 
 
-def test_what_cannot_be_read_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported_and_the_rest_is_shown(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     (directory / "run.json").write_text("{")
     (directory / "metrics.jsonl").write_text('???\n{"step": 3, "loss": 1.0}\n')
@@ -170,7 +170,7 @@ def test_memory_stays_bounded_and_no_spike_disappears(tmp_path: Path) -> None:
     run.close()
 
 
-def test_an_alert_that_is_over_says_so(tmp_path: Path) -> None:
+def test_an_alert_that_is_over_is_shown_as_over(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     watch = AlertWatch([AlertRule("gpu_memory", "memory", 90.0, "{subject} is {value:.0f} % full")])
     alerts = []

@@ -4,7 +4,7 @@ from infrastructure.monitoring.records.machine_history import MachineHistory, Me
 from tests.monitoring.written_run import GPU, sample
 
 
-def test_meters_tell_how_full_things_are_now() -> None:
+def test_meters_show_how_full_things_are_now() -> None:
     history = MachineHistory()
     history.add([sample(10), sample(0)])
     assert history.meters() == [

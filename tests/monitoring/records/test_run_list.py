@@ -40,6 +40,6 @@ def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
         find_run_path("../secret", tmp_path / "runs")
 
 
-def test_no_run_says_how_to_start_one(tmp_path: Path) -> None:
+def test_no_run_explains_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="start one with: temper train"):
         find_run_path(None, tmp_path)

@@ -68,7 +68,7 @@ def test_of_another_machine_nothing_is_claimed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "somebody", "process x on y", "process 1 at y"])
-def test_what_says_nothing_is_nobody(tmp_path: Path, text: str | None) -> None:
+def test_a_record_without_content_is_nobody(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / HOLDER_FILE).write_text(text)
     assert read_trainer(tmp_path) is None

@@ -6,7 +6,7 @@ import pytest
 from infrastructure.monitoring.records.run_reader import read_run_facts
 
 
-def test_an_empty_directory_is_a_run_that_says_nothing(tmp_path: Path) -> None:
+def test_an_empty_directory_is_a_run_without_facts(tmp_path: Path) -> None:
     run = read_run_facts(tmp_path)
     assert (run.run_id, run.status, run.last_step, run.problems) == (
         tmp_path.name,
@@ -21,7 +21,7 @@ def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
         read_run_facts(tmp_path / "nothing")
 
 
-def test_damaged_files_are_told_and_left_out(tmp_path: Path) -> None:
+def test_damaged_files_are_reported_and_left_out(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"run_id": ')
     (tmp_path / "summary.json").write_text("[]")
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\nbroken\n{"step": 2}\n{"ste')

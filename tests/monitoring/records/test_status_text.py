@@ -12,7 +12,7 @@ SAFE = {"place": "drive:x", "confirmed_step": 120, "saved_at": 1000.0}
 
 
 @pytest.mark.parametrize(
-    ("copies", "told"),
+    ("copies", "message"),
     [
         ({}, "backup: none; the checkpoints lie on this machine only"),
         ({"place": "drive:x"}, "backup: nothing is confirmed yet at drive:x"),
@@ -24,8 +24,8 @@ SAFE = {"place": "drive:x", "confirmed_step": 120, "saved_at": 1000.0}
         ),
     ],
 )
-def test_what_would_be_lost_now_is_told(copies: dict[str, Any], told: str) -> None:
-    assert safety_words(RunFacts(Path(), backup=copies), now=1090.0) == told
+def test_what_would_be_lost_now_is_reported(copies: dict[str, Any], message: str) -> None:
+    assert safety_words(RunFacts(Path(), backup=copies), now=1090.0) == message
 
 
 def test_a_run_that_has_ended_loses_nothing_more() -> None:

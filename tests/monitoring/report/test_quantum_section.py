@@ -45,7 +45,7 @@ def shown(folder: Path, *records: Any, rows: Any = None) -> str:
     return quantum_steps(folder)
 
 
-def test_what_was_asked_chosen_and_compared(tmp_path: Path) -> None:
+def test_the_problem_the_choice_and_the_comparison_are_shown(tmp_path: Path) -> None:
     rows = [
         {"answer": "quantum", "eval_loss": 1.25, "steps": 60, "seconds": 9.0},
         {"answer": "none", "eval_loss": 1.5, "steps": 60, "seconds": 8.0},

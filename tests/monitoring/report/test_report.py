@@ -114,13 +114,13 @@ SUMMARY = {
 }
 
 
-def test_a_finished_run_tells_everything(tmp_path: Path) -> None:
+def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
     (tmp_path / "final").mkdir()
     write_run(tmp_path, run=RUN, summary=SUMMARY, data_report={"num_used": 3997})
     evaluation = {"step": 40, "kind": "evaluation", "eval_loss": 0.5, "eval_exact_match": 0.9}
     write_records(tmp_path, [*[step_record(s, 8 / s) for s in range(1, 41)], evaluation])
     page = page_of(tmp_path)
-    for told in (
+    for text in (
         "my-run finished",
         "Finished at step 40, after 2 min 06 s.",
         "Model embedded · 3 M parameters, 1.5 M of them trained",
@@ -142,7 +142,7 @@ def test_a_finished_run_tells_everything(tmp_path: Path) -> None:
         "torch 2.13.0",
         f"temper train-eval {tmp_path / 'final'} 'my data.jsonl'",
     ):
-        assert told in page.all_text, told
+        assert text in page.all_text, text
     assert "train-resume" not in page.all_text
     assert page.count("svg", "chart") == 7  # the loss twice: wide and narrow
 
@@ -200,7 +200,7 @@ def test_a_run_whose_last_loss_is_nan_does_not_show_a_number(tmp_path: Path) -> 
     assert "Loss last NaN" in page.all_text
 
 
-def test_an_unfinished_run_says_so_and_how_to_go_on(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_shown_with_how_to_go_on(tmp_path: Path) -> None:
     write_run(tmp_path, run=RUN, summary={"status": "running"})
     write_records(tmp_path, [step_record(7, 2.0)])
     page = page_of(tmp_path)

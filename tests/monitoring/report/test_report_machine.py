@@ -49,7 +49,7 @@ def test_the_page_has_numbers_curves_and_alerts(run: Path) -> None:
     assert "<td>90 °C</td>" in page
 
 
-def test_a_run_without_alerts_says_so(tmp_path: Path) -> None:
+def test_a_run_without_alerts_is_shown_as_one(tmp_path: Path) -> None:
     monitor = TrainingMonitor(tmp_path, machine=ScriptedMachine(), gpus=ScriptedGpus())
     monitor.stop_monitoring()
     assert "No alert was raised." in machine_use(tmp_path)

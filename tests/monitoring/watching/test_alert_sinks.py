@@ -82,7 +82,7 @@ def test_the_webhook_s_address_comes_from_the_environment() -> None:
     assert len(server.received) == 1
 
 
-def test_a_webhook_without_an_address_says_what_to_do() -> None:
+def test_a_webhook_without_an_address_explains_what_to_do() -> None:
     with pytest.raises(ValueError, match="put its address into the variable ALERT_WEBHOOK_URL"):
         make_alert_sinks(["webhook"], environment={})
 

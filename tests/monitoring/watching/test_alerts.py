@@ -18,7 +18,7 @@ def states(watch: AlertWatch, values: list[float], seconds: float = 1.0) -> list
     return found
 
 
-def test_an_incident_is_told_once_however_long_it_lasts() -> None:
+def test_an_incident_is_reported_once_however_long_it_lasts() -> None:
     watch = AlertWatch([HOT])
     assert states(watch, [70, *[90] * 1000]) == [None, "raised", *[None] * 999]
     assert watch.num_raised == {"heat": 1}

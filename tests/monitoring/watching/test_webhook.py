@@ -47,7 +47,7 @@ def test_sending_never_waits_for_the_server() -> None:
 
 
 @pytest.mark.parametrize("refusals", [[500], [429, 503]])
-def test_a_server_that_is_busy_is_asked_again(refusals: list[int]) -> None:
+def test_a_server_that_is_busy_is_tried_again(refusals: list[int]) -> None:
     with webhook_server() as server:
         server.answers = list(refusals)
         sink = WebhookAlerts(server.url, first_wait_seconds=0.01)
@@ -56,7 +56,7 @@ def test_a_server_that_is_busy_is_asked_again(refusals: list[int]) -> None:
     assert len(server.received) == len(refusals) + 1
 
 
-def test_what_is_refused_for_good_is_told_once_and_never_shows_the_address(
+def test_what_is_refused_for_good_is_reported_once_and_never_shows_the_address(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with webhook_server() as server, caplog.at_level(logging.WARNING):
@@ -70,7 +70,7 @@ def test_what_is_refused_for_good_is_told_once_and_never_shows_the_address(
     assert "SECRET" not in caplog.text
 
 
-def test_a_dead_address_is_told_by_its_kind_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_address_is_reported_by_its_kind_only(caplog: pytest.LogCaptureFixture) -> None:
     sink = WebhookAlerts("http://127.0.0.1:9/SECRET", first_wait_seconds=0.01)
     sink.send(alert())
     sink.close()

@@ -16,7 +16,7 @@ from infrastructure.quantum.problems.block_baselines import (
 )
 from infrastructure.quantum.problems.block_selection import BlockSelection, sampled_fisher
 from infrastructure.quantum.problems.rank_allocation import RankAllocation
-from tests.quantum.problems.test_data_selection import Told
+from tests.quantum.problems.test_data_selection import RecordedTraining
 
 SEEDS = range(6)
 
@@ -36,8 +36,8 @@ def blocks(n: int, k: int, seed: int) -> BlockSelection:
 
 def ranks(seed: int, kept: int) -> tuple[RankAllocation, np.ndarray, np.ndarray]:
     gradients, fisher = numbers(9, seed)
-    asked = RankAllocation({"q": 3, "v": 4, "up": 2}, gradients, fisher, kept, seed=seed)
-    return asked, gradients, fisher
+    instance = RankAllocation({"q": 3, "v": 4, "up": 2}, gradients, fisher, kept, seed=seed)
+    return instance, gradients, fisher
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -48,50 +48,50 @@ def test_the_optimum_is_the_best_choice_of_k_blocks(seed: int, k: int) -> None:
         chosen: linear[list(chosen)].sum() + curvature[np.ix_(chosen, chosen)].sum() / 2
         for chosen in combinations(range(9), k)
     }
-    asked = blocks(9, k, seed)
-    found = dimod.ExactSolver().sample(asked.formulate()).first
+    instance = blocks(9, k, seed)
+    found = dimod.ExactSolver().sample(instance.formulate()).first
     best = min(true, key=lambda chosen: true[chosen])
-    assert asked.decode(found.sample) == [f"layer {i}" for i in best]
+    assert instance.decode(found.sample) == [f"layer {i}" for i in best]
     assert found.energy == pytest.approx(true[best])
-    assert asked.energy_of(np.array(best)) == pytest.approx(true[best])
+    assert instance.energy_of(np.array(best)) == pytest.approx(true[best])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kept", [1, 4, 8])
 def test_the_optimum_is_the_best_choice_of_components(seed: int, kept: int) -> None:
-    asked, gradients, fisher = ranks(seed, kept)
+    instance, gradients, fisher = ranks(seed, kept)
 
     def change(stay: tuple[int, ...]) -> float:
         gone = [i for i in range(9) if i not in stay]
         return float(-gradients[gone].sum() + fisher[np.ix_(gone, gone)].sum() / 2)
 
-    found = dimod.ExactSolver().sample(asked.formulate()).first
+    found = dimod.ExactSolver().sample(instance.formulate()).first
     best = min(combinations(range(9), kept), key=change)
-    assert asked.indices(found.sample).tolist() == list(best)
+    assert instance.indices(found.sample).tolist() == list(best)
     assert found.energy == pytest.approx(change(best))
 
 
-def test_components_are_told_by_module() -> None:
-    asked, *_ = ranks(0, 3)
-    decision = asked.decode(asked.sample_of(np.array([1, 5, 6])))
+def test_components_are_given_by_module() -> None:
+    instance, *_ = ranks(0, 3)
+    decision = instance.decode(instance.sample_of(np.array([1, 5, 6])))
     assert decision == {"q": [1], "v": [2, 3], "up": []}
-    training = Told()
-    asked.apply(decision, training)
+    training = RecordedTraining()
+    instance.apply(decision, training)
     assert training.calls == [("keep_components", decision)]
 
 
-def test_blocks_are_told_by_name() -> None:
-    training = Told()
-    asked = blocks(5, 2, 0)
-    asked.apply(asked.decode(asked.sample_of(np.array([1, 4]))), training)
+def test_blocks_are_given_by_name() -> None:
+    training = RecordedTraining()
+    instance = blocks(5, 2, 0)
+    instance.apply(instance.decode(instance.sample_of(np.array([1, 4]))), training)
     assert training.calls == [("train_only", ["layer 1", "layer 4"])]
 
 
 def test_plain_answers_keep_the_count() -> None:
-    for asked, count in ((blocks(9, 4, 1), 4), (ranks(1, 5)[0], 5)):
-        for sample in asked.alternatives().values():
+    for instance, count in ((blocks(9, 4, 1), 4), (ranks(1, 5)[0], 5)):
+        for sample in instance.alternatives().values():
             assert sum(sample.values()) == count
-            assert list(sample) == asked.labels
+            assert list(sample) == instance.labels
     assert next(iter(blocks(9, 4, 1).alternatives())) == "gradient_norm"
     assert next(iter(ranks(1, 5)[0].alternatives())) == "diagonal_fisher"
 
@@ -99,17 +99,17 @@ def test_plain_answers_keep_the_count() -> None:
 def test_without_curvature_the_optimum_is_the_largest_decrease() -> None:
     linear, _ = numbers(9, 3)
     nothing = np.zeros((9, 9))
-    asked = BlockSelection(list("abcdefghi"), linear, nothing, 4, gradient_norms=linear)
-    found = dimod.ExactSolver().sample(asked.formulate()).first
-    assert asked.indices(found.sample).tolist() == largest_decrease(linear, 4).tolist()
+    instance = BlockSelection(list("abcdefghi"), linear, nothing, 4, gradient_norms=linear)
+    found = dimod.ExactSolver().sample(instance.formulate()).first
+    assert instance.indices(found.sample).tolist() == largest_decrease(linear, 4).tolist()
 
 
 def test_a_diagonal_fisher_is_sorted() -> None:
     fisher = np.diag([3.0, 1.0, 2.0, 5.0])
-    asked = RankAllocation({"q": 4}, np.zeros(4), fisher, 2)
-    found = dimod.ExactSolver().sample(asked.formulate()).first
-    assert asked.decode(found.sample) == {"q": [0, 3]}
-    assert asked.decode(asked.alternatives()["diagonal_fisher"]) == {"q": [0, 3]}
+    instance = RankAllocation({"q": 4}, np.zeros(4), fisher, 2)
+    found = dimod.ExactSolver().sample(instance.formulate()).first
+    assert instance.decode(found.sample) == {"q": [0, 3]}
+    assert instance.decode(instance.alternatives()["diagonal_fisher"]) == {"q": [0, 3]}
 
 
 def test_plain_blocks() -> None:

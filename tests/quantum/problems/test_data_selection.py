@@ -20,7 +20,7 @@ from tests.quantum.problems.pools import pool
 SEEDS = range(8)
 
 
-class Told:
+class RecordedTraining:
     """A training that only listens."""
 
     def __init__(self) -> None:
@@ -60,38 +60,38 @@ def goal_of(target: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_energy_of_k_examples_is_their_distance_to_the_target(seed: int) -> None:
-    asked = problem(12, 4, seed)
+    instance = problem(12, 4, seed)
     candidates, target = pool(12, 12, seed)
-    bqm = asked.formulate()
+    bqm = instance.formulate()
     random = np.random.default_rng(seed)
     for _ in range(20):
         chosen = random.permutation(12)[:4]
         true = distance(candidates, chosen, goal_of(target))
-        assert bqm.energy(asked.sample_of(chosen)) == pytest.approx(true, abs=2e-6)
-        assert asked.energy_of(chosen) == pytest.approx(true, abs=2e-7)
+        assert bqm.energy(instance.sample_of(chosen)) == pytest.approx(true, abs=2e-6)
+        assert instance.energy_of(chosen) == pytest.approx(true, abs=2e-7)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("n", "k"), [(10, 1), (10, 3), (9, 8), (12, 6), (5, 5)])
 @pytest.mark.parametrize("with_target", [True, False])
 def test_the_optimum_has_k_and_is_the_best_k(n: int, k: int, seed: int, with_target: bool) -> None:
-    asked = problem(n, k, seed, with_target=with_target)
-    found = dimod.ExactSolver().sample(asked.formulate())
-    best = min(asked.energy_of(np.array(c)) for c in combinations(range(n), k))
+    instance = problem(n, k, seed, with_target=with_target)
+    found = dimod.ExactSolver().sample(instance.formulate())
+    best = min(instance.energy_of(np.array(c)) for c in combinations(range(n), k))
     assert sum(found.first.sample.values()) == k
     assert found.first.energy == pytest.approx(best, abs=2e-6)
-    assert asked.energy_of(asked.indices(found.first.sample)) == pytest.approx(best, abs=1e-6)
+    assert instance.energy_of(instance.indices(found.first.sample)) == pytest.approx(best, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("k", [1, 3, 7])
 def test_wherever_the_count_is_wrong_some_flip_towards_it_wins(k: int, seed: int) -> None:
     """What the penalty's strength promises, at each of the 2^9 states of a pool with duplicates."""
-    asked = problem(9, k, seed)
-    bqm = asked.formulate()
+    instance = problem(9, k, seed)
+    bqm = instance.formulate()
     states = np.array(list(np.ndindex(*[2] * 9)), dtype=np.int8)
     energy = {
-        tuple(s): e for s, e in zip(states, bqm.energies((states, asked.labels)), strict=True)
+        tuple(s): e for s, e in zip(states, bqm.energies((states, instance.labels)), strict=True)
     }
     for state, own in energy.items():
         if (wrong := sum(state) - k) != 0:
@@ -110,47 +110,51 @@ def test_the_same_problem_is_the_same_model() -> None:
 
 
 def test_any_answer_is_decoded_to_k_ids() -> None:
-    asked = problem(30, 7, 1)
+    instance = problem(30, 7, 1)
     random = np.random.default_rng(1)
     for share in (0.0, 0.1, 0.23, 0.5, 1.0):
-        raw = {label: int(random.random() < share) for label in asked.labels}
-        decision = asked.decode(raw)
+        raw = {label: int(random.random() < share) for label in instance.labels}
+        decision = instance.decode(raw)
         assert len(set(decision)) == 7
-        assert set(decision) <= set(asked.labels)
-        assert asked.decode(asked.repair(raw)) == decision
+        assert set(decision) <= set(instance.labels)
+        assert instance.decode(instance.repair(raw)) == decision
         if sum(raw.values()) == 7:
-            assert asked.repair(raw) == raw
+            assert instance.repair(raw) == raw
 
 
 def test_one_too_many_is_mended_by_the_best_single_drop() -> None:
-    asked = problem(12, 4, 3)
+    instance = problem(12, 4, 3)
     five = np.array([0, 2, 5, 7, 11])
-    mended = asked.indices(asked.repair(asked.sample_of(five)))
+    mended = instance.indices(instance.repair(instance.sample_of(five)))
     drops = [np.delete(five, i) for i in range(5)]
-    assert asked.energy_of(mended) == min(asked.energy_of(drop) for drop in drops)
+    assert instance.energy_of(mended) == min(instance.energy_of(drop) for drop in drops)
 
 
 def test_one_too_few_is_mended_by_the_best_addition() -> None:
-    asked = problem(12, 4, 3)
-    mended = asked.indices(asked.repair(asked.sample_of(np.array([0, 2, 5]))))
+    instance = problem(12, 4, 3)
+    mended = instance.indices(instance.repair(instance.sample_of(np.array([0, 2, 5]))))
     additions = [np.array([0, 2, 5, i]) for i in range(12) if i not in (0, 2, 5)]
-    assert asked.energy_of(mended) == pytest.approx(min(map(asked.energy_of, additions)), abs=1e-9)
+    assert instance.energy_of(mended) == pytest.approx(
+        min(map(instance.energy_of, additions)), abs=1e-9
+    )
 
 
 def test_plain_answers_keep_the_count_and_stand_in_their_known_order() -> None:
-    asked = problem(90, 9, 2)
-    energies = {name: asked.energy_of(asked.indices(s)) for name, s in asked.alternatives().items()}
+    instance = problem(90, 9, 2)
+    energies = {
+        name: instance.energy_of(instance.indices(s)) for name, s in instance.alternatives().items()
+    }
     assert next(iter(energies)) == "greedy_and_exchange"
     assert energies["greedy_and_exchange"] <= energies["greedy"] + 1e-9
     assert energies["greedy"] < energies["deduplicate_then_top"]
     assert energies["greedy"] < energies["random"]
-    assert all(sum(s.values()) == 9 for s in asked.alternatives().values())
+    assert all(sum(s.values()) == 9 for s in instance.alternatives().values())
 
 
 def test_greedy_takes_the_best_step_each_time() -> None:
     candidates, target = pool(15, 12, 4)
-    asked = problem(15, 5, 4)
-    chosen = greedy_matching(asked.pairs, asked.relevance, asked.rho, 5)
+    instance = problem(15, 5, 4)
+    chosen = greedy_matching(instance.pairs, instance.relevance, instance.rho, 5)
     for count in range(5):
         before = list(chosen[:count])
         tried = {
@@ -162,15 +166,15 @@ def test_greedy_takes_the_best_step_each_time() -> None:
 
 
 def test_exchanges_end_where_no_exchange_wins() -> None:
-    asked = problem(15, 5, 6)
-    numbers = (asked.pairs, asked.relevance, asked.rho)
+    instance = problem(15, 5, 6)
+    numbers = (instance.pairs, instance.relevance, instance.rho)
     chosen = exchanged(np.arange(5), *numbers, num_passes=50)
-    best = asked.energy_of(chosen)
+    best = instance.energy_of(chosen)
     for place in range(5):
         for new in set(range(15)) - set(chosen.tolist()):
             swapped = chosen.copy()
             swapped[place] = new
-            assert asked.energy_of(swapped) >= best - 1e-6
+            assert instance.energy_of(swapped) >= best - 1e-6
 
 
 def test_duplicates_are_passed_over_as_long_as_there_is_anything_else() -> None:
@@ -180,8 +184,8 @@ def test_duplicates_are_passed_over_as_long_as_there_is_anything_else() -> None:
     assert deduplicated_top_relevance(rows @ rows.T, relevance, 6).tolist() == [0, 2, 4, 5, 1, 3]
 
 
-def test_the_decision_is_told_by_one_call() -> None:
-    training = Told()
+def test_the_decision_is_applied_by_one_call() -> None:
+    training = RecordedTraining()
     problem(9, 3, 0).apply([3, 10, 17], training)
     assert training.calls == [("select_examples", [3, 10, 17])]
 
@@ -200,7 +204,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_cannot_be_asked_is_refused_with_the_reason(text: str) -> None:
+def test_what_is_no_problem_is_refused_with_the_reason(text: str) -> None:
     right = {"ids": [4, 5, 6], "gradients": np.eye(3, 2) + 0.1, "num_chosen": 2}
     with pytest.raises(ValueError, match=text):
         DataSelection(**{**right, **WRONG[text]})
@@ -221,8 +225,8 @@ print(time.process_time() - begun, peak() - before, bqm.num_interactions)
 def measure(n: int) -> tuple[float, float, int]:
     """CPU seconds, MB and interactions of a model of n examples, in a process of its own."""
     command = [sys.executable, "-c", MEASURED.format(n=n)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return float(told[0]), float(told[1]), int(told[2])
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return float(output[0]), float(output[1]), int(output[2])
 
 
 def test_a_large_model_takes_seconds_and_its_own_size_in_memory() -> None:

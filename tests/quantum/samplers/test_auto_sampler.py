@@ -59,14 +59,14 @@ def test_a_treewidth_above_the_limit_is_none() -> None:
 
 
 class Recorder(ExactSampler):
-    asked: ClassVar[list[dict[str, Any]]] = []
+    calls: ClassVar[list[dict[str, Any]]] = []
 
     def sample(self, bqm: dimod.BinaryQuadraticModel, **given: Any) -> dimod.SampleSet:
-        Recorder.asked.append(given)
+        Recorder.calls.append(given)
         return super().sample(bqm, **given)
 
 
-def test_the_choice_is_told_and_gets_what_it_knows() -> None:
+def test_the_choice_is_reported_and_gets_the_keywords_it_knows() -> None:
     made: list[str] = []
 
     def make(name: str) -> dimod.Sampler:
@@ -80,7 +80,7 @@ def test_the_choice_is_told_and_gets_what_it_knows() -> None:
     assert found.info["sampler"] == "exact"
     assert "5 variables" in found.info["reason"]
     assert made == ["exact"]
-    assert Recorder.asked[-1] == {"num_reads": 2}
+    assert Recorder.calls[-1] == {"num_reads": 2}
 
 
 class Quick(ExactSampler):
@@ -90,7 +90,7 @@ class Quick(ExactSampler):
 
 
 @pytest.mark.parametrize(("seconds", "is_cut_off"), [(1.0, True), (60.0, False), (None, False)])
-def test_a_sampler_that_the_clock_has_chosen_is_told(
+def test_a_sampler_that_the_clock_has_chosen_is_reported(
     seconds: float | None, is_cut_off: bool
 ) -> None:
     """With more time it is another one, so its answer must not count as repeatable."""

@@ -78,7 +78,7 @@ def test_the_real_hybrid_class_works_with_its_stand_in_solver(
 
 
 @needs_dwave
-def test_a_machine_is_embedded_into_and_tells_its_chain_breaks(token: str) -> None:
+def test_a_machine_is_embedded_into_and_reports_its_chain_breaks(token: str) -> None:
     from dwave.system.testing import MockDWaveSampler
 
     def make(**config: Any) -> Any:
@@ -98,7 +98,7 @@ def test_a_machine_is_embedded_into_and_tells_its_chain_breaks(token: str) -> No
 
 
 @pytest.mark.parametrize(("make", "name"), [(LeapHybrid, "leap_hybrid"), (QuantumAnnealer, "qpu")])
-def test_without_a_token_it_says_where_to_put_one(
+def test_without_a_token_the_error_names_where_to_put_one(
     make: type[Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DWAVE_API_TOKEN", raising=False)

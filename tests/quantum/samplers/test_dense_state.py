@@ -80,7 +80,7 @@ def test_exchanging_ends_where_none_of_all_exchanges_gains(
     assert_consistent(state, problem)
 
 
-def test_exchanging_ends_when_it_is_told_to(problem: DenseProblem) -> None:
+def test_exchanging_ends_when_it_is_stopped(problem: DenseProblem) -> None:
     state = SwapState.of(problem, some_bits(40))
     before = state.bits
     state.descend(lambda: True)

@@ -23,10 +23,10 @@ class Remote(dimod.Sampler):
     parameters: ClassVar[dict[str, Any]] = {"num_reads": []}
 
     def __init__(self, away: set[int]) -> None:
-        self.away, self.num_asked = away, 0
+        self.away, self.num_calls = away, 0
 
     def sample(self, bqm: dimod.BinaryQuadraticModel, num_reads: int = 1) -> dimod.SampleSet:
-        number, self.num_asked = self.num_asked, self.num_asked + 1
+        number, self.num_calls = self.num_calls, self.num_calls + 1
 
         def answer(job: Future[None]) -> dimod.SampleSet:
             if number in self.away:
@@ -67,10 +67,12 @@ def test_the_next_one_answers_where_one_fails() -> None:
         assert found.first.sample == dimod.ExactSolver().sample(QUESTION).first.sample
         answered_by.append(sampler.answered_by)
     assert answered_by == ["remote", "exact", "exact", "remote"]
-    assert remote.num_asked == 4
+    assert remote.num_calls == 4
 
 
-def test_when_all_fail_each_says_why_without_its_secret(caplog: pytest.LogCaptureFixture) -> None:
+def test_when_all_fail_each_gives_the_reason_without_its_secret(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     sampler = FallbackSampler({"first": Remote({0}), "second": Remote({0})})
     with pytest.raises(SamplerError, match=r"first: ConnectionError.*second: ConnectionError") as e:
         sampler.sample(QUESTION)
@@ -144,7 +146,7 @@ def test_each_one_may_use_an_equal_share_of_the_time_that_is_left(clock: Clock) 
     assert sampler.answered_by == "2"
 
 
-def test_where_all_the_time_is_used_none_is_left_and_without_a_limit_none_is_told(
+def test_where_all_the_time_is_used_none_is_left_and_without_a_limit_none_is_given(
     clock: Clock,
 ) -> None:
     late, last = Timed(clock, 9.0), Timed(clock, 0.0, fails=False)
@@ -170,7 +172,7 @@ def test_all_unknown_keywords_are_named_in_their_order() -> None:
         chain(set())[0].sample(QUESTION, c=1, a=2, b=3)
 
 
-def test_of_a_keyword_that_several_know_the_first_one_says_what_it_is(clock: Clock) -> None:
+def test_of_a_keyword_that_several_know_the_first_one_describes_it(clock: Clock) -> None:
     first, second = Remote(set()), Timed(clock, 0.0)
     first.parameters = {"num_reads": ["properties"]}  # type: ignore[misc]
     sampler = FallbackSampler({"first": first, "second": second})

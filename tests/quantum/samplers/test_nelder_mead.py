@@ -21,16 +21,16 @@ def test_the_bottom_of_a_bent_valley_is_found() -> None:
 
 @pytest.mark.parametrize("evaluations", [1, 10, 50])
 def test_evaluations_are_bounded_and_the_best_point_kept(evaluations: int) -> None:
-    asked: list[float] = []
+    evaluated: list[float] = []
 
     def function(point: Point) -> float:
-        asked.append(float(np.square(point).sum()))
-        return asked[-1]
+        evaluated.append(float(np.square(point).sum()))
+        return evaluated[-1]
 
     start = np.full(4, 3.0)
     _, value = minimize(function, start, step=0.1, evaluations=evaluations, deadline=Deadline(None))
-    assert len(asked) <= max(5, evaluations) + 6
-    assert value == min(asked)
+    assert len(evaluated) <= max(5, evaluations) + 6
+    assert value == min(evaluated)
 
 
 def test_after_the_deadline_the_start_is_the_answer() -> None:

@@ -55,7 +55,7 @@ def test_it_is_a_sampler_as_dimod_wants_it(answering: ProcessSampler) -> None:
     dimod.testing.assert_sampler_api(answering)
 
 
-def test_answers_come_with_labels_energies_and_what_was_told(
+def test_answers_come_with_labels_energies_and_info(
     answering: ProcessSampler, bqm: dimod.BinaryQuadraticModel
 ) -> None:
     found = answering.sample(bqm, seed=3, flavour="sweet")
@@ -175,14 +175,14 @@ def test_it_does_not_outlive_its_parent() -> None:
     assert not alive
 
 
-def test_of_the_time_that_there_is_the_sampler_is_told_a_little_less(
+def test_of_the_time_that_there_is_the_sampler_gets_a_little_less(
     monkeypatch: pytest.MonkeyPatch, bqm: dimod.BinaryQuadraticModel
 ) -> None:
     """So that its answer has time to come; without a limit it is told none."""
-    asked: list[Any] = []
+    limits: list[Any] = []
 
     def exchange(question: Any, arrays: Any, deadline: Deadline) -> Any:
-        asked.append(question["parameters"])
+        limits.append(question["parameters"])
         return {}, {}
 
     sampler = ProcessSampler(f"{MODULE}:Answering", {})
@@ -191,7 +191,7 @@ def test_of_the_time_that_there_is_the_sampler_is_told_a_little_less(
     sampler._query(bqm, Deadline(10), {"seed": 3})
     sampler._query(bqm, Deadline(None), {"seed": 3})
     sampler._child = None
-    timed, endless = asked
+    timed, endless = limits
     assert 5 < timed["time_limit"] < 10
     assert endless == {"seed": 3}
 
@@ -255,18 +255,18 @@ def test_a_process_that_never_answers_keeps_no_program_from_ending() -> None:
     assert held == (True, False)
 
 
-@pytest.mark.parametrize(("asked", "answered"), [("SPIN", "BINARY"), ("BINARY", "SPIN")])
+@pytest.mark.parametrize(("given", "answered"), [("SPIN", "BINARY"), ("BINARY", "SPIN")])
 def test_an_answer_in_the_other_kind_of_variable_is_that_of_the_question(
-    asked: str, answered: str
+    given: str, answered: str
 ) -> None:
-    bqm = random_model(3, 0, asked)
+    bqm = random_model(3, 0, given)
     other = bqm.change_vartype(answered, inplace=False)
     low, high = sorted(dimod.as_vartype(answered).value)
     samples = np.array([[low, high, low], [high, high, low]], dtype=np.int8)
     energies = other.energies((samples, list(other.variables)))
     arrays = {"samples": samples, "energies": energies, "occurrences": np.array([1, 0])}
     found = _checked("it", bqm, {"vartype": answered, "info": {}}, arrays)
-    below, above = sorted(dimod.as_vartype(asked).value)
+    below, above = sorted(dimod.as_vartype(given).value)
     expected = [[below, above, below], [above, above, below]]
     assert found.vartype is bqm.vartype
     assert found.record.sample.tolist() == expected
@@ -291,9 +291,7 @@ def test_a_process_that_is_ended_takes_nothing_more_and_nobody_minds() -> None:
 
 
 @pytest.mark.parametrize(("error", "is_refused"), [(0.5e-4, False), (1.5e-4, True)])
-def test_told_energies_may_be_rounded_as_single_precision_does(
-    error: float, is_refused: bool
-) -> None:
+def test_energies_may_be_rounded_as_single_precision_does(error: float, is_refused: bool) -> None:
     bqm = dimod.BinaryQuadraticModel({"a": 600.0}, {("a", "b"): 400.0}, 0.0, "SPIN")
     samples = np.array([[1, 1]], dtype=np.int8)
     energies = bqm.energies((samples, ["a", "b"])) + error * 1000.0

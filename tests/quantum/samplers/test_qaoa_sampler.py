@@ -100,7 +100,7 @@ def test_the_circuit_in_gates_is_the_same_state(vartype: str) -> None:
     assert abs(np.vdot(state, wanted)) == pytest.approx(1, abs=1e-9)
 
 
-def test_aer_measures_what_the_state_vector_foretells() -> None:
+def test_aer_measures_what_the_state_vector_predicts() -> None:
     pytest.importorskip("qiskit_aer")
     bqm = random_model(5, 4)
     counts = gate_engines().AerEngine().counts(bqm, ANGLES, 20_000, seed=1)
@@ -116,14 +116,14 @@ class StandInProvider:
 
     def __init__(self, success: bool = True) -> None:
         self.success = success
-        self.asked: list[Any] = []
+        self.jobs: list[Any] = []
 
     def get_backend(self, name: str | None = None, **options: Any) -> Any:
         assert name == "ionq.simulator"
         return SimpleNamespace(run=self.run)
 
     def run(self, run_input: Any = (), shots: int | None = None, **options: Any) -> Any:
-        self.asked.append((run_input, shots))
+        self.jobs.append((run_input, shots))
 
         def result(timeout: float | None = None, sampler_seed: int | None = None) -> Any:
             counts = {"01": 3, "10": shots - 3}  # type: ignore[operator]
@@ -137,7 +137,7 @@ def test_azure_gets_one_job_with_the_same_circuit_and_its_shots_are_the_answer()
     bqm = dimod.BinaryQuadraticModel({"a": 1.0, "b": -1.0}, {"ab": 0.5}, "BINARY")
     sampler = QAOASampler(engines.AzureEngine(provider=provider))
     found = sampler.sample(bqm, num_reads=100)
-    ((circuit, shots),) = provider.asked
+    ((circuit, shots),) = provider.jobs
     assert shots == 100
     assert circuit == engines.qaoa_circuit(bqm, np.array(found.info["angles"]))
     counts = {(s["a"], s["b"]): k for s, k in found.data(["sample", "num_occurrences"])}

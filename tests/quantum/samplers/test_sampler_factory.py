@@ -49,7 +49,9 @@ def test_small_problems_are_solved_by_every_sampler_here(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REMOTE))
-def test_what_is_elsewhere_says_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_elsewhere_names_what_it_needs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable in [*REMOTE.values(), "DWAVE_CONFIG_FILE"]:
         monkeypatch.delenv(variable, raising=False)
     sampler = create_sampler(name)
@@ -102,7 +104,7 @@ def test_auto_ends_the_processes_that_it_started() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REMOTE))
-def test_a_missing_secret_is_told_before_anything_is_asked(
+def test_a_missing_secret_is_reported_before_anything_is_sampled(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     access = SAMPLER_NEEDS[name].access
@@ -126,7 +128,7 @@ def test_the_largest_problem_is_the_one_that_the_sampler_takes(name: str) -> Non
     assert most_variables(name) == made.properties.get("max_variables")
 
 
-def test_what_is_there_is_told_before_anything_is_asked(
+def test_samplers_are_checked_before_they_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert SAMPLER_NEEDS.keys() == SAMPLERS.keys()

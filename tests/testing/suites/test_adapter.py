@@ -163,9 +163,9 @@ def test_a_defect_is_seen(
             training = TrainingConfig(mixed_precision=False)
             return with_data(kind(ModelConfig(embedded=MODEL), training, CPU), folder)
 
-    told = failure(Suite(), test, tmp_path)
-    assert told is not None
-    assert sentence in told
+    message = failure(Suite(), test, tmp_path)
+    assert message is not None
+    assert sentence in message
 
 
 def test_each_test_has_a_defect_that_it_sees() -> None:

@@ -184,9 +184,9 @@ def test_a_defect_is_seen(
         def open(self, folder: Path, seed: int = 0) -> DataSource:
             return kind(seed)
 
-    told = failure(Suite(), test, tmp_path)
-    assert told is not None
-    assert sentence in told
+    message = failure(Suite(), test, tmp_path)
+    assert message is not None
+    assert sentence in message
 
 
 def test_each_test_has_a_defect_that_it_sees() -> None:

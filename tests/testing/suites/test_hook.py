@@ -213,9 +213,9 @@ def test_a_defect_is_seen(kind: type[Hook], test: str, sentence: str, tmp_path: 
         def make(self, folder: Path) -> Hook:
             return kind()
 
-    told = failure(Suite(), test, tmp_path)
-    assert told is not None
-    assert sentence in told
+    message = failure(Suite(), test, tmp_path)
+    assert message is not None
+    assert sentence in message
 
 
 def test_each_test_has_a_defect_that_it_sees() -> None:

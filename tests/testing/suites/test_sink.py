@@ -164,9 +164,9 @@ class TestSound(Defective):
 def test_a_defect_is_seen(kind: type[Sound], test: str, sentence: str, tmp_path: Path) -> None:
     folder = tmp_path / kind.__name__
     folder.mkdir()
-    told = failure(Defective(), test, folder)
-    assert told is not None
-    assert sentence in told
+    message = failure(Defective(), test, folder)
+    assert message is not None
+    assert sentence in message
 
 
 def test_each_test_has_a_defect_that_it_sees() -> None:

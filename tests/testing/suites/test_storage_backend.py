@@ -160,7 +160,7 @@ class LeadsOut(Broken):
         return self.root / path.name
 
 
-class SaysNothing(Broken):
+class WithoutAdvice(Broken):
     def advice(self, error: OSError) -> str:
         return ""
 
@@ -200,7 +200,7 @@ DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
     (IsAnyPlace, "test_a_place_is_known_again", "the same identity"),
     (LeavesProbes, "test_looking_leaves_nothing_behind", "probing leaves"),
     (LeadsOut, "test_no_path_leads_out", "leads out of the place"),
-    (SaysNothing, "test_an_error_has_advice", "tell what a person can do"),
+    (WithoutAdvice, "test_an_error_has_advice", "tell what a person can do"),
     (SwapsTensors, "test_a_store_of_versions_lies_in_it", "versions are damaged"),
 ]
 
@@ -216,12 +216,12 @@ def test_a_defect_is_seen(
             return kind(folder)
 
     try:
-        told = failure(Suite(), test, tmp_path)
+        message = failure(Suite(), test, tmp_path)
     except FileNotFoundError:  # a defect may end it before the sentence
         assert not sentence
         return
-    assert told is not None
-    assert sentence in told
+    assert message is not None
+    assert sentence in message
 
 
 def test_each_test_has_a_defect_that_it_sees() -> None:

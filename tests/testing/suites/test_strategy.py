@@ -54,11 +54,11 @@ EMBEDDING = "embed_tokens"
 
 
 class OtherPhases(StandardTrainingStrategy):
-    asked = 0
+    num_calls = 0
 
     def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
-        self.asked += 1
-        return [Phase(f"phase {self.asked}", num_epochs)]
+        self.num_calls += 1
+        return [Phase(f"phase {self.num_calls}", num_epochs)]
 
 
 class NamesWhatIsNotThere(StandardTrainingStrategy):
@@ -125,8 +125,8 @@ class RateOfTheCalls(StandardTrainingStrategy):
     """A schedule that counts how often it was asked."""
 
     def rate_factor(self, total_steps: int) -> Any:
-        asked = iter(range(10_000))
-        return lambda step: 1 / (1 + next(asked))
+        numbers = iter(range(10_000))
+        return lambda step: 1 / (1 + next(numbers))
 
 
 class CountsItsSteps(StandardTrainingStrategy):
@@ -173,9 +173,9 @@ def test_a_defect_is_seen(
         def make(self, config: TrainingConfig) -> TrainingStrategy:
             return kind(config)
 
-    told = failure(Suite(), test, tmp_path)
-    assert told is not None
-    assert sentence in told
+    message = failure(Suite(), test, tmp_path)
+    assert message is not None
+    assert sentence in message
 
 
 def test_each_test_has_a_defect_that_it_sees() -> None:

@@ -142,7 +142,7 @@ def test_a_small_one_is_written_at_once(tmp_path: Path) -> None:
     assert [step_of(path) for path in manager.collect()] == [1]
 
 
-def test_nothing_left_to_resume_from_says_why(tmp_path: Path) -> None:
+def test_nothing_left_to_resume_from_gives_the_reason(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint was saved yet"):
         manager.newest()

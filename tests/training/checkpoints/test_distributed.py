@@ -48,9 +48,9 @@ def run(folder: Path, kind: str, action: str, num_processes: int) -> list[tuple[
         )
         for rank in range(num_processes)
     ]
-    said = [rank.communicate()[0].splitlines() for rank in ranks]
+    outputs = [rank.communicate()[0].splitlines() for rank in ranks]
     return [
-        (r.returncode, lines[-1] if lines else "") for r, lines in zip(ranks, said, strict=True)
+        (r.returncode, lines[-1] if lines else "") for r, lines in zip(ranks, outputs, strict=True)
     ]
 
 
@@ -70,7 +70,7 @@ def test_what_two_processes_saved_any_number_loads(tmp_path: Path, kind: str) ->
     for num_processes in (1, 2):
         loaded = run(tmp_path, kind, "load", num_processes)
         expected = pytest.approx(float(saved[0][1]), rel=1e-6)
-        assert [(code, float(said)) for code, said in loaded] == [(0, expected)] * num_processes
+        assert [(code, float(output)) for code, output in loaded] == [(0, expected)] * num_processes
     store, manifest = newest(tmp_path)
     whole = load_whole(store, manifest)
     assert whole["model.0.weight"].shape == (10, 6)

@@ -71,7 +71,7 @@ def test_auto_has_bounds(clock: Clock) -> None:
     assert schedule.current_interval_seconds == LONGEST_SECONDS
 
 
-def test_a_touched_file_asks_for_one(clock: Clock, tmp_path: Path) -> None:
+def test_a_touched_file_requests_a_save(clock: Clock, tmp_path: Path) -> None:
     request = tmp_path / "save_now"
     schedule = SaveSchedule(None, request=request, clock=clock)
     assert schedule.kind_due(1) is None

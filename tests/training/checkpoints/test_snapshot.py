@@ -25,7 +25,7 @@ NOT_SAVED = {
 }  # fmt: skip
 
 
-def told(state: TrainingState) -> dict[str, Any]:
+def values_of(state: TrainingState) -> dict[str, Any]:
     """The fields that a checkpoint holds."""
     names = [one.name for one in dataclasses.fields(state) if one.name not in NOT_SAVED]
     return {name: getattr(state, name) for name in names}
@@ -50,12 +50,12 @@ def through_json(snapshot: Snapshot) -> Snapshot:
 
 def test_every_saved_value_comes_back() -> None:
     training, again = Training(), Training()
-    expected = told(remarkable(training))
-    assert not [name for name, value in told(again.state).items() if value == expected[name]]
+    expected = values_of(remarkable(training))
+    assert not [name for name, value in values_of(again.state).items() if value == expected[name]]
     restore_snapshot(
         through_json(take_snapshot(training.state, training.step)), again.state, again.step
     )
-    assert told(again.state) == expected
+    assert values_of(again.state) == expected
 
 
 def test_what_is_no_number_comes_back_as_such() -> None:

@@ -23,7 +23,7 @@ from infrastructure.training.core.error_handlers import (
         (ValueError("DefaultCPUAllocator: can't allocate memory"), False),
     ],
 )
-def test_out_of_memory_is_told_from_other_errors(error: Exception, expected: bool) -> None:
+def test_out_of_memory_is_distinguished_from_other_errors(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
 
 
@@ -51,7 +51,9 @@ def test_a_single_example_cannot_be_split() -> None:
         (ValueError("CUDA error: in a row of the data"), False),
     ],
 )
-def test_a_failed_device_is_told_from_other_errors(error: Exception, expected: bool) -> None:
+def test_a_failed_device_is_distinguished_from_other_errors(
+    error: Exception, expected: bool
+) -> None:
     assert is_device_fault(error) is expected
 
 

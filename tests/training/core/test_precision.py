@@ -14,9 +14,11 @@ def test_the_cpu_gets_bf16_only_where_it_has_instructions_for_it() -> None:
     assert choose_precision(True, CPU).name == expected
 
 
-@pytest.mark.parametrize(("asked", "name"), [(False, "fp32"), ("fp32", "fp32"), ("bf16", "bf16")])
-def test_a_named_format_is_taken(asked: bool | str, name: str) -> None:
-    assert choose_precision(asked, CPU).name == name
+@pytest.mark.parametrize(
+    ("requested", "name"), [(False, "fp32"), ("fp32", "fp32"), ("bf16", "bf16")]
+)
+def test_a_named_format_is_taken(requested: bool | str, name: str) -> None:
+    assert choose_precision(requested, CPU).name == name
 
 
 def test_fp16_on_a_cpu_is_refused() -> None:

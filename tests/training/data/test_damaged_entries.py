@@ -73,7 +73,7 @@ def everything(prepared: DataPipeline) -> list[Any]:
 
 @pytest.mark.parametrize("memory_size", [1000, 0], ids=["in memory", "mapped"])
 @pytest.mark.parametrize(("kind", "name"), slow_but(QUICK, CASES))
-def test_damage_heals_or_is_told(
+def test_damage_heals_or_is_reported(
     tmp_path: Path, cache: Path, kind: str, name: str, memory_size: int
 ) -> None:
     rows = [*pairs(30), {"question": "no answer", "answer": "", "task": "odd"}]
@@ -88,7 +88,7 @@ def test_damage_heals_or_is_told(
         (entry,) = (p for p in (cache / "tokens").iterdir() if not p.name.startswith("."))
         assert {p.name for p in entry.iterdir()} == {*names, "in_use.lock"}
         if _damage(entry / name, damage):
-            _check_next_run(opened, first, entry, may_be_told=name in LARGE_FILES)
+            _check_next_run(opened, first, entry, may_be_reported=name in LARGE_FILES)
 
 
 def _damage(path: Path, damage: Callable[[bytearray], None]) -> bool:
@@ -101,13 +101,13 @@ def _damage(path: Path, damage: Callable[[bytearray], None]) -> bool:
 
 
 def _check_next_run(
-    opened: Callable[[], DataPipeline], first: list[Any], entry: Path, may_be_told: bool
+    opened: Callable[[], DataPipeline], first: list[Any], entry: Path, may_be_reported: bool
 ) -> None:
     try:
         prepared = opened()
         found, was_there = everything(prepared), prepared.report.from_cache
     except DataError as error:
-        assert may_be_told
+        assert may_be_reported
         begin, _, end = str(error).partition(" was damaged on the disk (")
         assert begin == f"the prepared data in {entry}"
         assert end.endswith("): delete this folder and resume; it is made again")
@@ -116,5 +116,5 @@ def _check_next_run(
         return
     assert found == first
     if was_there:  # what is damaged was not needed
-        assert may_be_told
+        assert may_be_reported
         assert not prepared.store.is_in_memory

@@ -65,8 +65,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 def shout(conversation: Conversation, rng: np.random.RandomState) -> Conversation:
     """Raise the voice by a random number of marks."""
-    asked, *rest = conversation.turns
-    louder = Turn(asked.role, asked.text + "!" * rng.randint(1, 20))
+    question, *rest = conversation.turns
+    louder = Turn(question.role, question.text + "!" * rng.randint(1, 20))
     return Conversation((louder, *rest), conversation.task, conversation.group)
 
 
@@ -208,7 +208,7 @@ def test_a_damaged_entry_is_prepared_again(data: Path, cache: Path) -> None:
     assert epoch(again) == first
 
 
-def test_questions_ask_as_in_training(data: Path, cache: Path) -> None:
+def test_prompts_are_made_as_in_training(data: Path, cache: Path) -> None:
     prepared = pipeline(data, cache, byte_level_tokenizer(CHATML), task_column="task")
     questions, rows = prepared.questions(), prepared.evaluation_rows()
     batches = list(prepared.evaluation_batches(3))
@@ -363,9 +363,9 @@ def test_an_entry_is_kept_while_its_batches_are_read(data: Path, cache: Path, pa
 def test_training_texts_leave_out_what_is_held_out(data: Path, cache: Path) -> None:
     found = set(training_texts(DataConfig(path=str(data))))
     prepared = pipeline(data, cache)
-    asked = {row.messages[0]["content"] for row in prepared.evaluation_rows()}
-    assert len(asked) >= 1
-    assert not asked & found
+    prompts = {row.messages[0]["content"] for row in prepared.evaluation_rows()}
+    assert len(prompts) >= 1
+    assert not prompts & found
     assert len(found) == 2 * prepared.num_examples
 
 

@@ -84,20 +84,20 @@ def test_the_flag_that_names_no_extension_switches_it_off(tmp_path: Path) -> Non
     ],
     ids=str,
 )
-def test_what_is_wrong_is_told_alike_by_forms_and_trainings(settings: dict[str, Any]) -> None:
+def test_what_is_wrong_is_reported_alike_by_forms_and_trainings(settings: dict[str, Any]) -> None:
     config = DeploymentConfig(**settings)
     before = config.to_dict()
-    told = problems_of(config)
+    problems = problems_of(config)
     assert config.to_dict() == before
     state = FormState(DeploymentConfig())
     state.update(settings)
-    assert len(state.problems()) == len(told)
-    if not told:
+    assert len(state.problems()) == len(problems)
+    if not problems:
         make_ready(config)
         return
     with pytest.raises(ConfigurationError) as raised:
         make_ready(config)
-    assert str(raised.value) == "; ".join(told)
+    assert str(raised.value) == "; ".join(problems)
 
 
 def test_a_detached_training_takes_what_one_in_the_foreground_takes(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from tests.training.data.builders import epoch, pipeline
 
 
 def shout(conversation: Conversation, rng: np.random.RandomState) -> Conversation:
-    asked, *rest = conversation.turns
-    return Conversation((Turn(asked.role, asked.text + "!"), *rest), conversation.task)
+    question, *rest = conversation.turns
+    return Conversation((Turn(question.role, question.text + "!"), *rest), conversation.task)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def limited(data: Path, cache: Path, num_selected: int, **settings: Any) -> Any:
     return prepared
 
 
-def said(prepared: Any, ids: Any) -> list[str]:
+def texts_of(prepared: Any, ids: Any) -> list[str]:
     return [str(list(example.input_ids)) for example in prepared.examples(ids)]
 
 
@@ -70,8 +70,8 @@ def test_epochs_hold_the_selected_examples_in_an_order_of_their_own(
         one.select(chosen)
         assert list(one.selected) == sorted(chosen)
     if not mode.get("balance_by"):
-        assert sorted(heard(prepared, 1)) == sorted(said(prepared, chosen))
-    assert set(heard(prepared, 1)) <= set(said(prepared, chosen))
+        assert sorted(heard(prepared, 1)) == sorted(texts_of(prepared, chosen))
+    assert set(heard(prepared, 1)) <= set(texts_of(prepared, chosen))
     assert heard(prepared, 1) == heard(again, 1) != heard(again, 2)
     assert heard(prepared, 1, 2) == heard(prepared, 1)[2:]
     assert prepared.places(1, 0, 6) == again.places(1, 0, 6)
@@ -94,12 +94,12 @@ def test_without_a_limit_an_epoch_stays_as_long(
     assert prepared.num_examples == whole.num_examples == len(heard(prepared, 1))
     assert prepared.fingerprint == whole.fingerprint
     assert prepared.lengths().shape == (whole.num_examples,)
-    assert set(heard(prepared, 1)) <= set(said(prepared, kept))
+    assert set(heard(prepared, 1)) <= set(texts_of(prepared, kept))
     if not mode.get("balance_by"):
         times = sorted(Counter(heard(prepared, 1)).values())
         assert times == [1] * (len(kept) - len(left_out)) + [2] * len(left_out)
         pairs = list(zip(heard(prepared, 1), heard(whole, 1), strict=True))
-        assert {was for now, was in pairs if now != was} == set(said(whole, left_out))
+        assert {was for now, was in pairs if now != was} == set(texts_of(whole, left_out))
     assert heard(prepared, 1) == heard(again, 1) != heard(again, 2)
     assert heard(prepared, 1, 5) == heard(prepared, 1)[5:]
     assert prepared.places(1, 3, 9) == again.places(1, 0, 12)[3:]
@@ -132,9 +132,9 @@ def test_without_a_limit_few_come_many_times(data: Path, cache: Path) -> None:
 def test_augmented_examples_are_looked_at_as_they_are(data: Path, cache: Path) -> None:
     plain, loud = pipeline(data, cache), limited(data, cache, 3, augmentation="shout")
     loud.select([5, 6, 7])
-    assert said(loud, [5, 6, 7]) == said(plain, [5, 6, 7])
+    assert texts_of(loud, [5, 6, 7]) == texts_of(plain, [5, 6, 7])
     assert len(heard(loud)) == 3
-    assert not set(heard(loud)) & set(said(plain, [5, 6, 7]))
+    assert not set(heard(loud)) & set(texts_of(plain, [5, 6, 7]))
 
 
 def test_names_of_examples(data: Path, cache: Path) -> None:

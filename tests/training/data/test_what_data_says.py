@@ -29,14 +29,18 @@ DEFAULT_SYSTEM = (
 )
 
 
-def ask(number: int) -> dict[str, Any]:
+def question(number: int) -> dict[str, Any]:
     return {"role": "user", "content": f"Question {number}?"}
 
 
 def chats(count: int) -> list[dict[str, Any]]:
     """Conversations of several answers."""
     return [
-        {"messages": [turn for n in range(2 + number % 3) for turn in (ask(number + n), ANSWER)]}
+        {
+            "messages": [
+                turn for n in range(2 + number % 3) for turn in (question(number + n), ANSWER)
+            ]
+        }
         for number in range(count)
     ]
 
@@ -56,7 +60,7 @@ def learnt_text(data: DataPipeline) -> list[str]:
 def test_a_message_of_weight_0_is_not_trained_on(tmp_path: Path, train_on: str) -> None:
     wrong = {"role": "assistant", "content": "Paris", "weight": 0}
     right = {**ANSWER, "weight": 1}
-    rows = [{"messages": [ask(n), wrong, ask(n + 1), right]} for n in range(20)]
+    rows = [{"messages": [question(n), wrong, question(n + 1), right]} for n in range(20)]
     data = prepared(rows, tmp_path, byte_level_tokenizer(DEFAULT_SYSTEM), train_on=train_on)
     lines = data.prepare().lines()
     assert "20 answers are read and not learnt, as their weight says" in lines
@@ -83,8 +87,8 @@ def test_what_is_not_used_is_named_once_with_what_to_do(tmp_path: Path) -> None:
 
 @needs_templates
 def test_fields_of_messages_that_the_template_does_not_read_are_named(tmp_path: Path) -> None:
-    said = {**ANSWER, "reasoning_content": "easy", "mood": "good"}
-    rows = [{"messages": [ask(n), said], "tools": [{"name": "f"}]} for n in range(20)]
+    answer = {**ANSWER, "reasoning_content": "easy", "mood": "good"}
+    rows = [{"messages": [question(n), answer], "tools": [{"name": "f"}]} for n in range(20)]
     tokenizer = byte_level_tokenizer(DEFAULT_SYSTEM)
     lines = prepared(rows, tmp_path, tokenizer).prepare().lines()
     (fields,) = [line for line in lines if line.startswith("fields of messages not used")]
@@ -100,7 +104,7 @@ def test_fields_of_messages_that_the_template_does_not_read_are_named(tmp_path: 
     assert line.startswith("fields of messages not used: mood (")
 
 
-def test_what_a_template_adds_by_itself_is_told(tmp_path: Path) -> None:
+def test_what_a_template_adds_by_itself_is_reported(tmp_path: Path) -> None:
     lines = prepared(chats(20), tmp_path, byte_level_tokenizer(DEFAULT_SYSTEM)).prepare().lines()
     (line,) = [line for line in lines if "where a row has no system message" in line]
     assert "You are a kind helper of people." in line

@@ -10,7 +10,7 @@ from infrastructure.training.data.readers.sources import discover
 ROWS = [{"prompt": str(number), "answer": "A"} for number in range(100)]
 
 
-def test_a_link_to_nothing_is_told_as_that(tmp_path: Path) -> None:
+def test_a_link_to_nothing_is_reported_as_that(tmp_path: Path) -> None:
     link = tmp_path / "data" / "train.jsonl"
     link.parent.mkdir()
     link.symlink_to(tmp_path / "gone.jsonl")

@@ -192,12 +192,12 @@ def _text(chance: random.Random) -> str:
     return " ".join(chance.sample(TEXTS, chance.choice((1, 1, 1, 2))))
 
 
-def _say(chance: random.Random, role: str, text: str | None = None) -> dict[str, Any]:
+def _turn(chance: random.Random, role: str, text: str | None = None) -> dict[str, Any]:
     return {"role": role, "content": _text(chance) if text is None else text}
 
 
 def _turns(chance: random.Random, rounds: int) -> Messages:
-    return [_say(chance, role) for _ in range(rounds) for role in ("user", "assistant")]
+    return [_turn(chance, role) for _ in range(rounds) for role in ("user", "assistant")]
 
 
 def _one(chance: random.Random) -> Case:
@@ -209,16 +209,16 @@ def _plain(chance: random.Random) -> Case:
 
 
 def _with_system(chance: random.Random) -> Case:
-    return Case([_say(chance, "system"), *_turns(chance, chance.randint(1, 3))])
+    return Case([_turn(chance, "system"), *_turns(chance, chance.randint(1, 3))])
 
 
 def _user_last(chance: random.Random) -> Case:
-    return Case([*_turns(chance, chance.randint(1, 3)), _say(chance, "user")])
+    return Case([*_turns(chance, chance.randint(1, 3)), _turn(chance, "user")])
 
 
 def _twice(chance: random.Random) -> Case:
     first, second = _turns(chance, 1), _turns(chance, 1)
-    return Case([*first, _say(chance, "assistant"), *second])
+    return Case([*first, _turn(chance, "assistant"), *second])
 
 
 def _empty_answer(chance: random.Random) -> Case:
@@ -258,10 +258,10 @@ def _call(chance: random.Random) -> dict[str, Any]:
 
 def _tool_turns(chance: random.Random, calls: int) -> Messages:
     content = chance.choice(("", None, _text(chance)))
-    asked: dict[str, Any] = {"role": "assistant", "content": content}
-    asked["tool_calls"] = [_call(chance) for _ in range(calls)]
+    call: dict[str, Any] = {"role": "assistant", "content": content}
+    call["tool_calls"] = [_call(chance) for _ in range(calls)]
     results = [{"role": "tool", "name": "multiply", "content": "6"} for _ in range(calls)]
-    return [_say(chance, "user"), asked, *results, _say(chance, "assistant")]
+    return [_turn(chance, "user"), call, *results, _turn(chance, "assistant")]
 
 
 def _tool_call(chance: random.Random) -> Case:
@@ -270,7 +270,7 @@ def _tool_call(chance: random.Random) -> Case:
 
 
 def _two_tool_calls(chance: random.Random) -> Case:
-    return Case([_say(chance, "system"), *_tool_turns(chance, 2)], TOOLS)
+    return Case([_turn(chance, "system"), *_tool_turns(chance, 2)], TOOLS)
 
 
 KINDS = (

@@ -52,7 +52,7 @@ def test_what_the_adapter_measures_is_a_mean_over_examples() -> None:
     assert measured["size"] == pytest.approx((3 * 3 + 1 * 1 + 2 * 2) / 6)
 
 
-def test_of_nothing_nothing_is_told() -> None:
+def test_of_no_rows_there_is_no_loss() -> None:
     assert held_out(ToyModel()).measure([]) == {}
 
 
@@ -76,13 +76,13 @@ class OfLittleMemory(Measuring):
 
 
 def test_too_little_memory_is_answered_with_halves_and_nothing_else_is() -> None:
-    model, told = ToyModel(), list[int]()
+    model, reported = ToyModel(), list[int]()
     little = OfLittleMemory(None, model)
     batches = [[0, 1, 2, 3, 4], [5, 6, 7]]
     measured = EvaluationLoss(
-        model, little, Precision("fp32", "cpu"), on_smaller=lambda size, why: told.append(size)
+        model, little, Precision("fp32", "cpu"), on_smaller=lambda size, why: reported.append(size)
     ).measure(batches)
-    assert told == [2]
+    assert reported == [2]
     assert measured["eval_loss"] == pytest.approx(expected(batches), rel=1e-5)
     with pytest.raises(torch.OutOfMemoryError):
         EvaluationLoss(model, little, Precision("fp32", "cpu"), may_halve=False).measure(batches)

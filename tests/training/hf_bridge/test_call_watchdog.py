@@ -23,7 +23,7 @@ def test_a_call_runs_until_it_returns_or_raises() -> None:
     assert not call.is_running()
 
 
-def test_the_end_of_a_call_that_nobody_told_of_is_noticed() -> None:
+def test_the_end_of_a_call_without_a_notice_is_noticed() -> None:
     gone = threading.Event()
 
     def broken(call: TrainCall) -> None:
@@ -35,17 +35,17 @@ def test_the_end_of_a_call_that_nobody_told_of_is_noticed() -> None:
     assert gone.wait(10)
 
 
-def test_an_end_that_was_told_of_is_not_told_again() -> None:
+def test_an_end_that_was_reported_is_not_reported_again() -> None:
     gone = threading.Event()
 
-    def told(call: TrainCall) -> None:
+    def end(call: TrainCall) -> None:
         watchdog = CallWatchdog(call, gone.set)
         watchdog.start()
         watchdog.end()
         watchdog.join(10)
         assert not watchdog.is_alive()
 
-    call_and_stay(told)
+    call_and_stay(end)
     assert not gone.is_set()
 
 
@@ -62,19 +62,19 @@ def received() -> Iterator[list[int]]:
         signal.signal(number, handler)
 
 
-def asking(call: TrainCall, asked: list[str]) -> StopSignals:
-    return StopSignals(call, lambda reason, number: asked.append(reason))
+def stop_signals_of(call: TrainCall, requests: list[str]) -> StopSignals:
+    return StopSignals(call, lambda reason, number: requests.append(reason))
 
 
-def test_the_first_signal_asks_and_the_second_ctrl_c_insists(received: list[int]) -> None:
-    asked: list[str] = []
+def test_the_first_signal_requests_and_the_second_ctrl_c_insists(received: list[int]) -> None:
+    requests: list[str] = []
 
     def inside(call: TrainCall) -> None:
-        signals = asking(call, asked)
+        signals = stop_signals_of(call, requests)
         signals.install()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert asked == ["SIGTERM received"]
+        assert requests == ["SIGTERM received"]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         signals.remove()
@@ -85,12 +85,12 @@ def test_the_first_signal_asks_and_the_second_ctrl_c_insists(received: list[int]
 
 
 def test_after_the_call_signals_are_those_of_before_again(received: list[int]) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
     for _ in range(2):  # the second finds what the first has left
         call_and_stay(
-            lambda call: StopSignals(call, lambda reason, _: asked.append(reason)).install()
+            lambda call: StopSignals(call, lambda reason, _: requests.append(reason)).install()
         )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(os.getpid(), number)
     assert received == [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
-    assert asked == []
+    assert requests == []

@@ -93,8 +93,8 @@ def run_of(folder: Path) -> Path:
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((run_of(folder) / "summary.json").read_text())
-    return told
+    summary: dict[str, Any] = json.loads((run_of(folder) / "summary.json").read_text())
+    return summary
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -104,7 +104,7 @@ def steps_of(folder: Path) -> list[int]:
 def test_the_callback_changes_no_weight_and_takes_the_place_of_the_trainers_folders(
     tmp_path: Path, undisturbed: Callable[..., torch.Tensor]
 ) -> None:
-    trainer, _, said = train(tmp_path, **EVALUATED)
+    trainer, _, lines = train(tmp_path, **EVALUATED)
     assert torch.equal(weights(trainer.model), undisturbed(**EVALUATED))
     assert list((tmp_path / "of-the-trainer").iterdir()) == []
     records = read_metrics(run_of(tmp_path) / "metrics.jsonl")
@@ -116,7 +116,7 @@ def test_the_callback_changes_no_weight_and_takes_the_place_of_the_trainers_fold
     assert [r["step"] for r in evaluated] == [3, 6, 9, 12]
     assert summary_of(tmp_path)["status"] == "finished"
     assert "<svg" in (run_of(tmp_path) / "report.html").read_text()
-    assert any("finished at step 12" in line for line in said)
+    assert any("finished at step 12" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     saved = steps_of(tmp_path)
     assert saved, "nothing was saved before the kill"
-    trainer, _, said = train(tmp_path, make(), **EVALUATED)
-    assert any(f"going on from step {saved[-1]}" in line for line in said)
+    trainer, _, lines = train(tmp_path, make(), **EVALUATED)
+    assert any(f"going on from step {saved[-1]}" in line for line in lines)
     assert torch.equal(weights(trainer.model), undisturbed(make, **EVALUATED))
     records = read_metrics(run_of(tmp_path) / "metrics.jsonl")
     of_steps = [r["step"] for r in records if "kind" not in r]
@@ -176,12 +176,12 @@ def test_running_it_again_when_it_is_finished_does_nothing(
         seen.clear()
         trainer = trainer_of(tmp_path, **options)
         trainer.add_callback(Watcher)
-        callback = TemperCallback("tiny", settings(tmp_path), say=(said := []).append)
+        callback = TemperCallback("tiny", settings(tmp_path), say=(lines := []).append)
         trainer.add_callback(callback)
         outputs.append(trainer.train(resume_from_checkpoint=callback.resume_from()))
         metrics = (run_of(tmp_path) / "metrics.jsonl").read_bytes()
     assert seen == []
-    assert any("finished before" in line for line in said)
+    assert any("finished before" in line for line in lines)
     first, *again = outputs
     assert first.metrics["train_loss"] > 0
     for output in again:
@@ -213,7 +213,7 @@ def test_an_error_in_a_call_that_trains_nothing_leaves_the_run_finished(tmp_path
     assert (before["status"], summary_of(tmp_path)) == ("finished", before)
 
 
-def test_what_is_not_confirmed_at_the_end_is_told_and_completed_by_the_same_lines(
+def test_what_is_not_confirmed_at_the_end_is_reported_and_completed_by_the_same_lines(
     tmp_path: Path,
 ) -> None:
     place, options = tmp_path / "mount", {"max_steps": 2}
@@ -245,8 +245,8 @@ def test_what_is_not_confirmed_at_the_end_is_told_and_completed_by_the_same_line
     assert main(["backup", "create", "tiny", "--output", str(tmp_path / "runs")]) == 0
     assert (place / "tiny/final/SHA256SUMS").is_file()
     shutil.rmtree(run_of(tmp_path))  # and the place alone gives it back
-    trainer, _, said = train(tmp_path, config=config(60.0), **options)
-    assert any("finished before: nothing is trained" in line for line in said)
+    trainer, _, lines = train(tmp_path, config=config(60.0), **options)
+    assert any("finished before: nothing is trained" in line for line in lines)
     assert trainer.state.global_step == 2
     assert there.read_bytes() == (run_of(tmp_path) / "final/model.safetensors").read_bytes()
 
@@ -268,11 +268,11 @@ def test_a_signal_saves_and_stops_after_the_step(
 ) -> None:
     before = signal.getsignal(number)
     hooks = [At(Event.AFTER_BACKWARD, 3, lambda: os.kill(os.getpid(), number))]
-    trainer, _, said = train(tmp_path, hooks=hooks, save_strategy="no")
+    trainer, _, lines = train(tmp_path, hooks=hooks, save_strategy="no")
     assert trainer.state.global_step == 4
     assert steps_of(tmp_path)[-1] == 4
     assert summary_of(tmp_path)["status"] == "stopped"
-    assert any("run this again to go on" in line for line in said)
+    assert any("run this again to go on" in line for line in lines)
     assert signal.getsignal(number) == before
     again, _, _ = train(tmp_path, save_strategy="no")
     assert torch.equal(weights(again.model), undisturbed())
@@ -306,7 +306,7 @@ def test_a_terminal_that_is_closed_ends_no_training(
     assert "finished" in (run_of(tmp_path) / OUTPUT_FILE).read_text()
 
 
-def test_an_error_is_told_and_the_same_lines_go_on_at_once(
+def test_an_error_is_reported_and_the_same_lines_go_on_at_once(
     tmp_path: Path, undisturbed: Callable[..., torch.Tensor]
 ) -> None:
     def fail() -> None:
@@ -315,8 +315,8 @@ def test_an_error_is_told_and_the_same_lines_go_on_at_once(
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(RuntimeError, match="says this test"):
         train(tmp_path, hooks=[At(Event.AFTER_LOSS, 5, fail)])
-    trainer, _, said = train(tmp_path)
-    assert any("going on from step 5" in line for line in said)
+    trainer, _, lines = train(tmp_path)
+    assert any("going on from step 5" in line for line in lines)
     assert torch.equal(weights(trainer.model), undisturbed())
     errors = read_metrics(run_of(tmp_path) / "logs" / "errors" / "errors.jsonl")
     assert [e["action"] for e in errors] == ["the run stopped"]
@@ -347,13 +347,13 @@ def test_another_machine_goes_on_from_the_place(
     train(here, config=settings(here, backup=backup), hooks=[stop])
     assert (place / "tiny").is_dir()
     shutil.rmtree(here)
-    trainer, _, said = train(there, config=settings(there, backup=backup))
-    assert any("brought back" in line for line in said)
+    trainer, _, lines = train(there, config=settings(there, backup=backup))
+    assert any("brought back" in line for line in lines)
     assert torch.equal(weights(trainer.model), undisturbed())
     records = read_metrics(run_of(there) / "metrics.jsonl")
     assert [r["step"] for r in records] == list(range(1, NUM_STEPS + 1))
-    told = json.loads((run_of(there) / "checkpoints" / "backup.json").read_text())
-    assert told["confirmed_step"] == NUM_STEPS
+    record = json.loads((run_of(there) / "checkpoints" / "backup.json").read_text())
+    assert record["confirmed_step"] == NUM_STEPS
 
 
 def test_a_plain_trainer_goes_on_from_the_folder_too(
@@ -380,9 +380,9 @@ def test_what_changes_the_result_is_refused_by_name_until_it_is_accepted(tmp_pat
         train(tmp_path, max_steps=6, accept=["max_step"])
     with pytest.raises(ValueError, match="has no effect"):
         train(tmp_path, max_steps=6, accept=["learning_rate"])
-    trainer, _, said = train(tmp_path, max_steps=6, accept=["max_steps"])
+    trainer, _, lines = train(tmp_path, max_steps=6, accept=["max_steps"])
     assert trainer.state.global_step == 6
-    assert any("max_steps: was 4, is 6" in line for line in said)
+    assert any("max_steps: was 4, is 6" in line for line in lines)
 
 
 def test_other_weights_under_a_lora_are_noticed(tmp_path: Path) -> None:
@@ -419,8 +419,8 @@ def test_a_trainer_that_tries_smaller_batches_begins_with_the_weights_it_began_w
     options = {"per_device_train_batch_size": 4, "max_steps": 6, "gradient_accumulation_steps": 1}
     options["save_steps"] = 2
     smaller, _, _ = train(tmp_path / "smaller", **{**options, "per_device_train_batch_size": 3})
-    trainer, _, said = train(tmp_path, hooks=[Full()], auto_find_batch_size=True, **options)
-    assert any("going on from step 0" in line for line in said)
+    trainer, _, lines = train(tmp_path, hooks=[Full()], auto_find_batch_size=True, **options)
+    assert any("going on from step 0" in line for line in lines)
     assert torch.equal(weights(trainer.model), weights(smaller.model))
     assert summary_of(tmp_path)["status"] == "finished"
     options["save_steps"] = 1  # so that the first version is gone by then
@@ -435,8 +435,8 @@ def test_a_damaged_version_is_passed_over(
     train(tmp_path, hooks=[stop])
     newest = by_step(CheckpointManager(run_of(tmp_path) / "checkpoints").store)[6]
     newest.write_text("{}")
-    trainer, _, said = train(tmp_path)
-    assert any("going on from step 5" in line for line in said)
+    trainer, _, lines = train(tmp_path)
+    assert any("going on from step 5" in line for line in lines)
     assert torch.equal(weights(trainer.model), undisturbed())
 
 
@@ -451,8 +451,8 @@ def test_weights_that_are_no_numbers_stop_the_training_and_are_never_gone_on_fro
 
     with pytest.raises(TrainingDivergedError, match=r"step 4.*newest good version is of step 3"):
         train(tmp_path, hooks=[Poison()])
-    _, _, said = train(tmp_path)
-    assert any("going on from step 3" in line for line in said)
+    _, _, lines = train(tmp_path)
+    assert any("going on from step 3" in line for line in lines)
 
 
 def test_a_trainer_that_needs_its_own_folders_keeps_them(tmp_path: Path) -> None:
@@ -530,11 +530,11 @@ def test_a_name_must_be_a_folders(tmp_path: Path, name: str) -> None:
         TemperCallback(name, settings(tmp_path))
 
 
-def test_settings_without_effect_are_told(tmp_path: Path) -> None:
+def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
     config = settings(tmp_path, training={"learning_rate": 0.5, "keep_checkpoints": 3})
-    _, _, said = train(tmp_path, config=config, max_steps=1)
-    told = [line for line in said if "has no effect" in line]
-    assert told == [
+    _, _, lines = train(tmp_path, config=config, max_steps=1)
+    notes = [line for line in lines if "has no effect" in line]
+    assert notes == [
         "note: training.learning_rate has no effect here: the Trainer's own arguments decide"
     ]
 

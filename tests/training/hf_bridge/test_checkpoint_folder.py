@@ -22,11 +22,11 @@ WEIGHT = torch.arange(6.0).reshape(2, 3)
 
 def version(model: dict[str, Any], scaler: dict[str, Any] | None = None) -> Snapshot:
     """Of a training whose optimizer has nothing to remember."""
-    told = torch.frombuffer(bytearray(b'{"global_step": 4}'), dtype=torch.uint8)
+    encoded = torch.frombuffer(bytearray(b'{"global_step": 4}'), dtype=torch.uint8)
     tensors = {
         "model": {"a.weight": WEIGHT},
         "random": capture_random(torch.device("cpu")),
-        "trainer": {"trainer_state.json": told},
+        "trainer": {"trainer_state.json": encoded},
     }
     optimizer = {"values": {}, "param_groups": [{"lr": 0.5, "params": [0]}]}
     values = {"optimizer": optimizer, "scheduler": {"last_epoch": 4}, "scaler": scaler}
@@ -62,8 +62,8 @@ def test_a_whole_model_with_its_tied_weights_and_its_configuration_where_it_has_
 
 
 def test_adapters_lie_in_folders_of_their_names_and_the_first_in_none(tmp_path: Path) -> None:
-    told = {"config": {"r": 3}, "names": {"x.lora_A": "a.weight"}}
-    model = {"adapters": {"default": told, "other": told}}
+    adapter = {"config": {"r": 3}, "names": {"x.lora_A": "a.weight"}}
+    model = {"adapters": {"default": adapter, "other": adapter}}
     folder = write_checkpoint_folder(version(model), tmp_path / "f", tmp_path / "none")
     files = {"adapter_config.json", "adapter_model.safetensors"}
     assert names(folder) == {*ALWAYS, *files, *(f"other/{name}" for name in files)}

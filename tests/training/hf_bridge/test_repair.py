@@ -39,7 +39,7 @@ def again(made: tuple[Path, torch.Tensor], state: str, damage: Callable[[Path], 
     shutil.rmtree(folder / "runs", ignore_errors=True)
     shutil.copytree(folder / state, folder / "runs")
     damage(run_of(folder))
-    trainer, _, said = train(folder, **OPTIONS)
+    trainer, _, lines = train(folder, **OPTIONS)
     assert torch.equal(weights(trainer.model), expected)
     run = run_of(folder)
     assert read_record(run / "run.json")["run_id"] == "tiny"
@@ -48,7 +48,7 @@ def again(made: tuple[Path, torch.Tensor], state: str, damage: Callable[[Path], 
     whole = [r for r in read_metrics(folder / "finished/tiny/metrics.jsonl") if "loss" in r]
     assert [(r["step"], r["loss"]) for r in records] == [(r["step"], r["loss"]) for r in whole]
     assert (run / "report.html").is_file()
-    return "\n".join(said)
+    return "\n".join(lines)
 
 
 def flip(path: Path) -> None:
@@ -69,17 +69,17 @@ def test_records_and_history_come_back(made: tuple[Path, torch.Tensor]) -> None:
         flip(run / "run.json")
         (run / "metrics.jsonl").write_bytes(b"")
 
-    said = again(made, "stopped", damage)
-    assert "run.json" in said
-    assert "metrics.jsonl has lost or changed what was in it: brought back" in said
-    assert f"going on from step {STOPPED_AT}" in said
+    lines = again(made, "stopped", damage)
+    assert "run.json" in lines
+    assert "metrics.jsonl has lost or changed what was in it: brought back" in lines
+    assert f"going on from step {STOPPED_AT}" in lines
 
 
 def test_a_damaged_random_state_ends_only_its_own_version(
     made: tuple[Path, torch.Tensor],
 ) -> None:
-    said = again(made, "stopped", lambda run: flip(object_of(run, "random/")))
-    assert "random); there is no other copy; an older checkpoint serves" in said
+    lines = again(made, "stopped", lambda run: flip(object_of(run, "random/")))
+    assert "random); there is no other copy; an older checkpoint serves" in lines
 
 
 def test_the_model_and_the_report_of_a_finished_training_come_back(
@@ -89,6 +89,6 @@ def test_the_model_and_the_report_of_a_finished_training_come_back(
         flip(run / "final" / "model.safetensors")
         (run / "report.html").unlink()
 
-    said = again(made, "finished", damage)
-    assert "final/ was damaged (model.safetensors): written anew" in said
-    assert "finished before" in said
+    lines = again(made, "finished", damage)
+    assert "final/ was damaged (model.safetensors): written anew" in lines
+    assert "finished before" in lines

@@ -37,44 +37,46 @@ class Versions:
 
 
 @pytest.fixture
-def told() -> list[Path]:
+def published() -> list[Path]:
     return []
 
 
 @pytest.fixture
-def saver(told: list[Path]) -> Any:
+def saver(published: list[Path]) -> Any:
     def take(is_finished: bool) -> Snapshot:
         return Snapshot({"model": {}}, {})
 
     failures = SaveFailures(3, clock=lambda: 0.0)
     make: Callable[..., SaveTiming] = SaveTiming  # of stand-ins
-    return make(Versions(), SaveSchedule(None, None), failures, take, told.append)
+    return make(Versions(), SaveSchedule(None, None), failures, take, published.append)
 
 
 def state() -> TrainingState:
     return TrainingState(torch.nn.Linear(1, 1), step=4)
 
 
-def test_a_save_that_was_refused_is_made_good_by_the_next(saver: Any, told: list[Path]) -> None:
+def test_a_save_that_was_refused_is_made_good_by_the_next(
+    saver: Any, published: list[Path]
+) -> None:
     saver.versions.refuses = True
     saver.request("scheduled")
     saver.save(state())
-    assert (saver.failures.count, told) == (1, [])
+    assert (saver.failures.count, published) == (1, [])
     saver.versions.refuses = False
     saver.request("emergency")
     saver.save(state())
     assert saver.failures.count == 1  # it is not committed yet
     saver.collect(state())
-    assert (saver.failures.count, told) == (0, [Path("emergency")])
+    assert (saver.failures.count, published) == (0, [Path("emergency")])
 
 
-def test_at_the_end_a_refused_version_is_tried_once_more(saver: Any, told: list[Path]) -> None:
+def test_at_the_end_a_refused_version_is_tried_once_more(saver: Any, published: list[Path]) -> None:
     saver.versions.refuses = True
     saver.request("scheduled")
     saver.save(state())
     saver.versions.refuses = False
     saver.finish(state())
-    assert (saver.failures.count, told) == (0, [Path("scheduled")])
+    assert (saver.failures.count, published) == (0, [Path("scheduled")])
 
 
 def test_what_is_due_first_gives_the_kind_and_nothing_due_writes_nothing(saver: Any) -> None:
@@ -88,28 +90,28 @@ def test_what_is_due_first_gives_the_kind_and_nothing_due_writes_nothing(saver: 
 
 
 def test_a_version_that_the_disk_refuses_while_it_is_written_stops_nobody(
-    saver: Any, told: list[Path]
+    saver: Any, published: list[Path]
 ) -> None:
     saver.request("scheduled")
     saver.save(state())
     saver.versions.refuses = True
     saver.collect(state())
-    assert (saver.failures.count, told) == (1, [])
+    assert (saver.failures.count, published) == (1, [])
 
 
 @pytest.mark.parametrize("was_refused", [False, True])
 def test_at_the_end_what_is_still_being_written_is_waited_for(
-    was_refused: bool, saver: Any, told: list[Path]
+    was_refused: bool, saver: Any, published: list[Path]
 ) -> None:
     saver.versions.is_slow, saver.versions.refuses = True, was_refused
     saver.request("scheduled")
     saver.save(state())
     saver.versions.refuses = False
     saver.finish(state())
-    assert (saver.failures.count, told) == (0, [Path("scheduled")])
+    assert (saver.failures.count, published) == (0, [Path("scheduled")])
 
 
-def test_by_the_clock_a_version_is_asked_for_only_where_one_is_due(saver: Any) -> None:
+def test_by_the_clock_a_version_is_requested_only_where_one_is_due(saver: Any) -> None:
     saver.request_by_clock(4)
     assert saver.due is None
     saver.schedule.kind_due = lambda step: "manual"

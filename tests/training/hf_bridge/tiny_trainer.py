@@ -101,12 +101,12 @@ def train(
     folder: Path, model: Any = None, config: DeploymentConfig | None = None, **options: Any
 ) -> tuple[Any, TemperCallback, list[str]]:
     """The three lines of the documentation; the Trainer, the callback, and what was said."""
-    said: list[str] = []
+    lines: list[str] = []
     callback_options = {k: options.pop(k) for k in ("accept", "hooks") if k in options}
     trainer = trainer_of(folder, model, **options)
     callback = TemperCallback(
-        "tiny", config or settings(folder), say=said.append, **callback_options
+        "tiny", config or settings(folder), say=lines.append, **callback_options
     )
     trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=callback.resume_from())
-    return trainer, callback, said
+    return trainer, callback, lines

@@ -282,7 +282,7 @@ class Short:
         self.train_batches = train_batches
 
 
-def test_steps_of_ones_own_loop_tell_of_themselves() -> None:
+def test_steps_of_ones_own_loop_report_themselves() -> None:
     training = Training()
     loss = training.loop.single_step(training.state, [0, 1, 2])
     assert loss == training.state.loss == training.recorder.losses[0]
@@ -292,6 +292,6 @@ def test_steps_of_ones_own_loop_tell_of_themselves() -> None:
     assert not training.state.step_is_ending
 
 
-def test_a_phase_is_one_pass_over_the_data_unless_told_otherwise() -> None:
+def test_a_phase_is_one_pass_over_the_data_unless_configured_otherwise() -> None:
     training = Training(phases=[Phase()]).run()  # 20 examples in batches of 6
     assert training.state.step == 4

@@ -112,7 +112,7 @@ def test_what_was_trained_is_rescued_and_no_beginning_twice(tmp_path: Path, step
     assert [step_of(version) for version in broken.checkpoints.checkpoints()] == [0, 1][: step + 1]
 
 
-def test_where_nothing_is_saved_nothing_is_said_of_saving() -> None:
+def test_where_nothing_is_saved_nothing_is_reported_of_saving() -> None:
     error = OSError("planted")
     with pytest.raises(OSError, match="planted"):
         Training(hooks=[FailsOnce("step_start", 3, error)]).run()

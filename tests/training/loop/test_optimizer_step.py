@@ -147,14 +147,14 @@ def test_no_gradient_is_held_while_a_checkpoint_is_gone_back_to(tmp_path: Path) 
     assert not any(held)
 
 
-def test_out_of_memory_is_an_error_where_the_policy_says_so() -> None:
+def test_out_of_memory_is_an_error_where_the_policy_makes_it_one() -> None:
     training = Training(**ONE_PIECE, recovery={"out_of_memory": "stop"})
     training.adapter.fail_above = 3
     with pytest.raises(torch.OutOfMemoryError):
         training.run()
 
 
-def test_the_size_that_is_tried_is_told_to_whoever_remembers_it() -> None:
+def test_the_size_that_is_tried_is_reported_to_whoever_remembers_it() -> None:
     training = Training(**ONE_PIECE)
     training.adapter.fail_above = 2
     tried: list[int] = []
@@ -171,12 +171,12 @@ def test_a_lack_of_memory_in_the_evaluation_halves_once_for_all_batches() -> Non
     batches = [list(range(9)), list(range(9, 17))]
     expected = whole.measure(batches)
     adapter.fail_above = 2
-    told: list[int] = []
+    reported: list[int] = []
     halved = EvaluationLoss(
-        model, adapter, Precision("fp32", "cpu"), on_smaller=lambda size, why: told.append(size)
+        model, adapter, Precision("fp32", "cpu"), on_smaller=lambda size, why: reported.append(size)
     )
     assert halved.measure(batches) == pytest.approx(expected, abs=1e-6)
-    assert told == [4, 2]
+    assert reported == [4, 2]
 
 
 class LostError(RuntimeError):
@@ -247,7 +247,7 @@ def test_a_failed_gpu_is_never_read_again(
     assert torch.equal(again.weights, Training(checkpoint_frequency=3).run().weights)
 
 
-def test_a_gpu_that_fails_before_anything_is_saved_says_so() -> None:
+def test_a_gpu_that_fails_before_anything_is_saved_is_named() -> None:
     training = Training()
 
     def fail(*args: Any) -> Any:
@@ -277,7 +277,7 @@ class Metrics(Observer):
         self.seen.append(dict(state.metrics))
 
 
-def test_of_a_step_that_was_passed_over_nothing_is_told() -> None:
+def test_of_a_step_that_was_passed_over_nothing_is_reported() -> None:
     metrics = Metrics()
     training = Training(hooks=[metrics], max_steps=3)
     size = training.loop.global_batch_size
@@ -299,7 +299,7 @@ def test_what_is_known_of_the_losses_comes_back_with_a_checkpoint() -> None:
     assert after.losses.watch.recent == [1.0, 2.0, 3.0]
 
 
-def test_on_a_gpu_its_memory_is_told_and_else_that_of_the_process(
+def test_on_a_gpu_its_memory_is_reported_and_else_that_of_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)

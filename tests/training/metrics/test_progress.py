@@ -137,7 +137,7 @@ def test_a_log_file_gets_a_line_every_five_percent(tmp_path: Path) -> None:
     assert lines[-1].startswith("training 100 % · step 1,000 of 1,000")
 
 
-def test_a_slow_training_says_something_every_minute() -> None:
+def test_a_slow_training_prints_a_line_every_minute() -> None:
     stream, clock = io.StringIO(), Clock()
     progress = Progress(1000, stream=stream, clock=clock)
     for step in range(1, 11):

@@ -56,7 +56,7 @@ def test_an_evaluation_line_names_every_number() -> None:
     )
 
 
-def test_the_console_is_not_flooded_but_told_what_matters() -> None:
+def test_the_console_is_not_flooded_but_shows_what_matters() -> None:
     lines: list[str] = []
     now = [0.0]
     sink = ConsoleSink(lines.append, interval_seconds=30, clock=lambda: now[0])
@@ -190,7 +190,7 @@ def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path: Path) -> None:
     assert scalars(tmp_path, "train/loss") == [(10, 1.0), (20, 0.5), (30, 0.125)]
 
 
-def test_without_tensorboard_the_pip_line_is_told(
+def test_without_tensorboard_the_pip_line_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infrastructure.core.optional.is_installed", lambda package: False)

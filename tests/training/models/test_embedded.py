@@ -45,7 +45,7 @@ def test_the_random_state_stays_as_it_was(tokenizer: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_it_has_the_shape_and_the_tokens_asked_for(tokenizer: Any) -> None:
+def test_it_has_the_shape_and_the_tokens_requested(tokenizer: Any) -> None:
     config: Any = build_embedded_model(TINY, tokenizer, 0).config
     assert config.hidden_size == 32
     assert config.num_hidden_layers == 2

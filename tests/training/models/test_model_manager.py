@@ -205,7 +205,7 @@ def test_gradient_checkpointing_changes_no_gradient(
         ({"memory_efficient_attention": True}, "sdpa"),
     ],
 )
-def test_attention_is_what_was_asked_for(
+def test_attention_is_what_was_requested(
     llama_folder: Path, settings: dict[str, Any], implementation: str
 ) -> None:
     assert load(llama_folder, **settings).description["attention"] == implementation
@@ -355,7 +355,7 @@ def test_what_only_other_sources_can_do(llama_folder: Path) -> None:
         load_embedded(quantization="8bit", lora_config=LoraConfig())
 
 
-def test_a_name_that_is_nowhere_is_told_quickly() -> None:
+def test_a_name_that_is_nowhere_is_reported_quickly() -> None:
     with pytest.raises(ValueError, match="no folder of that name here, and the Hugging Face hub c"):
         load("someone/some-model")
     with pytest.raises(ValueError, match="did you mean 'tactical_mappo'"):
@@ -382,7 +382,7 @@ def test_a_cached_hub_model_is_pinned_to_its_commit(
         load("someone/some-model", revision="no-such-branch")
 
 
-def test_offline_is_found_without_asking_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_is_found_without_a_request_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE")
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)

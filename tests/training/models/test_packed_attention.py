@@ -235,7 +235,7 @@ def test_the_users_choice_and_other_models_are_left_alone(
     assert not use_packed_attention(torch.nn.Linear(1, 1))
 
 
-def test_each_attention_is_told_in_its_own_way() -> None:
+def test_each_attention_gets_its_own_arguments() -> None:
     batch = pack_rows([torch.arange(3), torch.arange(5)])
     model = tiny_model("llama")
     assert model_arguments(model, batch).keys() == {"input_ids", "position_ids"}
@@ -366,7 +366,7 @@ def masked_kernel(
 
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("scaling", [None, 0.5])
-def test_the_kernel_is_asked_for_the_same_attention(
+def test_the_kernel_computes_the_same_attention(
     monkeypatch: pytest.MonkeyPatch, window: int | None, scaling: float | None
 ) -> None:
     monkeypatch.setattr(module, "varlen_kernel", lambda: masked_kernel)

@@ -35,7 +35,7 @@ def test_packed_attention_isolates(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "qwen3_moe_balanced"])
-def test_otherwise_the_models_own_attention_is_told_by_position_ids(architecture: str) -> None:
+def test_otherwise_the_models_own_attention_reads_position_ids(architecture: str) -> None:
     """Gemma 2 caps its scores; the balancing loss reads the attention mask."""
     model = tiny_model(architecture)
     check = prepare_packing(model)
@@ -146,7 +146,7 @@ class Bag(torch.nn.Module):
         return self.embed(input_ids).cumsum(dim=1)
 
 
-def test_a_model_that_cannot_read_packed_rows_says_so() -> None:
+def test_a_model_that_cannot_read_packed_rows_is_named() -> None:
     check = prepare_packing(Bag())
     assert not check.isolated
     assert check.difference == float("inf")

@@ -124,7 +124,7 @@ def test_few_shapes_of_half_precision() -> None:
     assert 10 <= len(shapes) <= 14
 
 
-def test_rows_told_apart_by_their_positions_alone() -> None:
+def test_rows_separated_by_their_positions_alone() -> None:
     model = tiny_model("llama", attention="eager")
     assert prepare_packing(model, 64).isolated
     assert not use_packed_attention(model)
@@ -137,11 +137,11 @@ def test_a_window_that_no_example_fills(monkeypatch: pytest.MonkeyPatch) -> None
     model = tiny_model("mistral")
     assert use_packed_attention(model)
     given: list[int] = []
-    told = packed_attention.sliding_window
+    masked_attention = packed_attention.sliding_window
 
     def window(module: torch.nn.Module, max_length: int, arguments: Any) -> int | None:
         given.append(max_length)
-        return told(module, max_length, arguments)
+        return masked_attention(module, max_length, arguments)
 
     monkeypatch.setattr(packed_attention, "sliding_window", window)
     assert_same(model, [3] * 43, packed)

@@ -150,9 +150,9 @@ def test_the_copy_of_a_lora_is_loaded_where_its_base_lies_elsewhere(
     shutil.copytree(dead / "final", here / "final")
     shutil.copytree(dead / "llama", here / "my base")
     shutil.rmtree(dead)
-    told = (here / "final/README.md").read_text()
-    assert f"it was `{dead / 'llama'}` where this LoRA was trained" in told
-    assert "base_model:" not in told
+    text = (here / "final/README.md").read_text()
+    assert f"it was `{dead / 'llama'}` where this LoRA was trained" in text
+    assert "base_model:" not in text
     plain = loaded_by_card(here / "final", str(here / "my base"))
     assert torch.equal(logits(plain, input_ids), expected)
 
@@ -161,9 +161,9 @@ def test_the_card_of_a_lora_names_its_base_on_the_hub(tmp_path: Path) -> None:
     written = {"peft_type": "LORA", "base_model_name_or_path": "owner/name"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(written))
     write_lora_card(tmp_path)
-    told = (tmp_path / "README.md").read_text()
-    assert "base_model: owner/name\n" in told
-    assert 'base = "owner/name"' in told
+    text = (tmp_path / "README.md").read_text()
+    assert "base_model: owner/name\n" in text
+    assert 'base = "owner/name"' in text
 
 
 def test_a_compiled_model_is_saved_plain(llama_folder: Path, tmp_path: Path) -> None:

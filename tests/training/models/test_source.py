@@ -57,11 +57,11 @@ def test_a_model_whose_replacement_was_killed_is_brought_back(
     llama_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    for ask in (run, run / "final"):
+    for wanted in (run, run / "final"):
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(llama_folder, run / ".final.0123abcd.old")
         (run / ".final.0123abcd.part").mkdir()
-        assert find_source(str(ask)).folder == run / "final"
+        assert find_source(str(wanted)).folder == run / "final"
         assert [path.name for path in run.iterdir()] == ["final"]
     (run / "final").rename(run / ".final.0123abcd.old")
     (run / ".final.0123abcd.old" / "temper_model.json").write_text('{"model": "tactical_mappo"}')

@@ -139,7 +139,7 @@ def test_the_same_texts_give_the_same_tokenizer_in_every_process() -> None:
     assert len(found) == 1
 
 
-def test_the_vocabulary_is_as_large_as_asked_or_as_the_texts_need() -> None:
+def test_the_vocabulary_is_as_large_as_requested_or_as_the_texts_need() -> None:
     texts = sample_texts()[:200]
     smallest = NUM_BYTES + len(SPECIAL_TOKENS)
     assert len(train_tokenizer(texts, smallest)) == smallest

@@ -34,13 +34,13 @@ def watched(directory: Path | None = None, **settings: Any) -> tuple[Training, T
     return training, monitor
 
 
-def test_each_logged_step_is_told() -> None:
+def test_each_logged_step_is_passed_to_the_monitor() -> None:
     training, monitor = watched(log_frequency=2)
     training.run()
-    told = list(monitor.recent_metrics)
+    recent = list(monitor.recent_metrics)
     logged = [n for n in range(1, 13) if n % 2 == 0 or n == 1]
-    assert [metrics.step for metrics in told] == logged
-    newest = told[-1]
+    assert [metrics.step for metrics in recent] == logged
+    newest = recent[-1]
     assert newest.loss == training.state.loss
     assert newest.batch_size == len(training.state.batch)
     assert newest.gradient_norm is not None
@@ -72,7 +72,9 @@ def test_training_is_the_same_with_and_without_it(tmp_path: Path) -> None:
     assert torch.equal(training.weights, Training(tmp_path / "alone").run().weights)
 
 
-def test_waiting_for_data_is_told_as_a_share_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_data_is_reported_as_a_share_of_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     training, monitor = watched()
     whole = training.source.train_batches
 
@@ -128,7 +130,7 @@ def test_the_monitor_begins_and_ends_with_the_training() -> None:
     monitor.stop_monitoring()
 
 
-def test_a_monitor_that_fails_is_told_once_and_the_training_goes_on(
+def test_a_monitor_that_fails_is_reported_once_and_the_training_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     training, monitor = watched()
@@ -148,21 +150,21 @@ def test_an_overflow_that_a_loss_scaler_looks_for_is_no_alert() -> None:
     state = TrainingState(torch.nn.Linear(1, 1))
     state.metrics = {"learning_rate": 0.1, "grad_norm": float("inf")}
     training = Training()
-    told = []
+    reported = []
     for name in ("fp16", "bf16"):
         monitor = quiet_monitor()
         MonitorObserver(monitor, training.adapter, Precision(name, "cpu")).step_end(state)
-        told.append(monitor.recent_metrics[-1].gradient_norm)
-    assert told == [None, float("inf")]
+        reported.append(monitor.recent_metrics[-1].gradient_norm)
+    assert reported == [None, float("inf")]
 
 
 def test_the_log_has_beginning_evaluations_checkpoints_and_end(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = []
     training = Training(tmp_path, hooks=[RunLogObserver(records.append)])
     training.run()
-    told = [record["message"] for record in records]
-    assert told[0] == "the training begins"
-    assert told[-1] == "the training has ended"
-    assert told.count("evaluated") == 3
-    assert "a checkpoint is safe" in told
+    messages = [record["message"] for record in records]
+    assert messages[0] == "the training begins"
+    assert messages[-1] == "the training has ended"
+    assert messages.count("evaluated") == 3
+    assert "a checkpoint is safe" in messages
     assert records[-1]["step"] == training.state.total_steps

@@ -27,7 +27,7 @@ def test_a_run_is_watched_from_its_first_step_to_its_last(tmp_path: Path) -> Non
     settings = small_settings(tmp_path, metrics_sinks=["jsonl", "tensorboard"])
     monitor = {"interval": 0.1, "profile_steps": 2, "thresholds": {"gradient_norm": 1e-6}}
     place = {"place": str(tmp_path / "place"), "finish_seconds": 30}
-    run, said = deploy(DeploymentConfig(**settings, monitor=monitor, backup=place))
+    run, lines = deploy(DeploymentConfig(**settings, monitor=monitor, backup=place))
     samples = read_metrics(run / SYSTEM_FILE)
     assert samples[-1]["step"] == losses(run)[-1][0]
     assert {"backup_age_seconds", "checkpoint_age_seconds", "cache_bytes"} <= set(samples[-1])
@@ -37,7 +37,7 @@ def test_a_run_is_watched_from_its_first_step_to_its_last(tmp_path: Path) -> Non
     assert speeds[-1]["model_flops_utilization"] > 0
     alerts = read_metrics(run / ALERTS_FILE)
     assert [a["rule"] for a in alerts if a["rule"] == "gradient_norm"] == ["gradient_norm"]
-    assert sum("ALERT (warning)" in line for line in said) == 1
+    assert sum("ALERT (warning)" in line for line in lines) == 1
     log = (run / TRAINING_FILE).read_text()
     assert "the training begins" in log
     assert "the training has ended" in log
@@ -80,7 +80,7 @@ def test_a_taken_address_for_prometheus_stops_nothing(
     assert "no numbers for Prometheus" in caplog.text
 
 
-def test_a_webhook_without_its_address_is_told_before_the_training(
+def test_a_webhook_without_its_address_is_reported_before_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ALERT_WEBHOOK_URL", raising=False)
@@ -89,7 +89,7 @@ def test_a_webhook_without_its_address_is_told_before_the_training(
     assert not list((tmp_path / "runs").glob("*"))
 
 
-def test_a_costly_probe_is_asked_seldom() -> None:
+def test_a_costly_probe_is_read_seldom() -> None:
     moments, answers = iter([0.0, 30.0, 59.0, 60.0]), iter([1.0, 2.0])
     probe = seldom(lambda: next(answers), 60.0, clock=lambda: next(moments))
     assert [probe() for _ in range(4)] == [1.0, 1.0, 1.0, 2.0]

@@ -11,7 +11,7 @@ from infrastructure.training.observers.profiler import TRACE_FILE, ProfilerObser
 from tests.training.toy_training import Training
 
 
-def test_a_trace_and_a_table_of_the_asked_for_steps(tmp_path: Path) -> None:
+def test_a_trace_and_a_table_of_the_requested_steps(tmp_path: Path) -> None:
     profiled = Training(hooks=[ProfilerObserver(tmp_path, 2)]).run()
     found = json.loads((tmp_path / PROFILE_FILE).read_text())
     assert (found["first_step"], found["last_step"]) == (3, 4)

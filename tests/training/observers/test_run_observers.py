@@ -274,7 +274,7 @@ def test_the_file_of_errors_does_not_grow_without_end(tmp_path: Path, state: Tra
     assert len(errors_of(tmp_path)) == MAX_ERROR_LINES
 
 
-def test_errors_that_cannot_be_written_are_told_once(
+def test_errors_that_cannot_be_written_are_reported_once(
     tmp_path: Path, state: TrainingState, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "logs").write_text("in the way")

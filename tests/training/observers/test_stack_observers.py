@@ -80,12 +80,12 @@ def test_the_stacks_of_a_run_are_its_model(name: str, tmp_path: Path) -> None:
     assert records[-1].end_layer == records[-1].num_layers == LAYERS
     assert "above" in records[-1].holds
     assert not [n for s in records for n in read_stack(run / "stacks", s.stack)[1] if "only" in n]
-    told = dict(losses(run))
+    losses_of_stack = dict(losses(run))
     sequential = name not in AT_ONCE
     for record in records:
         expected_step = STEPS * (record.stack + 1) if sequential else STEPS
-        assert (record.step, record.final_step) == (expected_step, max(told))
-        assert record.loss == pytest.approx(told[expected_step])
+        assert (record.step, record.final_step) == (expected_step, max(losses_of_stack))
+        assert record.loss == pytest.approx(losses_of_stack[expected_step])
 
 
 def test_the_top_is_with_whom_it_has_trained_last(tmp_path: Path) -> None:
@@ -190,8 +190,10 @@ def test_a_run_of_fewer_steps_leaves_the_model_as_it_is(tmp_path: Path) -> None:
     expected = logits(final)
     records = load_stacks(run / "stacks", final)
     assert torch.equal(logits(final), expected)
-    told = dict(losses(run))
-    assert [record.loss for record in records] == pytest.approx([told[STEPS], told[STEPS + 2]])
+    losses_of_stack = dict(losses(run))
+    assert [record.loss for record in records] == pytest.approx(
+        [losses_of_stack[STEPS], losses_of_stack[STEPS + 2]]
+    )
     last = STEPS + 2
     assert [(r.step, r.final_step) for r in records] == [(STEPS, last), (None, last)]
 
@@ -214,10 +216,10 @@ def test_a_disk_that_refuses_costs_the_files_alone(
     monkeypatch.setattr(stack_observers, "write_stack", refuse)
     config = config_of(tmp_path, mode="blockwise", block_size=2)
     with caplog.at_level(logging.WARNING):
-        run, said = deploy(config)
+        run, lines = deploy(config)
     assert (run / "final").is_dir()
     assert "stack 0 was not written: [Errno 28] No space left on device" in caplog.text
-    assert any("the stacks in" in line and "are not complete" in line for line in said)
+    assert any("the stacks in" in line and "are not complete" in line for line in lines)
 
 
 def test_the_rack_is_the_whole_model(tmp_path: Path) -> None:

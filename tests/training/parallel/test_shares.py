@@ -38,7 +38,7 @@ def layers() -> torch.nn.Sequential:
     return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
 
 
-def test_what_trains_is_told_and_taken_over() -> None:
+def test_what_trains_is_sent_and_taken_over() -> None:
     here, there = layers(), layers()
     here[0].requires_grad_(False)
     assert trained(here) == "0011"

@@ -88,10 +88,10 @@ def test_a_follower_that_runs_out_of_memory_makes_the_pieces_smaller(
     together, several = trained(small_config(tmp_path, saved_llama, num_processes=2, **settings))
     torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), **CLOSE)
     assert several.state is not None
-    (told,) = several.state.recoveries
-    assert (told["kind"], told["step"]) == ("out_of_memory", 1)
-    assert "planted in a follower" in told["message"]
-    assert told["action"] == "the same batch in micro-batches of 1"
+    (recovery,) = several.state.recoveries
+    assert (recovery["kind"], recovery["step"]) == ("out_of_memory", 1)
+    assert "planted in a follower" in recovery["message"]
+    assert recovery["action"] == "the same batch in micro-batches of 1"
 
 
 def test_a_follower_that_is_killed_ends_the_training_after_it_is_saved(
@@ -117,7 +117,7 @@ def test_a_follower_that_is_killed_ends_the_training_after_it_is_saved(
     assert not torch.distributed.is_initialized()
 
 
-def test_a_follower_that_cannot_begin_says_why(
+def test_a_follower_that_cannot_begin_gives_the_reason(
     tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "FOLLOWER_MODULE", "no_such_module_anywhere")
@@ -140,12 +140,12 @@ def test_more_processes_than_gpus_are_refused(
 
 
 def test_a_launcher_decides_how_many_there_are(tmp_path: Path, saved_llama: Path) -> None:
-    told = Launched(0, 4, 0, "10.0.0.1")
+    launched_as = Launched(0, 4, 0, "10.0.0.1")
     config = small_config(tmp_path, saved_llama)
-    assert num_processes_for(config, torch.device("cpu"), told) == 4
+    assert num_processes_for(config, torch.device("cpu"), launched_as) == 4
     config.num_processes = 2
     with pytest.raises(ConfigurationError, match="the launcher has started 4 processes"):
-        num_processes_for(config, torch.device("cpu"), told)
+        num_processes_for(config, torch.device("cpu"), launched_as)
 
 
 def test_parts_of_ones_own_cannot_be_given_to_other_processes(

@@ -25,7 +25,7 @@ def quantum_trainer(
     model: Path,
     folder: Path,
     *,
-    asked: dict[str, Any] | None = None,
+    quantum: dict[str, Any] | None = None,
     lora: LoraConfig | None = None,
     checkpoints: Path | None = None,
     hooks: tuple[Hook, ...] = (),
@@ -34,7 +34,7 @@ def quantum_trainer(
     """A trainer with the quantum step on.
 
     Args:
-        asked: of the section `quantum`.
+        quantum: of the section `quantum`.
         settings: of the section `training`.
     """
     data = folder / "rows.jsonl"
@@ -48,7 +48,7 @@ def quantum_trainer(
         DataConfig(path=str(data), max_length=128, num_workers=0, validation_split=0.2),
         device="cpu",
         cache_config=CacheConfig(directory=str(folder / "cache")),
-        quantum_config=QuantumConfig(**{"max_overhead_percent": AT_ANY_COST, **(asked or {})}),
+        quantum_config=QuantumConfig(**{"max_overhead_percent": AT_ANY_COST, **(quantum or {})}),
         checkpoint_directory=checkpoints,
         hooks=hooks,
     )

@@ -86,7 +86,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     assert ran.stdout.split("\n") == ["the script runs", "2", ""], ran.stderr
 
 
-def test_a_process_that_dies_is_told() -> None:
+def test_a_process_that_dies_is_reported() -> None:
     hanging = QuantumConfig(solver=f"{BAD}:Hanging", timeout=PATIENCE_SECONDS)
     background = AsyncSolve(problem_of("block_selection"), hanging, seed=0)
     assert not background.is_done
@@ -96,7 +96,7 @@ def test_a_process_that_dies_is_told() -> None:
         background.result()
 
 
-def test_what_is_raised_there_is_told() -> None:
+def test_what_is_raised_there_is_reported() -> None:
     problem = Unanswerable("abc", -np.ones(3), np.eye(3), 1, gradient_norms=np.ones(3))
     background = AsyncSolve(problem, QuantumConfig(), seed=0)
     with pytest.raises(SamplerError, match="ValueError: these are no numbers"):

@@ -53,9 +53,9 @@ def test_only_the_chosen_blocks_move_until_the_next_choice(
     saved_llama: Path, tmp_path: Path, kind: dict[str, Any]
 ) -> None:
     moved = Moved()
-    asked = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
+    quantum = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
     settings = {"optimization_frequency": 3, "max_steps": 8, **kind}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, hooks=(moved,), **settings)
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, hooks=(moved,), **settings)
     trainer.train()
     found = records(trainer)
     assert [record["step"] for record in found] == [0, 3, 6]
@@ -68,9 +68,9 @@ def test_only_the_chosen_blocks_move_until_the_next_choice(
 
 
 def test_a_sampler_chooses_by_second_order(saved_llama: Path, tmp_path: Path) -> None:
-    asked = {"problem": "block_selection", "num_blocks": 1}
+    quantum = {"problem": "block_selection", "num_blocks": 1}
     trainer = quantum_trainer(
-        saved_llama, tmp_path, asked=asked, optimization_frequency=2, max_steps=4
+        saved_llama, tmp_path, quantum=quantum, optimization_frequency=2, max_steps=4
     )
     trainer.train()
     found = records(trainer)
@@ -82,23 +82,25 @@ def test_a_sampler_chooses_by_second_order(saved_llama: Path, tmp_path: Path) ->
 
 
 def test_a_training_that_goes_on_freezes_the_same(saved_llama: Path, tmp_path: Path) -> None:
-    asked = {"problem": "block_selection", "num_blocks": 1, "answer": "random"}
+    quantum = {"problem": "block_selection", "num_blocks": 1, "answer": "random"}
     settings = {"optimization_frequency": 3, "max_steps": 8, "checkpoint_frequency": 1}
-    whole = quantum_trainer(saved_llama, tmp_path, asked=asked, **settings)
+    whole = quantum_trainer(saved_llama, tmp_path, quantum=quantum, **settings)
     whole.train()
     for stop in (2, 6):
         folder = tmp_path / f"checkpoints{stop}"
         first = quantum_trainer(
             saved_llama,
             tmp_path,
-            asked=asked,
+            quantum=quantum,
             checkpoints=folder,
             hooks=(StopAt(stop),),
             **settings,
         )
         first.train()
         assert first.checkpoints is not None
-        again = quantum_trainer(saved_llama, tmp_path, asked=asked, checkpoints=folder, **settings)
+        again = quantum_trainer(
+            saved_llama, tmp_path, quantum=quantum, checkpoints=folder, **settings
+        )
         again.restore(first.checkpoints.newest())
         again.train()
         assert same_weights(whole, again)
@@ -120,17 +122,17 @@ def test_a_step_that_breaks_after_its_answer_leaves_no_trace(
     saved_llama: Path, tmp_path: Path
 ) -> None:
     """What the optimizer knows of the blocks so far is in the checkpoint of the step before."""
-    asked = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
+    quantum = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
     settings = {"optimization_frequency": 2, "max_steps": 4}
-    whole = quantum_trainer(saved_llama, tmp_path, asked=asked, **settings)
+    whole = quantum_trainer(saved_llama, tmp_path, quantum=quantum, **settings)
     whole.train()
     folder = tmp_path / "checkpoints"
     broken = quantum_trainer(
-        saved_llama, tmp_path, asked=asked, checkpoints=folder, hooks=(Breaks(2),), **settings
+        saved_llama, tmp_path, quantum=quantum, checkpoints=folder, hooks=(Breaks(2),), **settings
     )
     with pytest.raises(RuntimeError, match="planted"):
         broken.train()
-    again = quantum_trainer(saved_llama, tmp_path, asked=asked, **settings)
+    again = quantum_trainer(saved_llama, tmp_path, quantum=quantum, **settings)
     assert broken.checkpoints is not None
     again.restore(broken.checkpoints.newest())
     again.train()
@@ -145,8 +147,8 @@ def test_a_lack_of_memory_costs_the_choice_and_nothing_else(
         raise torch.OutOfMemoryError("CUDA out of memory: planted")
 
     monkeypatch.setattr(step_questions, "block_statistics", no_room)
-    asked = {"problem": "block_selection", "num_blocks": 1}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=2)
+    quantum = {"problem": "block_selection", "num_blocks": 1}
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=2)
     trainer.train()
     assert trainer.state is not None
     assert (trainer.state.step, trainer.state.micro_batch_size) == (2, 4)
@@ -158,9 +160,9 @@ def test_a_lack_of_memory_costs_the_choice_and_nothing_else(
 def test_a_new_phase_chooses_among_its_own_blocks(saved_llama: Path, tmp_path: Path) -> None:
     """Gradual unfreezing: first the top, then the rest joins."""
     moved = Moved()
-    asked = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
+    quantum = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
     settings = {"strategy": "finetune", "unfreeze_interval": 1, "num_epochs": 3}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, hooks=(moved,), **settings)
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, hooks=(moved,), **settings)
     trainer.train()
     phases = defaultdict(set)
     for record in records(trainer):
@@ -170,18 +172,23 @@ def test_a_new_phase_chooses_among_its_own_blocks(saved_llama: Path, tmp_path: P
 
 
 def test_too_many_blocks_are_refused(saved_llama: Path, tmp_path: Path) -> None:
-    asked = {"problem": "block_selection", "num_blocks": 2}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=1)
+    quantum = {"problem": "block_selection", "num_blocks": 2}
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=1)
     with pytest.raises(ValueError, match="2 of 2 blocks that train leaves nothing to choose"):
         trainer.train()
 
 
 def test_a_choice_that_costs_too_much_is_not_made(saved_llama: Path, tmp_path: Path) -> None:
     """Two passes more in every fourth step are half as much again."""
-    asked = {"problem": "block_selection", "num_blocks": 1, "max_overhead_percent": 5}
+    quantum = {"problem": "block_selection", "num_blocks": 1, "max_overhead_percent": 5}
     moved = Moved()
     trainer = quantum_trainer(
-        saved_llama, tmp_path, asked=asked, optimization_frequency=4, max_steps=5, hooks=(moved,)
+        saved_llama,
+        tmp_path,
+        quantum=quantum,
+        optimization_frequency=4,
+        max_steps=5,
+        hooks=(moved,),
     )
     trainer.train()
     assert [record["outcome"] for record in records(trainer)] == ["skipped", "skipped"]

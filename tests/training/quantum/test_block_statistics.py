@@ -96,10 +96,10 @@ def test_the_problem_is_made_of_it(saved_llama: Path) -> None:
     batches = [examples(3, seed=seed) for seed in range(4)]
     found = block_statistics(model, adapter, batches, optimizer, precision=FP32)
     curvature = sampled_fisher(found.sampled_dots, found.num_tokens)
-    asked = BlockSelection(
+    problem = BlockSelection(
         found.blocks, found.linear, curvature, 1, gradient_norms=found.gradient_norms
     )
-    assert asked.decode(asked.alternatives()["gradient_norm"])[0] in found.blocks
+    assert problem.decode(problem.alternatives()["gradient_norm"])[0] in found.blocks
     assert np.linalg.eigvalsh(curvature).min() >= -1e-12
 
 

@@ -43,7 +43,7 @@ def test_seeds_differ_and_repeat() -> None:
 
 
 @pytest.mark.parametrize("num_features", [256, 4096])
-def test_inner_products_are_kept_with_the_variance_that_is_told(num_features: int) -> None:
+def test_inner_products_are_kept_with_the_stated_variance(num_features: int) -> None:
     generator = torch.Generator().manual_seed(0)
     a, noise = torch.randn(2, 1, 100, 100, generator=generator)
     b = 0.3 * a + noise

@@ -48,7 +48,7 @@ def test_a_training_holds_what_was_chosen(
 ) -> None:
     caplog.set_level(logging.INFO)
     seen = Seen()
-    trainer = quantum_trainer(saved_llama, tmp_path, asked={"data_budget": 0.5}, hooks=(seen,))
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum={"data_budget": 0.5}, hooks=(seen,))
     loop = trainer.prepare()
     half = round(trainer.data.num_candidates / 2)
     assert loop.total_steps == 2 * -(-half // 4)
@@ -65,11 +65,11 @@ def test_a_training_holds_what_was_chosen(
     assert f"Quantum step (data selection): {half} of {2 * half} training examples" in caplog.text
 
 
-def test_it_is_asked_again_at_the_first_epoch_that_is_late_enough(
+def test_a_selection_is_made_again_at_the_first_epoch_that_is_late_enough(
     saved_llama: Path, tmp_path: Path
 ) -> None:
     settings = {"num_epochs": 5, "optimization_frequency": 4, "batch_size": 3}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked={"data_budget": 0.5}, **settings)
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum={"data_budget": 0.5}, **settings)
     trainer.train()
     steps = -(-trainer.data.num_examples // 3)  # of an epoch: 3
     found = [(record["epoch"], record["step"]) for record in records(trainer)]
@@ -77,8 +77,8 @@ def test_it_is_asked_again_at_the_first_epoch_that_is_late_enough(
 
 
 def test_some_are_looked_at_and_the_others_drawn(saved_llama: Path, tmp_path: Path) -> None:
-    asked = {"data_budget": 0.5, "candidates": 8}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=1)
+    quantum = {"data_budget": 0.5, "candidates": 8}
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=1)
     trainer.train()
     (record,) = records(trainer)
     assert record["num_variables"] == 8
@@ -93,7 +93,7 @@ def test_without_a_budget_a_tenth_of_those_looked_at_is_left_out(
 ) -> None:
     caplog.set_level(logging.INFO)
     seen = Seen()
-    trainer = quantum_trainer(saved_llama, tmp_path, asked={"candidates": 10}, hooks=(seen,))
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum={"candidates": 10}, hooks=(seen,))
     plain = quantum_trainer(saved_llama, tmp_path, enabled_extensions=[])
     assert trainer.prepare().total_steps == plain.prepare().total_steps
     trainer.train()
@@ -110,17 +110,21 @@ def test_without_a_budget_a_tenth_of_those_looked_at_is_left_out(
     assert "and all others" in caplog.text
 
 
-@pytest.mark.parametrize("asked", [{"candidates": 4}, {"candidates": 1}])
-def test_too_few_to_leave_one_out(saved_llama: Path, tmp_path: Path, asked: dict[str, Any]) -> None:
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=1)
+@pytest.mark.parametrize("quantum", [{"candidates": 4}, {"candidates": 1}])
+def test_too_few_to_leave_one_out(
+    saved_llama: Path, tmp_path: Path, quantum: dict[str, Any]
+) -> None:
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=1)
     trainer.train()
     (record,) = records(trainer)
-    told = f"quantum.data_budget auto leaves out none of {asked['candidates']} training examples"
-    assert (record["outcome"], record["why"]) == ("skipped", told)
+    message = (
+        f"quantum.data_budget auto leaves out none of {quantum['candidates']} training examples"
+    )
+    assert (record["outcome"], record["why"]) == ("skipped", message)
 
 
 def test_no_more_variables_than_allowed(saved_llama: Path, tmp_path: Path) -> None:
-    trainer = quantum_trainer(saved_llama, tmp_path, asked={"max_qubits": 7}, max_steps=1)
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum={"max_qubits": 7}, max_steps=1)
     trainer.train()
     assert records(trainer)[0]["num_variables"] == 7
 
@@ -130,8 +134,8 @@ def test_no_more_variables_than_the_solver_takes(
     saved_llama: Path, tmp_path: Path, candidates: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_rows(tmp_path, 40)
-    asked = {"candidates": candidates, "solver": "exact"}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=1)
+    quantum = {"candidates": candidates, "solver": "exact"}
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=1)
     with caplog.at_level("INFO"):
         trainer.train()
     (record,) = records(trainer)
@@ -141,7 +145,9 @@ def test_no_more_variables_than_the_solver_takes(
 
 def test_the_held_out_rows_as_target(saved_llama: Path, tmp_path: Path) -> None:
     runs = [
-        quantum_trainer(saved_llama, tmp_path, asked={"target": t, "data_budget": 0.5}, max_steps=1)
+        quantum_trainer(
+            saved_llama, tmp_path, quantum={"target": t, "data_budget": 0.5}, max_steps=1
+        )
         for t in ("pool", "validation")
     ]
     for trainer in runs:
@@ -151,28 +157,28 @@ def test_the_held_out_rows_as_target(saved_llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["random", "greedy"])
-def test_a_plain_answer_can_be_taken(saved_llama: Path, tmp_path: Path, answer: str) -> None:
-    asked = {"data_budget": 0.5, "answer": answer}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=1)
+def test_a_baseline_can_be_taken(saved_llama: Path, tmp_path: Path, answer: str) -> None:
+    quantum = {"data_budget": 0.5, "answer": answer}
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=1)
     trainer.train()
     (record,) = records(trainer)
     assert record["answered_by"] == answer
     assert record["energy"] == record["alternatives"][answer]
 
 
-@pytest.mark.parametrize("asked", [{"data_budget": 0.5}, {"candidates": 10}])
+@pytest.mark.parametrize("quantum", [{"data_budget": 0.5}, {"candidates": 10}])
 def test_a_training_that_goes_on_trains_on_the_same(
-    saved_llama: Path, tmp_path: Path, asked: dict[str, Any]
+    saved_llama: Path, tmp_path: Path, quantum: dict[str, Any]
 ) -> None:
     settings = {"num_epochs": 4, "optimization_frequency": 4, "checkpoint_frequency": 1}
-    whole = quantum_trainer(saved_llama, tmp_path, asked=asked, **settings)
+    whole = quantum_trainer(saved_llama, tmp_path, quantum=quantum, **settings)
     whole.train()
     for stop in (2, 6):
         folder = tmp_path / f"checkpoints{stop}"
         first = quantum_trainer(
             saved_llama,
             tmp_path,
-            asked=asked,
+            quantum=quantum,
             checkpoints=folder,
             hooks=(StopAt(stop),),
             **settings,
@@ -181,20 +187,22 @@ def test_a_training_that_goes_on_trains_on_the_same(
         assert first.state is not None
         assert first.state.step == stop
         assert first.checkpoints is not None
-        again = quantum_trainer(saved_llama, tmp_path, asked=asked, checkpoints=folder, **settings)
+        again = quantum_trainer(
+            saved_llama, tmp_path, quantum=quantum, checkpoints=folder, **settings
+        )
         again.restore(first.checkpoints.newest())
         again.train()
         assert same_weights(whole, again)
         assert without_times(records(again)) == without_times(records(whole))
 
 
-def test_a_question_that_costs_too_much_is_not_asked(
+def test_a_problem_that_costs_too_much_is_not_solved(
     saved_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    asked = {"data_budget": 0.5, "candidates": 10, "max_overhead_percent": 1e-6}
+    quantum = {"data_budget": 0.5, "candidates": 10, "max_overhead_percent": 1e-6}
     trainer = quantum_trainer(
-        saved_llama, tmp_path, asked=asked, checkpoints=tmp_path / "c", max_steps=2
+        saved_llama, tmp_path, quantum=quantum, checkpoints=tmp_path / "c", max_steps=2
     )
     trainer.train()
     (record,) = records(trainer)
@@ -204,11 +212,11 @@ def test_a_question_that_costs_too_much_is_not_asked(
     assert len(set(trainer.data.selected)) == trainer.data.num_examples  # by chance
 
 
-def test_without_a_budget_a_question_that_is_not_asked_leaves_nothing_out(
+def test_without_a_budget_a_problem_that_is_not_solved_leaves_nothing_out(
     saved_llama: Path, tmp_path: Path
 ) -> None:
-    asked = {"max_overhead_percent": 1e-6}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked)
+    quantum = {"max_overhead_percent": 1e-6}
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum)
     plain = quantum_trainer(saved_llama, tmp_path, enabled_extensions=[])
     for one in (trainer, plain):
         one.train()

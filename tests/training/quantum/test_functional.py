@@ -39,18 +39,18 @@ def trained_blocks(context: TrainingContext) -> set[str]:
 
 
 def test_the_loop_of_the_specification(context: TrainingContext) -> None:
-    asked, trained = [], []
+    solved, trained = [], []
     for _ in range(context.num_epochs):
         context.start_epoch()
         for batch in context.pipeline:
             context.trainer.train_step(batch)
             if should_optimize(context):
-                asked.append(quantum_optimize(context))
+                solved.append(quantum_optimize(context))
             trained.append(trained_blocks(context))
         context.end_epoch()
-    assert len(asked) == context.state.step // 2
+    assert len(solved) == context.state.step // 2
     assert trained[0] == {"block 0", "block 1"}
-    assert all(blocks == set(asked[i // 2].decision) for i, blocks in enumerate(trained[1:], 0))
+    assert all(blocks == set(solved[i // 2].decision) for i, blocks in enumerate(trained[1:], 0))
     records = extension_of(context.trainer).session.history.records()
     assert [record["step"] for record in records] == [2, 4, 6, 8, 10]
 
@@ -165,7 +165,9 @@ def configured(context: TrainingContext, folder: Path):  # type: ignore[no-untyp
     return config
 
 
-def test_what_cannot_be_asked(context: TrainingContext, saved_llama: Path, tmp_path: Path) -> None:
+def test_wrong_problems_are_refused(
+    context: TrainingContext, saved_llama: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match="no gradients before the first train_step"):
         quantum_optimize(context)
     weight = torch.nn.Parameter(torch.ones(2))
@@ -181,7 +183,7 @@ def test_what_cannot_be_asked(context: TrainingContext, saved_llama: Path, tmp_p
         apply_quantum_solution(plain, strange)
 
 
-def deep(folder: Path, name: str, saved_llama: Path, **asked: Any) -> TrainingContext:
+def deep(folder: Path, name: str, saved_llama: Path, **quantum: Any) -> TrainingContext:
     """A training of a model with eight blocks; two of a name begin with the same bits."""
     config = AutoConfig.from_pretrained(saved_llama, num_hidden_layers=8)
     torch.manual_seed(0)
@@ -189,7 +191,7 @@ def deep(folder: Path, name: str, saved_llama: Path, **asked: Any) -> TrainingCo
     AutoModelForCausalLM.from_config(config).save_pretrained(model)
     AutoTokenizer.from_pretrained(saved_llama).save_pretrained(model)
     configured = configure(model, folder, optimization_frequency=2, num_epochs=4)
-    configured.quantum = QuantumConfig(problem="block_selection", **asked)
+    configured.quantum = QuantumConfig(problem="block_selection", **quantum)
     configured.quantum.solver = "dense_annealer"
     return initialize_training(configured, checkpoint_directory=folder / name)
 
@@ -202,14 +204,14 @@ def own_sequence(context: TrainingContext) -> Solution:
     return solution
 
 
-@pytest.mark.parametrize("asked", [{}, {"num_blocks": 3}])
+@pytest.mark.parametrize("quantum", [{}, {"num_blocks": 3}])
 def test_the_three_functions_again_and_again_are_quantum_optimize(
-    saved_llama: Path, tmp_path: Path, asked: dict[str, Any]
+    saved_llama: Path, tmp_path: Path, quantum: dict[str, Any]
 ) -> None:
     """Each choice is one among all eight blocks, whichever train now."""
     decisions: list[list[Any]] = []
     for name, optimize in (("one", own_sequence), ("two", quantum_optimize)):
-        context = deep(tmp_path, name, saved_llama, **asked)
+        context = deep(tmp_path, name, saved_llama, **quantum)
         decisions.append([])
         for _ in range(2):
             context.start_epoch()
@@ -219,7 +221,7 @@ def test_the_three_functions_again_and_again_are_quantum_optimize(
                 assert trained_blocks(context) == set(decisions[-1][-1])
             context.end_epoch()
     assert decisions[0] == decisions[1]
-    assert [len(blocks) for blocks in decisions[0]] == [asked.get("num_blocks", 4)] * 10
+    assert [len(blocks) for blocks in decisions[0]] == [quantum.get("num_blocks", 4)] * 10
 
 
 def test_gradients_are_those_of_all_blocks_and_leave_no_trace(

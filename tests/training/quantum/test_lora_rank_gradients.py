@@ -82,7 +82,7 @@ def test_seeds_repeat_and_nothing_is_left_behind(saved_llama: Path) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_labels_are_drawn_as_the_model_says(saved_llama: Path) -> None:
+def test_labels_are_drawn_as_the_model_predicts(saved_llama: Path) -> None:
     """From hidden states in chunks as from all logits."""
     adapter: Any = adapter_for(saved_llama)
     rows = examples(2)
@@ -108,8 +108,8 @@ def test_the_problem_is_made_of_it(saved_llama: Path) -> None:
     tokens = adapter.count_items(rows)
     by_data = rank_gradients(adapter.model, adapter, [rows], precision=FP32)
     drawn = rank_gradients(adapter.model, adapter, [rows], precision=FP32, labels_seed=0)
-    asked = RankAllocation(ranks, by_data.sum(axis=0) / tokens, sampled_fisher(drawn, tokens), 20)
-    kept = asked.decode(asked.alternatives()["diagonal_fisher"])
+    problem = RankAllocation(ranks, by_data.sum(axis=0) / tokens, sampled_fisher(drawn, tokens), 20)
+    kept = problem.decode(problem.alternatives()["diagonal_fisher"])
     assert list(kept) == list(ranks)
     assert sum(len(components) for components in kept.values()) == 20
 

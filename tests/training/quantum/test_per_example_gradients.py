@@ -177,7 +177,7 @@ def test_an_adapter_that_mixes_examples_is_refused() -> None:
         example_gradients(adapter.initialize_model(), adapter, [[3, 4]], precision=FP32)
 
 
-def test_a_layer_that_is_passed_by_is_told(saved_llama: Path) -> None:
+def test_a_layer_that_is_passed_by_is_reported(saved_llama: Path) -> None:
     adapter = adapter_for(saved_llama, packing=False)
     model = adapter.model
     assert model is not None

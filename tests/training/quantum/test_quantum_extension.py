@@ -45,7 +45,7 @@ class FirstStep(Observer):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "told", "timeout"),
+    ("sampler", "message", "timeout"),
     [
         ("Hanging", "Hanging", 2),
         ("Raising", "the solver is offline", 60),  # which a busy machine is given the time to say
@@ -54,13 +54,13 @@ class FirstStep(Observer):
     ],
 )
 def test_a_sampler_that_does_not_answer(
-    saved_llama: Path, tmp_path: Path, sampler: str, told: str, timeout: float
+    saved_llama: Path, tmp_path: Path, sampler: str, message: str, timeout: float
 ) -> None:
     first = FirstStep()
     trainer = quantum_trainer(
         saved_llama,
         tmp_path,
-        asked={"data_budget": 0.5, "solver": f"{BAD}:{sampler}", "timeout": timeout},
+        quantum={"data_budget": 0.5, "solver": f"{BAD}:{sampler}", "timeout": timeout},
         hooks=(first,),
         checkpoints=tmp_path / "c",
         max_steps=2,
@@ -76,7 +76,7 @@ def test_a_sampler_that_does_not_answer(
     (noted,) = trainer.state.recoveries
     assert noted["kind"] == "quantum_step"
     assert noted["message"] == "; ".join(record["failures"])
-    assert told in noted["message"]
+    assert message in noted["message"]
     assert trainer.state.step == 2
 
 
@@ -84,7 +84,7 @@ def test_the_next_of_the_chain_answers(saved_llama: Path, tmp_path: Path) -> Non
     trainer = quantum_trainer(
         saved_llama,
         tmp_path,
-        asked={
+        quantum={
             "data_budget": 0.5,
             "solver": f"{BAD}:Raising",
             "fallback": ["dense_annealer"],
@@ -98,23 +98,23 @@ def test_the_next_of_the_chain_answers(saved_llama: Path, tmp_path: Path) -> Non
     assert record["answered_by"] == "dense_annealer" or record["is_fallback"]
 
 
-@pytest.mark.parametrize("asked", [{"solver": "tabuu"}, {"fallback": ["tabuu"]}], ids=str)
+@pytest.mark.parametrize("quantum", [{"solver": "tabuu"}, {"fallback": ["tabuu"]}], ids=str)
 def test_an_unknown_sampler_is_refused_before_anything(
-    saved_llama: Path, tmp_path: Path, asked: dict[str, Any]
+    saved_llama: Path, tmp_path: Path, quantum: dict[str, Any]
 ) -> None:
     with pytest.raises(ValueError, match="did you mean 'tabu'"):
-        quantum_trainer(saved_llama, tmp_path, asked=asked)
+        quantum_trainer(saved_llama, tmp_path, quantum=quantum)
 
 
 def test_a_solver_that_is_not_here_is_refused_before_anything(
     saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optional, "is_installed", lambda package: package != "dwave.system")
-    told = "quantum.solver: the sampler qpu needs the package dwave.system: pip install"
-    with pytest.raises(ValueError, match=told):
-        quantum_trainer(saved_llama, tmp_path, asked={"solver": "qpu"})
+    message = "quantum.solver: the sampler qpu needs the package dwave.system: pip install"
+    with pytest.raises(ValueError, match=message):
+        quantum_trainer(saved_llama, tmp_path, quantum={"solver": "qpu"})
     with pytest.raises(ValueError, match=r"quantum\.fallback: the sampler lost:Cls .* no module"):
-        quantum_trainer(saved_llama, tmp_path, asked={"fallback": ["lost:Cls"]})
+        quantum_trainer(saved_llama, tmp_path, quantum={"fallback": ["lost:Cls"]})
 
 
 def test_a_solver_has_what_the_overhead_leaves_it(
@@ -125,7 +125,7 @@ def test_a_solver_has_what_the_overhead_leaves_it(
     trainer = quantum_trainer(
         saved_llama,
         tmp_path,
-        asked={
+        quantum={
             "data_budget": 0.5,
             "max_overhead_percent": 5,
             "solver": f"{BAD}:Hanging",
@@ -140,23 +140,23 @@ def test_a_solver_has_what_the_overhead_leaves_it(
     assert "quantum.max_overhead_percent 5 has left the solver" in record["remarks"][-1]
 
 
-def test_an_answer_that_comes_too_late_is_told(saved_llama: Path, tmp_path: Path) -> None:
-    asked = {"data_budget": 0.5, "background": True}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, max_steps=2)
+def test_an_answer_that_comes_too_late_is_reported(saved_llama: Path, tmp_path: Path) -> None:
+    quantum = {"data_budget": 0.5, "background": True}
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=2)
     trainer.train()
     assert [record["outcome"] for record in records(trainer)] == ["asked", "unused"]
     assert "over before the answer" in records(trainer)[-1]["why"]
 
 
-def test_an_answer_holds_with_all_that_is_told_of_it_or_not_at_all(
+def test_an_answer_holds_with_all_its_records_or_not_at_all(
     saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> list[str]:
         raise LookupError("planted")
 
     monkeypatch.setattr(DataPipeline, "places_of", broken)
-    asked = {"data_budget": 0.5, "answer": "greedy"}
-    trainer = quantum_trainer(saved_llama, tmp_path, asked=asked, num_epochs=1)
+    quantum = {"data_budget": 0.5, "answer": "greedy"}
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, num_epochs=1)
     trainer.train()
     assert [record["outcome"] for record in records(trainer)] == ["failed"]
     assert extension_of(trainer).session.decisions.selection is None
@@ -164,15 +164,15 @@ def test_an_answer_holds_with_all_that_is_told_of_it_or_not_at_all(
     assert trainer.state.step == trainer.loop.total_steps
 
 
-def test_a_budget_that_is_all_of_the_data_is_told(saved_llama: Path, tmp_path: Path) -> None:
-    trainer = quantum_trainer(saved_llama, tmp_path, asked={"data_budget": 0.99}, max_steps=1)
+def test_a_budget_that_is_all_of_the_data_is_reported(saved_llama: Path, tmp_path: Path) -> None:
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum={"data_budget": 0.99}, max_steps=1)
     trainer.train()
     (record,) = records(trainer)
     assert record["outcome"] == "skipped"
     assert "quantum.data_budget 0.99 leaves out none of 18 training examples" in record["why"]
 
 
-def test_numbers_that_are_not_told_yet_are_told_after_a_resume(
+def test_numbers_that_are_not_reported_yet_are_reported_after_a_resume(
     saved_llama: Path, tmp_path: Path
 ) -> None:
     first, second = (quantum_trainer(saved_llama, tmp_path) for _ in range(2))
@@ -198,12 +198,12 @@ class Patience(Observer):
 def test_an_answer_in_the_background_is_used_where_it_is_recorded(
     saved_llama: Path, tmp_path: Path
 ) -> None:
-    asked = {"problem": "block_selection", "num_blocks": 1, "background": True}
+    quantum = {"problem": "block_selection", "num_blocks": 1, "background": True}
     patience = Patience(3)
     trainer = quantum_trainer(
         saved_llama,
         tmp_path,
-        asked=asked,
+        quantum=quantum,
         hooks=(patience,),
         checkpoints=tmp_path / "c",
         optimization_frequency=50,
@@ -212,8 +212,8 @@ def test_an_answer_in_the_background_is_used_where_it_is_recorded(
     )
     patience.extension = extension_of(trainer)
     trainer.train()
-    asked_at, answered = records(trainer)
-    assert (asked_at["outcome"], asked_at["step"]) == ("asked", 0)
+    solved_at, answered = records(trainer)
+    assert (solved_at["outcome"], solved_at["step"]) == ("asked", 0)
     assert (answered["outcome"], answered["step"]) == ("answered", 0)
     used = answered["used_at_step"]
     assert 1 <= used <= 4
@@ -221,7 +221,7 @@ def test_an_answer_in_the_background_is_used_where_it_is_recorded(
     steps = by_step(trainer.checkpoints.store)
     assert used + 1 in steps  # saved at once, so a resume uses it there too
     again = quantum_trainer(
-        saved_llama, tmp_path, asked=asked, optimization_frequency=50, max_steps=7
+        saved_llama, tmp_path, quantum=quantum, optimization_frequency=50, max_steps=7
     )
     again.restore(steps[used + 1])
     again.train()
@@ -268,9 +268,9 @@ def test_killed_in_a_quantum_step_and_gone_on_with(tmp_path: Path) -> None:
             assert run(folder, kill_at=2) == -signal.SIGKILL
         directory, _ = deploy(DeploymentConfig(**settings))
         assert runs_of(folder) == [directory]
-        asked = json.loads((directory / "quantum.json").read_text())["records"]
+        records_read = json.loads((directory / "quantum.json").read_text())["records"]
         weights = (directory / "final" / "model.safetensors").read_bytes()
-        selections = [record["selection"] for record in asked]
+        selections = [record["selection"] for record in records_read]
         found.append((losses(directory), weights, selections))
     assert len(found[0][2]) >= 2
     assert found[0] == found[1]

@@ -12,7 +12,7 @@ from infrastructure.training.quantum.lora_rank_pruning import matrices, ranks_of
 from tests.training.quantum.quantum_runs import quantum_trainer, records, same_weights
 
 LORA = LoraConfig(r=4, alpha=8, dropout=0.0)
-ASKED = {"problem": "rank_allocation", "rank_budget": 0.25}
+QUANTUM = {"problem": "rank_allocation", "rank_budget": 0.25}
 
 
 def present(trainer: EnhancedTrainer) -> dict[str, list[int]]:
@@ -33,7 +33,7 @@ def test_what_is_not_chosen_is_gone_for_good(
     trainer = quantum_trainer(
         saved_llama,
         tmp_path,
-        asked={**ASKED, "answer": answer},
+        quantum={**QUANTUM, "answer": answer},
         lora=LORA,
         optimization_frequency=3,
         max_steps=8,
@@ -50,7 +50,7 @@ def test_what_is_not_chosen_is_gone_for_good(
 
 def test_a_stream_of_data_is_measured_by_the_batch(saved_llama: Path, tmp_path: Path) -> None:
     trainer = quantum_trainer(
-        saved_llama, tmp_path, asked=ASKED, lora=LORA, optimization_frequency=1, max_steps=2
+        saved_llama, tmp_path, quantum=QUANTUM, lora=LORA, optimization_frequency=1, max_steps=2
     )
     trainer.data_config.streaming = True
     trainer.train()
@@ -61,7 +61,7 @@ def test_the_saved_model_is_a_plain_peft_model(saved_llama: Path, tmp_path: Path
     from peft import AutoPeftModelForCausalLM
 
     trainer = quantum_trainer(
-        saved_llama, tmp_path, asked=ASKED, lora=LORA, optimization_frequency=2, max_steps=4
+        saved_llama, tmp_path, quantum=QUANTUM, lora=LORA, optimization_frequency=2, max_steps=4
     )
     trainer.train()
     trainer.adapter.save(tmp_path / "final")
@@ -77,11 +77,11 @@ def test_the_saved_model_is_a_plain_peft_model(saved_llama: Path, tmp_path: Path
 def test_a_training_that_goes_on_has_taken_out_the_same(saved_llama: Path, tmp_path: Path) -> None:
     settings = {"optimization_frequency": 2, "max_steps": 6, "checkpoint_frequency": 3}
     whole = quantum_trainer(
-        saved_llama, tmp_path, asked=ASKED, lora=LORA, checkpoints=tmp_path / "c", **settings
+        saved_llama, tmp_path, quantum=QUANTUM, lora=LORA, checkpoints=tmp_path / "c", **settings
     )
     whole.train()
     assert whole.checkpoints is not None
-    again = quantum_trainer(saved_llama, tmp_path, asked=ASKED, lora=LORA, **settings)
+    again = quantum_trainer(saved_llama, tmp_path, quantum=QUANTUM, lora=LORA, **settings)
     again.restore(by_step(whole.checkpoints.store)[3])
     again.train()
     assert same_weights(whole, again)

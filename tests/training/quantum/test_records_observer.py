@@ -23,14 +23,14 @@ def written(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_training_writes_down_its_steps_and_tells_them(saved_llama: Path, tmp_path: Path) -> None:
-    run, said = tmp_path / "run", list[str]()
+def test_a_training_records_its_steps_and_reports_them(saved_llama: Path, tmp_path: Path) -> None:
+    run, lines = tmp_path / "run", list[str]()
     run.mkdir()
-    asked = {"data_budget": 0.5, "answer": "greedy"}
+    quantum = {"data_budget": 0.5, "answer": "greedy"}
     trainer = quantum_trainer(
-        saved_llama, tmp_path, asked=asked, num_epochs=4, optimization_frequency=3
+        saved_llama, tmp_path, quantum=quantum, num_epochs=4, optimization_frequency=3
     )
-    observers = quantum_observers(run, trainer.hooks.hooks, said.append)
+    observers = quantum_observers(run, trainer.hooks.hooks, lines.append)
     probe = quantum_probes(trainer.hooks.hooks)["quantum_solver_seconds"]
     assert probe() is None
     trainer.add_hooks(observers)
@@ -41,7 +41,7 @@ def test_a_training_writes_down_its_steps_and_tells_them(saved_llama: Path, tmp_
     assert len(facts["records"]) >= 2
     assert facts["records"] == records(trainer)
     assert probe() == facts["records"][-1]["solver_seconds"]
-    assert sum(line.startswith("Quantum step (data selection)") for line in said) == len(
+    assert sum(line.startswith("Quantum step (data selection)") for line in lines) == len(
         facts["records"]
     )
     assert facts["records"][-1]["chosen"] in quantum_steps(run)
@@ -77,7 +77,7 @@ def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
     assert not (tmp_path / QUANTUM_FILE).exists()
 
 
-def test_a_disk_that_is_full_is_told_and_stops_nothing(
+def test_a_disk_that_is_full_is_reported_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -95,8 +95,8 @@ def test_a_training_without_a_quantum_step_has_nothing_to_write(tmp_path: Path) 
 
 def test_lines_go_to_who_looks_on(saved_llama: Path, tmp_path: Path) -> None:
     trainer = quantum_trainer(saved_llama, tmp_path, max_steps=1)
-    said: list[str] = []
-    (observer,) = quantum_observers(tmp_path, trainer.hooks.hooks, said.append)
+    lines: list[str] = []
+    (observer,) = quantum_observers(tmp_path, trainer.hooks.hooks, lines.append)
     assert isinstance(observer, QuantumRecords)
     extension_of(trainer).session.report("a line")
-    assert said == ["a line"]
+    assert lines == ["a line"]

@@ -39,9 +39,9 @@ def blocks_chosen(
 def test_two_processes_train_the_blocks_that_one_trains(
     saved_llama: Path, tmp_path: Path, answer: str
 ) -> None:
-    asked = {"quantum.answer": answer}
-    losses, alone, weights = blocks_chosen(tmp_path, saved_llama, **asked)
-    shared, together, same = blocks_chosen(tmp_path, saved_llama, num_processes=2, **asked)
+    settings = {"quantum.answer": answer}
+    losses, alone, weights = blocks_chosen(tmp_path, saved_llama, **settings)
+    shared, together, same = blocks_chosen(tmp_path, saved_llama, num_processes=2, **settings)
     assert [record["outcome"] for record in together] == ["answered", "answered"]
     assert [record["blocks"] for record in together] == [record["blocks"] for record in alone]
     for one, other in zip(together, alone, strict=True):

@@ -49,7 +49,7 @@ def test_losses_that_may_be_negative_have_no_spikes() -> None:
     assert watch.limit == math.inf
 
 
-def test_spikes_in_a_row_are_told_once_and_become_usual() -> None:
+def test_spikes_in_a_row_are_reported_once_and_become_usual() -> None:
     watch = watching([1.0] * NUM_NEEDED)
     assert [watch.observe(loss) for loss in (9.0, 9.0, 1.0, 9.0)] == [True, False, False, True]
     watching_on = [watch.observe(9.0) for _ in range(NUM_REMEMBERED)]
@@ -65,7 +65,7 @@ def test_what_was_seen_outlives_a_restart() -> None:
     assert again == watch
 
 
-def test_a_bad_step_is_told_in_one_line() -> None:
+def test_a_bad_step_is_reported_in_one_line() -> None:
     bad = BadStep("not_finite", 7, math.nan, math.inf, 3)
     assert str(bad) == "step 7: loss nan, gradient norm inf, one of the last 3 steps"
     assert not bad.is_exact

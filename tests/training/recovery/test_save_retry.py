@@ -50,7 +50,7 @@ def test_too_many_in_a_row_stop_it_with_a_last_attempt(tmp_path: Path) -> None:
     assert training.attempts == [0, 2, 4, 6, 6]  # type: ignore[attr-defined]
 
 
-def test_none_is_borne_where_the_configuration_says_so(tmp_path: Path) -> None:
+def test_no_failed_save_is_tolerated_where_the_configuration_forbids_it(tmp_path: Path) -> None:
     training = refusing(tmp_path, lambda number: True, recovery={"max_failed_saves": 0})
     with pytest.raises(StorageError, match="1 saves in a row failed"):
         training.run()

@@ -147,7 +147,7 @@ def test_another_optimizer_begins_without_a_memory(begun: Path, saved_llama: Pat
     assert changed.steps.rates[0] == pytest.approx(1e-3 * 5 / 9)
 
 
-def test_what_an_accepted_change_means_is_said() -> None:
+def test_what_an_accepted_change_means_is_reported() -> None:
     assert explain(["data", "learning_rate"]) == [
         "data: the current epoch begins again, with the new data"
     ]

@@ -48,20 +48,20 @@ def test_a_run_holds_its_limits() -> None:
 
 
 def test_the_switches_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[torch.device] = []
-    monkeypatch.setattr(machine_limits, "use_tf32", asked.append)
+    calls: list[torch.device] = []
+    monkeypatch.setattr(machine_limits, "use_tf32", calls.append)
     off = trainer_for(enable_memory_optimization=False, enable_gpu_optimization=False)
     assert hook(off, MemoryExtension) is None
     assert memory_facts(off) is None
-    assert asked == []
+    assert calls == []
     on = trainer_for()
     assert hook(on, MemoryExtension) is not None
     assert hook(on, CompileBenchmark) is None
-    assert asked == [torch.device("cpu")]
+    assert calls == [torch.device("cpu")]
     assert hook(trainer_for(**{"training.compile_mode": "auto"}), CompileBenchmark) is not None
 
 
-def test_a_gpus_limits_on_a_cpu_are_said_to_have_no_effect(
+def test_a_gpus_limits_on_a_cpu_are_reported_to_have_no_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trainer_for(**{"memory.gpu_memory_fraction": 0.9, "resources.gpu.memory_limit": "8GB"})
@@ -104,7 +104,7 @@ def small_run(saved_llama: Path, tmp_path: Path) -> EnhancedTrainer:
     )
 
 
-def test_prepared_data_leaves_memory_when_it_is_asked_for_and_is_the_same_afterwards(
+def test_prepared_data_leaves_memory_on_request_and_is_the_same_afterwards(
     small_run: EnhancedTrainer,
 ) -> None:
     data: Any = small_run.initialize_data()

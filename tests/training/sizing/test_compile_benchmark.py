@@ -20,16 +20,16 @@ class Compiler:
     """Makes a toy adapter slow until it is compiled; counts how often it was asked."""
 
     def __init__(self, adapter: ToyAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[bool] = []
+        self.calls: list[bool] = []
         prepare = adapter.prepare_batch
 
         def slow_batch(examples: Sequence[int]) -> dict[str, Any]:
-            if not self.asked or not self.asked[-1]:
+            if not self.calls or not self.calls[-1]:
                 time.sleep(SLOWER_SECONDS)
             return prepare(examples)
 
         monkeypatch.setattr(adapter, "prepare_batch", slow_batch)
-        monkeypatch.setattr(adapter, "set_compiled", self.asked.append)
+        monkeypatch.setattr(adapter, "set_compiled", self.calls.append)
 
 
 def training_with_trial(
@@ -45,7 +45,7 @@ def test_a_compiler_that_pays_is_kept_and_the_weights_are_the_same(
 ) -> None:
     training, trial, compiler = training_with_trial(monkeypatch)
     training.run()
-    assert compiler.asked == [True, True]  # to measure, and to keep
+    assert compiler.calls == [True, True]  # to measure, and to keep
     assert trial.decision is not None
     assert trial.decision.pays
     assert trial.decision.steps_left == training.state.total_steps
@@ -59,7 +59,7 @@ def test_a_run_that_goes_on_does_as_it_did(monkeypatch: pytest.MonkeyPatch, tmp_
     checkpoint = first.checkpoints.checkpoints()[1]
     again, trial, compiler = training_with_trial(monkeypatch)
     again.resume(checkpoint)
-    assert compiler.asked == [True]
+    assert compiler.calls == [True]
     assert trial.decision is None
     assert torch.equal(first.weights, again.weights)
 
@@ -70,6 +70,6 @@ def test_where_nothing_can_be_compiled_nothing_is(
     monkeypatch.setattr(compile_trial, "can_compile", lambda device: "there is no C++ compiler")
     training, trial, compiler = training_with_trial(monkeypatch)
     training.run()
-    assert compiler.asked == []
+    assert compiler.calls == []
     assert trial.state_dict() == {"is_compiled": False}
     assert "torch.compile is not used: there is no C++ compiler" in caplog.text

@@ -39,7 +39,7 @@ class Leaking(Extension):
         self.held.append(torch.ones(3 * MIB))  # the line that leaks
 
 
-def test_a_run_whose_memory_grows_is_told_the_line_that_holds_it() -> None:
+def test_a_run_whose_memory_grows_names_the_line_that_holds_it() -> None:
     watch = LeakWatch(window=10, min_growth_bytes=16 * MIB)
     memory = MemoryExtension(MemorySettings(), CPU, leak_seconds=0.0, leak_watch=watch)
     training = Training(hooks=[Leaking(), memory], num_examples=120).run()
@@ -71,7 +71,7 @@ def test_garbage_is_collected_between_steps_and_by_python_again_afterwards() -> 
     assert memory.facts()["garbage_collections"] >= 1
 
 
-def test_a_limit_below_what_is_there_is_told_before_the_first_step() -> None:
+def test_a_limit_below_what_is_there_is_reported_before_the_first_step() -> None:
     memory = MemoryExtension(MemorySettings(limit_bytes=MIB), CPU)
     training = Training(hooks=[memory])
     with pytest.raises(MemoryLimitError, match=r"cpu_memory_limit is 1 MiB, and model and data"):
@@ -124,10 +124,10 @@ def test_the_limit_of_the_system_is_lifted_whatever_happens() -> None:
 
 
 def test_data_that_nobody_uses_leaves_memory_after_its_time() -> None:
-    asked: list[float] = []
+    calls: list[float] = []
 
     def release(unused_seconds: float) -> int:
-        asked.append(unused_seconds)
+        calls.append(unused_seconds)
         return 0
 
     now = [0.0]
@@ -137,7 +137,7 @@ def test_data_that_nobody_uses_leaves_memory_after_its_time() -> None:
     state = TrainingState(torch.nn.Linear(1, 1))
     for now[0] in (0.0, 1.0, 5.0):
         memory.step_end(state)
-    assert asked == [5.0, 5.0]
+    assert calls == [5.0, 5.0]
 
 
 RUN = """

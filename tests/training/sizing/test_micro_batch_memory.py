@@ -14,7 +14,7 @@ from infrastructure.training.sizing.micro_batch_memory import (
 T4 = {"device": "Tesla T4", "memory_bytes": 15 << 30, "model": "a", "lora": True}
 
 
-def test_the_next_training_takes_what_fitted_and_no_more_than_asked(
+def test_the_next_training_takes_what_fitted_and_no_more_than_configured(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert KnownMicroBatchLimit(memory_limits(tmp_path), T4).at_most(8) == 8

@@ -358,7 +358,7 @@ class TestDamage:
         with pytest.raises(StorageError, match="choose another cache_dir"):
             cache.read(IDS)
 
-    def test_a_full_disk_says_what_to_do(
+    def test_a_full_disk_explains_what_to_do(
         self, tmp_path: Path, trunk: Trunk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cache = opened(tmp_path, trunk)
@@ -485,10 +485,10 @@ class TestBuilding:
 
     def test_a_build_can_be_stopped_and_goes_on(self, tmp_path: Path, trunk: Trunk) -> None:
         cache = opened(tmp_path, trunk)
-        told = []
+        reported = []
 
         def on_page(done: int, total: int) -> None:
-            told.append((done, total))
+            reported.append((done, total))
             if done == 2:
                 raise KeyboardInterrupt
 
@@ -497,9 +497,9 @@ class TestBuilding:
         cache.close()
         assert trunk.num_calls == 2
         again = opened(tmp_path, trunk)
-        again.build(trunk, lambda done, total: told.append((done, total)))
+        again.build(trunk, lambda done, total: reported.append((done, total)))
         assert trunk.num_calls == len(pages()) == 5
-        assert told == [(1, 5), (2, 5), *((done, 5) for done in range(1, 6))]
+        assert reported == [(1, 5), (2, 5), *((done, 5) for done in range(1, 6))]
 
     def test_prefetch_compares_pages_ahead(self, tmp_path: Path, trunk: Trunk) -> None:
         cache = opened(tmp_path, trunk)

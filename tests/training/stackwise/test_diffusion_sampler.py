@@ -145,8 +145,8 @@ def test_a_trained_model_answers() -> None:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-    asked = [(FIRST_LETTER + random.randint(NUM_LETTERS, size=3)).tolist() for _ in range(50)]
-    pairs = [reversing(letters) for letters in asked]
+    prompts = [(FIRST_LETTER + random.randint(NUM_LETTERS, size=3)).tolist() for _ in range(50)]
+    pairs = [reversing(letters) for letters in prompts]
     for num_steps in (4, 2):
         found = generate_masked(model, TOKENIZER, [prompt for prompt, _ in pairs], 4, num_steps)
         right = sum(answer == expected for answer, (_, expected) in zip(found, pairs, strict=True))

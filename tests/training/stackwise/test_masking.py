@@ -157,7 +157,7 @@ def test_batches_do_not_change_the_masks(time_step: int | None) -> None:
         assert alone[1]
 
 
-def test_a_batch_counts_what_it_says() -> None:
+def test_a_batch_counts_its_own_items() -> None:
     for weighting in ("inverse", "none"):
         adapter = adapter_of(filled_llama(), objective_of(2, weighting=weighting))
         batch = adapter.prepare_batch(examples())

@@ -60,7 +60,7 @@ class Held(Observer):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_told_is_what_is_held(name: str, tmp_path: Path) -> None:
+def test_the_predicted_bytes_are_the_held_bytes(name: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, **CASES[name])
     trainer = TrainerFactory().for_run(config)
     held = Held()
@@ -70,8 +70,8 @@ def test_what_is_told_is_what_is_held(name: str, tmp_path: Path) -> None:
     state = trainer.train()
     assert [phase.num_parameters for phase in plan.phases] == list(held.trained.values())
     for index, phase in enumerate(plan.phases):
-        foretold = {key: getattr(phase, key) for key in held.bytes[index]}
-        assert foretold == held.bytes[index], phase.name
+        predicted = {key: getattr(phase, key) for key in held.bytes[index]}
+        assert predicted == held.bytes[index], phase.name
     assert sum(phase.num_steps for phase in plan.phases) == state.total_steps
 
 
@@ -134,14 +134,14 @@ def test_one_block_is_the_whole_model() -> None:
     assert "1 stack of 2 layers, which trains as a whole: 20 steps in 1 phase" in text
 
 
-def test_a_model_that_grows_says_so() -> None:
+def test_the_plan_of_a_model_that_grows_has_its_phases() -> None:
     shape = {"strategy": "progressive", "progressive": {"target_stacks": 4, "growth": "once"}}
     plan = plan_for("llama", shape, num_hidden_layers=4)
     text = "\n".join(plan.lines([60.0, 180.0]))
     assert "2 stacks of 1 to 3 layers, growing: 40 steps in 2 phases" in text
     assert [phase.name for phase in plan.phases] == ["layer 1 of 4", "layers 1 to 4 of 4"]
-    foretold = [line.partition("about ")[2] for line in plan.lines([60.0, 180.0])]
-    assert foretold[3:5] == ["1 min 00 s", "3 min 00 s"]
+    predicted = [line.partition("about ")[2] for line in plan.lines([60.0, 180.0])]
+    assert predicted[3:5] == ["1 min 00 s", "3 min 00 s"]
 
 
 def work_of(plan: PlanCosts) -> tuple[int, int]:
@@ -224,15 +224,17 @@ def test_the_formula_of_block_coordinate_descent() -> None:
     assert found.phases[1].total_bytes - 2 * outside == pytest.approx(formula, rel=0.1)
 
 
-def test_the_plan_is_told_and_recorded(tmp_path: Path) -> None:
+def test_the_plan_is_reported_and_recorded(tmp_path: Path) -> None:
     """With the cache that it takes, before the forecast."""
     config = config_of(tmp_path, mode="blockwise", block_size=2, cache_activations=True)
-    run, said = deploy(config)
-    [first] = [i for i, line in enumerate(said) if line.startswith("Stack-wise training, 2 stacks")]
-    [forecast] = [i for i, line in enumerate(said) if line.startswith("Forecast:")]
+    run, lines = deploy(config)
+    [first] = [
+        i for i, line in enumerate(lines) if line.startswith("Stack-wise training, 2 stacks")
+    ]
+    [forecast] = [i for i, line in enumerate(lines) if line.startswith("Forecast:")]
     assert first < forecast
-    assert any("Cached activations of frozen layers: at most" in line for line in said)
-    assert said[first + 1].split()[-1] == "time"
+    assert any("Cached activations of frozen layers: at most" in line for line in lines)
+    assert lines[first + 1].split()[-1] == "time"
     found = json.loads((run / "stackwise.json").read_text())
     assert [phase["trains"] for phase in found["plan"]["phases"]] == [[[0, 2]], [[2, 4]]]
     assert found["began"] == [{"phase": 0, "step": 0}, {"phase": 1, "step": 6}]
@@ -240,7 +242,7 @@ def test_the_plan_is_told_and_recorded(tmp_path: Path) -> None:
     assert "Stack by stack" in (run / "report.html").read_text()
 
 
-def test_where_no_layer_is_frozen_nothing_is_said_of_a_cache(tmp_path: Path) -> None:
+def test_where_no_layer_is_frozen_no_cache_is_mentioned(tmp_path: Path) -> None:
     for training, is_cached in (({"block_size": 99}, False), ({"block_size": 2}, True)):
         config = config_of(tmp_path, mode="blockwise", cache_activations=True, **training)
         plan = plan_of(TrainerFactory().for_run(config))
@@ -254,7 +256,7 @@ def test_any_other_training_has_no_plan(tmp_path: Path) -> None:
     assert plan_lines(trainer) == []
 
 
-def test_a_plan_that_cannot_be_told_stops_no_training(
+def test_a_plan_that_cannot_be_made_stops_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from infrastructure.training.setup import stack_outputs as stack_saving

@@ -52,9 +52,11 @@ def test_another_quantisation_stores_the_trunk(tmp_path: Path) -> None:
     quantized = {**LAYERWISE, "quantization_enabled": True}
     with QUANTIZATIONS.registered("int8_rows", Quantization(store, restore)):
         config = config_of(tmp_path, **quantized, quantization_type="int8_rows")
-        run, said = deploy(config)
+        run, lines = deploy(config)
     assert len(widths) > 1
-    assert any(line.startswith("Stack-wise training, ") for line in said)  # the plan knows its size
+    assert any(
+        line.startswith("Stack-wise training, ") for line in lines
+    )  # the plan knows its size
     assert losses(run) != losses(train(tmp_path, "ours", **quantized))
 
 
@@ -68,7 +70,7 @@ def test_another_cache_is_read(tmp_path: Path) -> None:
     assert losses(own) == losses(train(tmp_path, "ours", **cached))
 
 
-def test_what_a_quantisation_lacks_is_told_before_there_is_a_run(tmp_path: Path) -> None:
+def test_what_a_quantisation_lacks_is_reported_before_there_is_a_run(tmp_path: Path) -> None:
     def refuse(*_: Any) -> Any:
         raise ValueError("no such library")
 

@@ -73,7 +73,7 @@ def test_the_optimizer_is_the_configured_one(name: str, kind: type) -> None:
         ("paged_adamw", torch.float32),
     ],
 )
-def test_the_optimizers_of_bitsandbytes_hold_their_state_as_they_say(
+def test_the_optimizers_of_bitsandbytes_hold_their_state_as_named(
     name: str, dtype: torch.dtype
 ) -> None:
     strategy = get_training_strategy("standard", TrainingConfig(optimizer=name))
@@ -97,7 +97,7 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
         get_training_strategy("standard", TrainingConfig()).create_optimizer(model, 0.1)
 
 
-def test_clipping_limits_the_step_and_tells_the_true_norm() -> None:
+def test_clipping_limits_the_step_and_reports_the_true_norm() -> None:
     strategy = get_training_strategy("standard", TrainingConfig(max_grad_norm=1.0))
     parameter = torch.nn.Parameter(torch.zeros(2))
     module = torch.nn.ParameterList([parameter])

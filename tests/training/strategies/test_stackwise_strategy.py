@@ -378,10 +378,10 @@ def test_what_low_rank_matrices_learnt_is_in_the_finished_model(
     model = AutoModelForCausalLM.from_pretrained(run / "final")
     names = {key for key, _ in model.named_parameters()}
     assert not any("stack_adapters" in key or "quantized" in key for key in names)
-    told = json.loads((run / "summary.json").read_text())
+    record = json.loads((run / "summary.json").read_text())
     trainer = TrainerFactory().for_run(config_of(tmp_path, mixed_precision="fp32"))
     trainer.initialize_model().load_state_dict(model.state_dict())
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(told["after"]["eval_loss"], rel=1e-5)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(record["after"]["eval_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["qlora", "quantised", "lopt", "masked"])
@@ -400,11 +400,11 @@ def test_a_checkpoint_from_the_middle_is_exported_as_a_plain_model(
         if load_checkpoint(path).values["step"] == step
     ]
     export_checkpoint(RunDirectory(run), checkpoint, tmp_path / "exported")
-    model, told = AutoModelForCausalLM.from_pretrained(
+    model, loading = AutoModelForCausalLM.from_pretrained(
         tmp_path / "exported", output_loading_info=True
     )
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
     trainer = TrainerFactory().for_run(config_of(tmp_path, **settings))
     trainer.restore(checkpoint)
     expected = trainer.evaluate()["eval_loss"]

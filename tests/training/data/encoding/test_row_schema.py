@@ -28,16 +28,16 @@ def recognised(**values: Any) -> list[tuple[str, str]]:
     return turns(recognise_shape([row(**values)], ShapeRequest()), **values)
 
 
-ASKED = [("user", "Q"), ("assistant", "A")]
+TURNS = [("user", "Q"), ("assistant", "A")]
 
 
 def test_pairs_become_two_turns() -> None:
-    assert recognised(prompt="Q", completion="A") == ASKED
-    assert recognised(question="Q", answer="A") == ASKED
-    assert recognised(Question="Q", Answer="A") == ASKED
-    assert recognised(input="Q", output="A") == ASKED
-    assert recognised(instruction="Q", output="A") == ASKED
-    assert recognised(instruction="Q", input="", output="A") == ASKED
+    assert recognised(prompt="Q", completion="A") == TURNS
+    assert recognised(question="Q", answer="A") == TURNS
+    assert recognised(Question="Q", Answer="A") == TURNS
+    assert recognised(input="Q", output="A") == TURNS
+    assert recognised(instruction="Q", output="A") == TURNS
+    assert recognised(instruction="Q", input="", output="A") == TURNS
 
 
 def test_alpaca_joins_instruction_and_input() -> None:
@@ -49,10 +49,10 @@ def test_alpaca_joins_instruction_and_input() -> None:
 
 
 def test_the_context_stands_below_the_question_once() -> None:
-    asked = recognised(question="Q", context="C", answer="A")
-    assert asked == [("user", "Q\n\nC"), ("assistant", "A")]
+    pair = recognised(question="Q", context="C", answer="A")
+    assert pair == [("user", "Q\n\nC"), ("assistant", "A")]
     assert recognised(question="Q", context=["C", "D"], answer="A")[0][1] == "Q\n\nC\n\nD"
-    assert recognised(question="Q", context="", answer="A") == ASKED
+    assert recognised(question="Q", context="", answer="A") == TURNS
     held = "Read this: C. Q"
     assert recognised(question=held, context="C", answer="A")[0][1] == held
     request = ShapeRequest(context_column="passage")
@@ -61,16 +61,16 @@ def test_the_context_stands_below_the_question_once() -> None:
 
 
 def test_a_system_column_is_the_first_turn() -> None:
-    assert recognised(system_prompt="S", question="Q", response="A") == [("system", "S"), *ASKED]
-    assert recognised(system_prompt="", question="Q", response="A") == ASKED
+    assert recognised(system_prompt="S", question="Q", response="A") == [("system", "S"), *TURNS]
+    assert recognised(system_prompt="", question="Q", response="A") == TURNS
 
 
 def test_messages_and_sharegpt() -> None:
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
-    assert recognised(messages=messages) == ASKED
-    assert recognised(messages=json.dumps(messages)) == ASKED  # as CSV and HDF5 hold it
+    assert recognised(messages=messages) == TURNS
+    assert recognised(messages=json.dumps(messages)) == TURNS  # as CSV and HDF5 hold it
     shared = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
-    assert recognised(conversations=shared, id="1") == ASKED
+    assert recognised(conversations=shared, id="1") == TURNS
 
 
 def test_what_follows_the_last_answer_is_kept_and_teaches_nothing() -> None:
@@ -82,7 +82,7 @@ def test_what_follows_the_last_answer_is_kept_and_teaches_nothing() -> None:
     ]
     found = CHAT.convert(row(messages=messages))
     assert isinstance(found, Conversation)
-    assert [(turn.role, turn.text) for turn in found.taught] == [("system", "S"), *ASKED]
+    assert [(turn.role, turn.text) for turn in found.taught] == [("system", "S"), *TURNS]
     assert found.turns[-1].text == "unanswered"
     assert (found.answer.text, found.prompt[-1].text) == ("A", "Q")
     cut = CHAT.convert(row(messages=messages[:-1]))
@@ -91,8 +91,8 @@ def test_what_follows_the_last_answer_is_kept_and_teaches_nothing() -> None:
 
 
 def test_a_message_that_is_not_to_be_trained_on() -> None:
-    for said in ({"weight": 0}, {"train": False}):
-        messages = [USER, {"role": "assistant", "content": "A", **said}, USER]
+    for mark in ({"weight": 0}, {"train": False}):
+        messages = [USER, {"role": "assistant", "content": "A", **mark}, USER]
         found = CHAT.convert(row(messages=[*messages, {"role": "assistant", "content": "B"}]))
         assert isinstance(found, Conversation)
         assert [found.is_learnt(n) for n in range(4)] == [True, False, True, True]
@@ -107,10 +107,10 @@ def test_a_message_that_is_not_to_be_trained_on() -> None:
 
 def test_what_else_a_row_holds_goes_to_the_template() -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    asked = {"role": "assistant", "content": None, "tool_calls": [call], "name": None}
+    message = {"role": "assistant", "content": None, "tool_calls": [call], "name": None}
     answer = {"role": "assistant", "content": "1", "reasoning_content": "easy"}
     tools = [{"type": "function", "function": {"name": "add"}}]
-    messages = [USER, asked, {"role": "tool", "content": "1"}, answer]
+    messages = [USER, message, {"role": "tool", "content": "1"}, answer]
     for given in (tools, json.dumps(tools)):
         values = {"messages": messages, "tools": given, "system": "Be exact."}
         values["chat_template_kwargs"] = {"enable_thinking": False}
@@ -141,8 +141,8 @@ def test_a_prompt_of_messages_is_given() -> None:
 
 def test_conversational_prompts_and_completions() -> None:
     prompt, completion = [{"role": "user", "content": "Q"}], [{"role": "assistant", "content": "A"}]
-    assert recognised(prompt=prompt, completion=completion) == ASKED
-    assert recognised(prompt=prompt, completion="A") == ASKED
+    assert recognised(prompt=prompt, completion=completion) == TURNS
+    assert recognised(prompt=prompt, completion="A") == TURNS
 
 
 def test_plain_text_and_whole_numbers() -> None:

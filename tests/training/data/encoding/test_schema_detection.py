@@ -18,7 +18,7 @@ def names(*columns: str) -> list[Row]:
     return rows(dict.fromkeys(columns, "x"))
 
 
-def test_the_reason_is_told() -> None:
+def test_the_reason_is_given() -> None:
     shape = recognise_shape(names("id", "question", "answer"), ShapeRequest())
     assert (shape.name, shape.reason) == ("qa", "column 'question' asks, column 'answer' answers")
     assert shape.used >= {"question", "answer"}
@@ -32,7 +32,7 @@ def test_the_reason_is_told() -> None:
     assert (shape.name, shape.columns) == ("text", {"text": "text"})
 
 
-def test_a_label_beside_a_text_is_asked_about() -> None:
+def test_a_label_beside_a_text_needs_a_decision() -> None:
     sample = rows({"text": "good", "label": 1}, {"text": "bad", "label": 0})
     with pytest.raises(ValueError, match=r"data.prompt_column=text and data.answer_column=label"):
         recognise_shape(sample, ShapeRequest())
@@ -42,7 +42,7 @@ def test_a_label_beside_a_text_is_asked_about() -> None:
     assert shape.columns == {"prompt": "text", "answer": "label"}
 
 
-def test_answers_that_are_marked_as_bad_are_asked_about() -> None:
+def test_answers_that_are_marked_as_bad_need_a_decision() -> None:
     """As data for KTO is: learning all of them would teach the bad ones too."""
     sample = rows({"prompt": "Q", "completion": "A", "label": False})
     with pytest.raises(ValueError, match=r"which answers are good and which are bad"):
@@ -52,7 +52,7 @@ def test_answers_that_are_marked_as_bad_are_asked_about() -> None:
     assert recognise_shape(sums, ShapeRequest()).name == "prompt"
 
 
-def test_the_context_of_a_question_is_used_and_told() -> None:
+def test_the_context_of_a_question_is_used_and_reported() -> None:
     for columns in (("question", "answer"), ("instruction", "response"), ("prompt", "completion")):
         shape = recognise_shape(names(*columns, "context"), ShapeRequest())
         assert shape.columns["context"] == "context"

@@ -197,7 +197,7 @@ def test_all_tokens_but_the_first_can_be_learnt() -> None:
         assert example.supervised.tolist() == [False] + [True] * (len(example.input_ids) - 1)
 
 
-def test_long_rows_are_refused_or_cut_as_told() -> None:
+def test_long_rows_are_refused_or_cut_as_configured() -> None:
     tokenizer = byte_level_tokenizer(CHATML)
     length = len(encode(tokenizer, TWO).example.input_ids)
     assert not encode(tokenizer, TWO, max_length=length).is_truncated
@@ -227,7 +227,7 @@ def test_truncation_keeps_the_last_answer() -> None:
     assert (ids.tolist(), learnt.tolist()) == ([100, 101, 102, 103], mask("0111").tolist())
 
 
-def test_a_template_that_rewrites_what_was_said_is_refused() -> None:
+def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     forgetful = (
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if loop.last and "
         "m['role'] == 'assistant' %}<think>{% endif %}{{ m['content'] }}<|im_end|>{% endfor %}"
@@ -243,7 +243,7 @@ def test_a_template_that_rewrites_what_was_said_is_refused() -> None:
     assert "what stands before an answer differently" in bad.detail
 
 
-def test_a_template_that_refuses_a_row_says_why() -> None:
+def test_a_template_that_refuses_a_row_gives_the_reason() -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     strict = refuses + CHATML
     tokenizer = byte_level_tokenizer(strict)

@@ -34,7 +34,7 @@ def same(left: TokenizedExample, right: TokenizedExample) -> bool:
     )
 
 
-def test_the_report_tells_what_was_found(data: Path, cache: Path) -> None:
+def test_the_report_lists_what_was_found(data: Path, cache: Path) -> None:
     prepared = pipeline(data, cache, task_column="task")
     report = prepared.prepare()
     assert report.rows_read == 100
@@ -50,10 +50,10 @@ def test_the_report_tells_what_was_found(data: Path, cache: Path) -> None:
     assert report.task_counts == Counter(example.task for example in examples)
     assert report.end_tokens == {"<|endoftext|>": 100}
     assert prepared.stop_token_ids == [prepared.tokenizer.eos_token_id]
-    told = "\n".join(report.lines())
-    assert "100 rows read from train.jsonl (jsonl)" in told
-    assert "shape qa: column 'question' asks, column 'answer' answers" in told
-    assert "tasks: " in told
+    text = "\n".join(report.lines())
+    assert "100 rows read from train.jsonl (jsonl)" in text
+    assert "shape qa: column 'question' asks, column 'answer' answers" in text
+    assert "tasks: " in text
     json.dumps(report.to_dict())
 
 
@@ -90,7 +90,7 @@ def write_with_bad_rows(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"What is 70", b"What \xff is 70"))
 
 
-def test_bad_rows_are_told_with_file_and_line(tmp_path: Path, cache: Path) -> None:
+def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path, cache: Path) -> None:
     data = tmp_path / "bad.jsonl"
     write_with_bad_rows(data)
     prepared = pipeline(data, cache, max_bad_rows_percent=10)
@@ -101,9 +101,9 @@ def test_bad_rows_are_told_with_file_and_line(tmp_path: Path, cache: Path) -> No
         assert rows_used(prepared.report) == 92
         assert prepared.report.rows_read == 100
         prepared = pipeline(data, cache, max_bad_rows_percent=10)
-    told = "\n".join(prepared.report.lines())
-    assert "8 rows set aside (8 %): 2 wrong type, 2 invalid UTF-8" in told
-    assert "bad.jsonl:1: broken JSON (Expecting property name" in told
+    text = "\n".join(prepared.report.lines())
+    assert "8 rows set aside (8 %): 2 wrong type, 2 invalid UTF-8" in text
+    assert "bad.jsonl:1: broken JSON (Expecting property name" in text
     prepared.report.quarantine.write(tmp_path / "run" / "quarantine.jsonl")
     assert len((tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()) == 8
 
@@ -119,7 +119,7 @@ def test_too_many_bad_rows_refuse_the_start(tmp_path: Path, cache: Path) -> None
     assert pipeline(data, cache, max_bad_rows_percent=8).report.from_cache
 
 
-def test_over_long_rows_are_cut_only_if_told(tmp_path: Path, cache: Path) -> None:
+def test_over_long_rows_are_cut_only_if_configured(tmp_path: Path, cache: Path) -> None:
     rows = [*pairs(30), {"question": "Q", "answer": "word " * 300}]
     data = write_jsonl(tmp_path / "a.jsonl", rows)
     kept = pipeline(data, cache)
@@ -162,13 +162,13 @@ def test_few_rows_are_on_both_sides_where_they_can(
     assert len(prepared.evaluation_rows()) == prepared.report.num_evaluation
 
 
-def test_a_split_that_equal_rows_make_uneven_is_told(tmp_path: Path, cache: Path) -> None:
+def test_a_split_that_equal_rows_make_uneven_is_reported(tmp_path: Path, cache: Path) -> None:
     data = write_jsonl(tmp_path / "few.jsonl", pairs(3) * 60)
     few = pipeline(data, cache, validation_split=0.1)
     share = round(100 * few.report.num_evaluation / 180)
     assert share == 33
-    [told] = [line for line in few.report.lines() if "data.validation_split" in line]
-    assert told.startswith(f"{share} % of the rows are held out, and data.validation_split asks")
+    [note] = [line for line in few.report.lines() if "data.validation_split" in line]
+    assert note.startswith(f"{share} % of the rows are held out, and data.validation_split asks")
     many = pipeline(write_jsonl(tmp_path / "many.jsonl", pairs(200)), cache, validation_split=0.1)
     assert not [line for line in many.report.lines() if "data.validation_split" in line]
 
@@ -188,12 +188,14 @@ def test_held_out_data_of_its_own(data: Path, tmp_path: Path, cache: Path) -> No
         assert prepared.num_examples == 100
         assert len(held_out(prepared)) == 12
         assert prepared.report.leaked == 10
-        told = "\n".join(prepared.report.lines())
-        assert "10 training rows are in the held-out data as well" in told
-        assert "held-out data has the shape alpaca" in told
+        text = "\n".join(prepared.report.lines())
+        assert "10 training rows are in the held-out data as well" in text
+        assert "held-out data has the shape alpaca" in text
 
 
-def test_a_template_that_asks_otherwise_than_it_teaches_is_told(data: Path, cache: Path) -> None:
+def test_a_template_that_prompts_otherwise_than_it_teaches_is_reported(
+    data: Path, cache: Path
+) -> None:
     template = (
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}"
         "{% generation %}{{ m['content'] }}{% endgeneration %}{% else %}{{ m['content'] }}"
@@ -203,7 +205,7 @@ def test_a_template_that_asks_otherwise_than_it_teaches_is_told(data: Path, cach
     assert any("20 of 20 prompts are written otherwise" in note for note in report.notes)
 
 
-def test_special_tokens_in_the_text_are_told(tmp_path: Path, cache: Path) -> None:
+def test_special_tokens_in_the_text_are_reported(tmp_path: Path, cache: Path) -> None:
     rows = [*pairs(20), {"question": "What ends a text?", "answer": "It is <|endoftext|> here."}]
     report = pipeline(write_jsonl(tmp_path / "a.jsonl", rows), cache).report
     assert report.special_text_rows == 1

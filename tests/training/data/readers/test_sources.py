@@ -388,7 +388,7 @@ def test_a_folder_of_texts_is_read(tmp_path: Path) -> None:
     assert [file.format for file in discover(str(tmp_path))] == ["text"]
 
 
-def test_a_folder_without_data_says_what_it_holds(tmp_path: Path) -> None:
+def test_a_folder_without_data_is_named_with_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     with pytest.raises(ValueError, match=r"no data file in .*picture\.png.*\.jsonl"):
         discover(str(tmp_path))
@@ -411,7 +411,7 @@ def test_format_overrides_the_name_and_is_checked(tmp_path: Path) -> None:
         discover(str(tmp_path / "data.log"), "jsnl")
 
 
-def test_json_under_the_wrong_name_is_told(tmp_path: Path) -> None:
+def test_json_under_the_wrong_name_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": 1}\n{"a": 2}\n')
     assert one_file(tmp_path / "a.json").note == "a.json is JSON lines inside"
     (tmp_path / "b.jsonl").write_text('[{"a": 1}]')

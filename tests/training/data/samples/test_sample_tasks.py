@@ -111,7 +111,7 @@ ANSWERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def asked_about(row: Row) -> tuple[str, frozenset[str]]:
+def subject_of(row: Row) -> tuple[str, frozenset[str]]:
     """What a prompt asks about, without its phrasing, order, age and year."""
     words = frozenset(found(row["prompt"], (*NAMES, *CITIES, *JOBS, *DRINKS, *ITEMS, *MONTHS)))
     if row["task"] == "write_date":
@@ -154,8 +154,8 @@ def test_no_prompt_stands_twice() -> None:
 
 
 def test_what_is_held_out_is_not_trained_on_in_other_words_or_order() -> None:
-    trained = {asked_about(row) for row in TRAIN}
-    assert [row for row in HELDOUT if asked_about(row) in trained] == []
+    trained = {subject_of(row) for row in TRAIN}
+    assert [row for row in HELDOUT if subject_of(row) in trained] == []
 
 
 def test_every_word_of_an_answer_is_trained_on_in_its_task() -> None:
@@ -163,12 +163,12 @@ def test_every_word_of_an_answer_is_trained_on_in_its_task() -> None:
     trained = {
         (row["task"], word) for row in TRAIN for word in re.findall("[A-Za-z]+", row["completion"])
     }
-    asked = {
+    words = {
         (row["task"], word)
         for row in HELDOUT
         for word in re.findall("[A-Za-z]+", row["completion"])
     }
-    assert asked <= trained
+    assert words <= trained
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)

@@ -20,7 +20,7 @@ def test_the_same_items_in_the_same_order(depth: int) -> None:
     assert threads() == []
 
 
-def test_as_many_as_told_are_made_ahead_and_no_more() -> None:
+def test_as_many_as_given_are_made_ahead_and_no_more() -> None:
     made: list[int] = []
     third = threading.Event()
 
@@ -75,7 +75,7 @@ def test_a_generator_that_is_never_started_starts_no_thread() -> None:
     assert threads() == []
 
 
-def test_a_thread_that_died_without_a_word_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_died_without_a_word_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(threading.Thread, "run", lambda self: None)
     with pytest.raises(DataError, match="died without a word"):
@@ -86,19 +86,19 @@ class Counted:
     """Gives two items, and counts how often it is asked."""
 
     def __init__(self) -> None:
-        self.num_asked = 0
+        self.num_read = 0
 
     def __iter__(self) -> "Counted":
         return self
 
     def __next__(self) -> int:
-        self.num_asked += 1
-        if self.num_asked > 2:
+        self.num_read += 1
+        if self.num_read > 2:
             raise StopIteration
-        return self.num_asked
+        return self.num_read
 
 
-def test_what_has_ended_is_not_asked_again() -> None:
+def test_what_has_ended_is_not_read_again() -> None:
     items = Counted()
     assert list(prefetch(items, 8)) == [1, 2]
-    assert items.num_asked == 3
+    assert items.num_read == 3

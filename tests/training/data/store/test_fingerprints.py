@@ -37,7 +37,7 @@ def test_tokenizers_that_differ_have_other_hashes() -> None:
     assert len({tokenizer_hash(tokenizer) for tokenizer in tokenizers}) == len(tokenizers)
 
 
-def test_content_is_what_is_said() -> None:
+def test_equal_turns_have_an_equal_content_number() -> None:
     assert content_number([["user", "a"]]) == content_number([["user", "a"]])
     others = [[["user", "a"]], [["user", "b"]], [["text", "a"]], [["user", "a"], ["user", "a"]]]
     assert len({content_number(turns) for turns in others}) == 4

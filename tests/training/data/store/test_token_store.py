@@ -112,7 +112,7 @@ def test_a_damaged_line_file_is_noticed_at_opening(tmp_path: Path, memory_bytes:
         TokenStore(tmp_path / "entry", memory_bytes)
 
 
-def test_damage_after_opening_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_damage_after_opening_is_reported_with_the_remedy(tmp_path: Path) -> None:
     write(tmp_path / "entry", random_examples(20))
     store = TokenStore(tmp_path / "entry", MAPPED)
     flip_bit(tmp_path / "entry" / "notes.jsonl", 3)

@@ -22,14 +22,14 @@ STOPPED = {
 
 def flush_and_unmount(timeout_ms=24 * 60 * 60 * 1000):
     _state.note("flush_and_unmount", timeout_ms=timeout_ms)
-    told = _state.behaviour("flush")
-    if told == "unsupported":
+    behaviour = _state.behaviour("flush")
+    if behaviour == "unsupported":
         raise NotImplementedError(__name__ + " is unsupported in this environment.")
-    if told == "not_colab":
+    if behaviour == "not_colab":
         raise KeyError("CLOUDSDK_CONFIG")
-    if told == "failed":
+    if behaviour == "failed":
         raise ValueError("flush_and_unmount failed")
-    if told == "hangs":
+    if behaviour == "hangs":
         time.sleep(60)
         return  # nobody waits for it any more, and the next test has a Drive of its own
     if not _mounted().exists():
@@ -40,31 +40,31 @@ def flush_and_unmount(timeout_ms=24 * 60 * 60 * 1000):
 
 def mount(mountpoint, force_remount=False, timeout_ms=120000, readonly=False):
     _state.note("mount", mountpoint=mountpoint, force_remount=force_remount, timeout_ms=timeout_ms)
-    told = _state.behaviour("mount")
-    if told == "not_colab":
+    behaviour = _state.behaviour("mount")
+    if behaviour == "not_colab":
         raise NotImplementedError(
             "Mounting drive is unsupported in this environment. Use PyDrive2 instead. See examples"
             " at https://colab.research.google.com/notebooks/io.ipynb#scrollTo=7taylj9wpsA2."
         )
     if " " in mountpoint:
         raise ValueError("Mountpoint must not contain a space.")
-    if told == "enterprise":
+    if behaviour == "enterprise":
         raise NotImplementedError("google.colab.drive.mount is not supported in Colab Enterprise.")
-    if told == "no_credentials_server":
+    if behaviour == "no_credentials_server":
         raise KeyError("TBE_EPHEM_CREDS_ADDR")
-    if told == "no_consent":
+    if behaviour == "no_consent":
         raise _message.MessageError("Error: credential propagation was unsuccessful")
     if Path(mountpoint, "My Drive").is_dir() and not force_remount:
         print(f"Drive already mounted at {mountpoint}; to attempt to forcibly remount, …")
         return
     if force_remount:
         _unmount(mountpoint)
-    if told == "settings_file":
-        raise STOPPED[told]
+    if behaviour == "settings_file":
+        raise STOPPED[behaviour]
     _check(mountpoint)
-    if told in STOPPED:
-        raise STOPPED[told]
-    if told == "nothing_there":
+    if behaviour in STOPPED:
+        raise STOPPED[behaviour]
+    if behaviour == "nothing_there":
         return
     _link(Path(mountpoint))
     print(f"Mounted at {mountpoint}")
