@@ -401,12 +401,12 @@ def do(job: Job) -> ChildResult:
         return ChildResult(was_killed, error=("died", (folder / "log.txt").read_text()[-2000:]))
     error = json.loads(error_file.read_text())
     runs = sorted((folder / "runs").glob("*/"))
-    values = ChildResult(
+    result = ChildResult(
         was_killed,
         error=None if error is None else (error[0], error[1]),
         directories=tuple(run.name for run in runs),
     )
-    return values if len(runs) != 1 or error else _finished(values, runs[0])
+    return result if len(runs) != 1 or error else _finished(result, runs[0])
 
 
 def _finished(result: ChildResult, run: Path) -> ChildResult:

@@ -69,17 +69,17 @@ def test_records_and_history_come_back(made: tuple[Path, torch.Tensor]) -> None:
         flip(run / "run.json")
         (run / "metrics.jsonl").write_bytes(b"")
 
-    lines = again(made, "stopped", damage)
-    assert "run.json" in lines
-    assert "metrics.jsonl has lost or changed what was in it: brought back" in lines
-    assert f"going on from step {STOPPED_AT}" in lines
+    output = again(made, "stopped", damage)
+    assert "run.json" in output
+    assert "metrics.jsonl has lost or changed what was in it: brought back" in output
+    assert f"going on from step {STOPPED_AT}" in output
 
 
 def test_a_damaged_random_state_ends_only_its_own_version(
     made: tuple[Path, torch.Tensor],
 ) -> None:
-    lines = again(made, "stopped", lambda run: flip(object_of(run, "random/")))
-    assert "random); there is no other copy; an older checkpoint serves" in lines
+    output = again(made, "stopped", lambda run: flip(object_of(run, "random/")))
+    assert "random); there is no other copy; an older checkpoint serves" in output
 
 
 def test_the_model_and_the_report_of_a_finished_training_come_back(
@@ -89,6 +89,6 @@ def test_the_model_and_the_report_of_a_finished_training_come_back(
         flip(run / "final" / "model.safetensors")
         (run / "report.html").unlink()
 
-    lines = again(made, "finished", damage)
-    assert "final/ was damaged (model.safetensors): written anew" in lines
-    assert "finished before" in lines
+    output = again(made, "finished", damage)
+    assert "final/ was damaged (model.safetensors): written anew" in output
+    assert "finished before" in output

@@ -54,9 +54,8 @@ def test_another_quantisation_stores_the_trunk(tmp_path: Path) -> None:
         config = config_of(tmp_path, **quantized, quantization_type="int8_rows")
         run, lines = deploy(config)
     assert len(widths) > 1
-    assert any(
-        line.startswith("Stack-wise training, ") for line in lines
-    )  # the plan knows its size
+    # the plan knows its size
+    assert any(line.startswith("Stack-wise training, ") for line in lines)
     assert losses(run) != losses(train(tmp_path, "ours", **quantized))
 
 

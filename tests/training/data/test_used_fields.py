@@ -1,4 +1,4 @@
-"""Data that says something is used, or it is told that it is not."""
+"""What a row holds is used, or reported as unused."""
 
 from pathlib import Path
 from typing import Any
