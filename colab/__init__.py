@@ -5,7 +5,7 @@ The names below can be taken from here; what is behind them is loaded when it is
 """
 
 try:
-    from infrastructure.core.lazy import lazy_names
+    from infrastructure.core.lazy_exports import lazy_names
 except ModuleNotFoundError as error:
     raise ImportError(
         "Temper's package `infrastructure` is hidden by another of that name, which Python finds"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infrastructure.config.auto import FINETUNE_EPOCHS, SCRATCH_EPOCHS, trains_from_scratch
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import differing_keys, purpose_of
+from infrastructure.config.fingerprint import differing_keys, result_settings
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.monitoring.records.run_list import RUN_FILE, runs_in
@@ -55,7 +55,7 @@ class KnownCosts:
             )
 
     def _of_this_purpose(self, config: DeploymentConfig) -> RunFacts | None:
-        wanted = purpose_of(config)
+        wanted = result_settings(config)
         for path in reversed(runs_in(Path(config.output_dir))[-NEWEST:]):
             purpose = self._purpose(path)
             if purpose is not None and not any(differing_keys(purpose, wanted)):
@@ -115,7 +115,7 @@ def _copies(config: DeploymentConfig) -> str:
 def _purpose_in(path: Path) -> Mapping[str, object] | None:
     try:
         saved = _read(path / RUN_FILE)["configuration"]
-        return purpose_of(DeploymentConfig.from_dict(as_object(saved)))
+        return result_settings(DeploymentConfig.from_dict(as_object(saved)))
     except (ValueError, KeyError, TypeError, AttributeError):  # damaged, or not written by a run
         return None
 

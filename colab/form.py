@@ -10,7 +10,7 @@ from colab.form_view import FormActions, FormView
 from colab.secrets import MISSING, SecretLookup, bring_secrets
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.field_help import show
+from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.merging.presets import PRESET, PRESETS
 from infrastructure.core.notebook import in_notebook_kernel
@@ -73,7 +73,7 @@ class ConfigForm:
         """The form for people without a notebook: what was set, what is wrong, what it takes."""
         config = self._state.config
         given = [
-            f"{key} = {show(config.value(key))}   ({source.place})"
+            f"{key} = {format_value(config.value(key))}   ({source.place})"
             for key, source in config.sources().items()
             if source.layer is not Layer.DEFAULT
         ]
@@ -123,7 +123,7 @@ class ConfigForm:
         others = [key for key in now | settings if now.get(key) != settings.get(key)]
         if not others:
             return [*lines, *measured]
-        was = ", ".join(f"{key} {show(settings.get(key))}" for key in others)
+        was = ", ".join(f"{key} {format_value(settings.get(key))}" for key in others)
         return [*lines, f"Measured with {was}: {' '.join(measured)}"]
 
 

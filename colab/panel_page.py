@@ -26,7 +26,7 @@ from infrastructure.monitoring.report.report_sections import (
     notices,
 )
 from infrastructure.monitoring.watch import status_line
-from infrastructure.run.latest_checkpoint import Saved
+from infrastructure.run.latest_checkpoint import SavedCheckpoint
 
 SHOWN_CURVES = (WIDE, "eval_loss", "learning_rate")
 MAX_PLACE_CHARACTERS = 40
@@ -65,7 +65,7 @@ RULES = """
 """
 
 
-def panel_html(run: LiveRun, saved: Saved | None, advice: str, now: float) -> str:
+def panel_html(run: LiveRun, saved: SavedCheckpoint | None, advice: str, now: float) -> str:
     """The panel as HTML that is its own style.
 
     Args:
@@ -92,7 +92,7 @@ def panel_html(run: LiveRun, saved: Saved | None, advice: str, now: float) -> st
     return element("div", element("style", raw_markup(style)), *parts, css_class=CLASS)
 
 
-def panel_text(run: LiveRun, saved: Saved | None, now: float) -> str:
+def panel_text(run: LiveRun, saved: SavedCheckpoint | None, now: float) -> str:
     """The same in two lines, for who shows no HTML."""
     here = f"saved: step {saved.step}" if saved else "nothing is saved yet"
     return f"{run.facts.run_id}: {status_line(run)}\n{here}; {safety_words(run.facts, now)}"
@@ -110,7 +110,7 @@ def head(run: LiveRun) -> Markup:
     return element("div", element("span", name, status), element("span", text), css_class="split")
 
 
-def saved_tiles(run: LiveRun, saved: Saved | None, now: float) -> list[Markup]:
+def saved_tiles(run: LiveRun, saved: SavedCheckpoint | None, now: float) -> list[Markup]:
     """Where the work is that no death takes: the newest confirmed copy, and what is saved here."""
     copies, tiles = run.facts.copies, []
     if copies.get("place"):

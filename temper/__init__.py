@@ -3,7 +3,7 @@
 A name is loaded when it is asked for, so that importing costs nothing.
 """
 
-from infrastructure.core.lazy import lazy_names
+from infrastructure.core.lazy_exports import lazy_names
 
 _TRAINING = "infrastructure.training"
 _PLACES = {

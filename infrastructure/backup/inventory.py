@@ -33,7 +33,7 @@ class BackupEntry:
 
 
 @dataclass(frozen=True)
-class Finding:
+class VerifiedVersion:
     """What verifying a version found; `problem` None: it is whole. `name` None: the whole place."""
 
     where: str
@@ -82,7 +82,7 @@ def size_bytes_of(manifest: Manifest) -> int:
     return sum(pack.size_bytes for pack in manifest.packs)
 
 
-def verify_all(where: str, store: Store) -> Iterator[Finding]:
+def verify_all(where: str, store: Store) -> Iterator[VerifiedVersion]:
     """Read every version of a store, the newest first, and compare it with its names.
 
     Raises:
@@ -95,9 +95,9 @@ def verify_all(where: str, store: Store) -> Iterator[Finding]:
             step = manifest.step
             store.verify(manifest)
         except CheckpointError as error:
-            yield Finding(where, name, step, str(error))
+            yield VerifiedVersion(where, name, step, str(error))
         else:
-            yield Finding(where, name, step, None)
+            yield VerifiedVersion(where, name, step, None)
 
 
 def runs_at(place: Place) -> list[str]:

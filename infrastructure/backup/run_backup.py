@@ -18,7 +18,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.backup.inventory import (
     HERE,
     BackupEntry,
-    Finding,
+    VerifiedVersion,
     list_entries,
     verify_all,
 )
@@ -174,18 +174,18 @@ class RunBackup:
         except OSError as error:
             raise self._unreachable(error) from error
 
-    def verify(self) -> list[Finding]:
+    def verify(self) -> list[VerifiedVersion]:
         """Read every version, here and at the place, and compare it with what was written. Damage,
         and a place that does not answer, is in the findings."""
         return [
             finding for where, store in self._stores().items() for finding in self._of(where, store)
         ]
 
-    def _of(self, where: str, store: Store) -> Iterator[Finding]:
+    def _of(self, where: str, store: Store) -> Iterator[VerifiedVersion]:
         try:
             yield from verify_all(where, store)
         except OSError as error:
-            yield Finding(where, None, None, str(self._unreachable(error)))
+            yield VerifiedVersion(where, None, None, str(self._unreachable(error)))
 
     def status(self) -> BackupStatus:
         """How the copy stands; a copier that died is started again."""

@@ -18,7 +18,7 @@ from infrastructure.commands.parser import PROGRAM, CommandParser, parse
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import ProcessLostError, TemperError, TrainingDivergedError
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
-from infrastructure.core.launched import Launched, launched
+from infrastructure.core.launcher import LaunchedProcess, launched_process
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
 from infrastructure.core.standard_output import LossyStream, lossy_output
@@ -114,7 +114,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             parser.print_help()
             return ExitCode.DONE
         _start_debugging(options)
-        process = launched()
+        process = launched_process()
         if process is not None and process.rank > 0 and options.command in LED:
             return _compute_for_leader(process)
         if options.command in TRAINS:
@@ -143,7 +143,7 @@ def _start_debugging(options: argparse.Namespace) -> None:
         start_console_log("DEBUG")
 
 
-def _compute_for_leader(process: Launched) -> int:
+def _compute_for_leader(process: LaunchedProcess) -> int:
     """Be one of the processes that a launcher started beside the one that leads the training."""
     from infrastructure.training.follower_process import follow
     from infrastructure.training.parallel.membership import by_launcher

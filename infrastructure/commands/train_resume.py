@@ -49,8 +49,8 @@ def resume(
     """Go on with a run (see `find_run` for how it is named), as recorded but for `changes`."""
     from infrastructure.backup.run_backup import place_options
     from infrastructure.deployment.deploy_training import TrainingDeployment
-    from infrastructure.deployment.going_on import configuration_of
     from infrastructure.deployment.model_repair import repair_finished
+    from infrastructure.deployment.resuming import configuration_of
     from infrastructure.run.directory import find_run
     from infrastructure.run.repair import repair_records
     from infrastructure.training.parallel.membership import followers_dismissed

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from infrastructure.config.aliases import spelt_in_section
 from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
-from infrastructure.config.field_help import allowed, metadata_of, show
+from infrastructure.config.field_help import allowed_values, format_value, metadata_of
 from infrastructure.config.types import Allowed, UnknownNameError, UsedWhen
 from infrastructure.core.lookup import nearest
 
@@ -110,8 +110,8 @@ class Section(BaseModel):
                 raise ConfigurationError(f"{cls.prefix}.{spelt} is spelt {key} here: set it there")
             if name in given and given[name][1] != value:
                 raise ConfigurationError(
-                    f"{given[name][0]} is {show(given[name][1])} and {spelt} is {show(value)}, "
-                    f"but both mean {key}: give one of them"
+                    f"{given[name][0]} is {format_value(given[name][1])} and"
+                    f" {spelt} is {format_value(value)}, but both mean {key}: give one of them"
                 )
             given[name] = (spelt, value)
         return {name: value for name, (_, value) in given.items()}
@@ -155,7 +155,8 @@ def sentences(section: type[Section], error: ValidationError, values: Mapping[st
             if hint is not None and not metadata_of(info, Allowed):
                 texts[name] = f"{key}: {cause}"
                 continue
-            texts[name] = f"{key} must be {allowed(info)}, not {show(values.get(name))}{hint or ''}"
+            given_value = format_value(values.get(name))
+            texts[name] = f"{key} must be {allowed_values(info)}, not {given_value}{hint or ''}"
     return "; ".join(texts.values())
 
 

@@ -13,7 +13,7 @@ from infrastructure.config.base import ConfigurationError, Section
 from infrastructure.config.merging import planned as later
 from infrastructure.config.merging import plugin_names
 from infrastructure.config.merging.cross_checks import (
-    misfits,
+    contradictions,
     several_processes,
     testing_off,
 )
@@ -251,7 +251,7 @@ class DeploymentConfig(Section):
         return [
             *later.unsupported(self, self.source),
             *plugin_names.unknown_plugins(self, self.source, self._plugins),
-            *misfits(self),
+            *contradictions(self),
             *refused_without_effect(self, self.source),
             *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
             *testing_off(self.enable_testing, self.testing_interval),

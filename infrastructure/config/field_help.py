@@ -15,12 +15,12 @@ from infrastructure.core.redact import redact
 _MAX_SHOWN = 80
 
 
-def allowed(info: FieldInfo) -> str:
+def allowed_values(info: FieldInfo) -> str:
     """The values that a field takes, such as `a whole number of at least 1 or "auto"`."""
-    return _words(info.annotation, info.metadata)
+    return _describe_values(info.annotation, info.metadata)
 
 
-def show(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as it may appear in a message: short, one line, secrets masked."""
     text = redact(plain(value) if isinstance(value, str) is False else json.dumps(value))
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
@@ -37,7 +37,7 @@ def plain(value: object) -> str:
 
 def choices(info: FieldInfo) -> list[str]:
     """The values of a field that takes nothing but a few words, as they are typed."""
-    words = [_words_of(leaf) for leaf in leaves(info.annotation)]
+    words = [_literal_words(leaf) for leaf in leaves(info.annotation)]
     return [word for some in words for word in some] if all(words) else []
 
 
@@ -46,7 +46,7 @@ def words_taken(info: FieldInfo) -> list[str]:
     named = metadata_of(info, RegisteredName)
     if named and get_origin(info.annotation) is not list:
         return list(named.names())
-    return [word for leaf in leaves(info.annotation) for word in _words_of(leaf)]
+    return [word for leaf in leaves(info.annotation) for word in _literal_words(leaf)]
 
 
 def metadata_of(info: FieldInfo, kind: type) -> Any:
@@ -65,13 +65,13 @@ def leaves(annotation: object) -> Iterator[Any]:
         yield annotation
 
 
-def _words_of(leaf: object) -> list[str]:
+def _literal_words(leaf: object) -> list[str]:
     if get_origin(leaf) is Literal:
         return [str(word) for word in get_args(leaf)]
     return {bool: ["true", "false"], type(None): ["none"]}.get(leaf, [])
 
 
-def _words(annotation: Any, metadata: Any = ()) -> str:
+def _describe_values(annotation: Any, metadata: Any = ()) -> str:
     stated_words = next((item.words for item in metadata if isinstance(item, Allowed)), None)
     for item in metadata:
         if isinstance(item, RegisteredName) and stated_words is None:
@@ -80,9 +80,9 @@ def _words(annotation: Any, metadata: Any = ()) -> str:
         return stated_words
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
-        return _words(inner, more)
+        return _describe_values(inner, more)
     if get_origin(annotation) in (Union, types.UnionType):
-        parts = [_words(part) for part in get_args(annotation) if part is not type(None)]
+        parts = [_describe_values(part) for part in get_args(annotation) if part is not type(None)]
         parts = [stated_words] if stated_words else parts
         return " or ".join([*parts, "none"] if type(None) in get_args(annotation) else parts)
     if get_origin(annotation) is Literal:

@@ -21,17 +21,19 @@ OF_THE_QUANTUM_STEP = "quantum."  # these only where there is one
 PLACES = ("model.name", "data.path", "data.eval_path", "data.chat_template")
 
 
-def counts(key: str) -> bool:
+def affects_result(key: str) -> bool:
     """Whether a canonical key decides what the training comes to."""
     spec = schema_of(DeploymentConfig).fields.get(key)
     return key.startswith(SECTIONS_THAT_COUNT) and not (spec and metadata_of(spec.info, SameResult))
 
 
-def purpose_of(config: DeploymentConfig) -> dict[str, object]:
+def result_settings(config: DeploymentConfig) -> dict[str, object]:
     """The settings that count, by key, as JSON values; places as they are found from anywhere."""
     nested = config.to_dict()["values"]
     left_out: str | tuple[()] = () if QUANTUM in config.training.extensions else OF_THE_QUANTUM_STEP
-    keys = [key for key in config.present_keys() if counts(key) and not key.startswith(left_out)]
+    keys = [
+        key for key in config.present_keys() if affects_result(key) and not key.startswith(left_out)
+    ]
     settings = {key: _inside(nested, key) for key in keys}
     fields = schema_of(DeploymentConfig).fields
     return settings | {

@@ -37,7 +37,7 @@ class Allowed:
 
 
 @dataclass(frozen=True)
-class Later:
+class Planned:
     """Marks a field, or only some of its values, whose feature comes with a later part.
 
     Attributes:

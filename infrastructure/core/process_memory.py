@@ -16,7 +16,7 @@ STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_HIGH_WATER_MARK = "5"
 PEAK_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
-LEAST_ROOM_BYTES = 16 * MIB
+LEAST_FREE_BYTES = 16 * MIB
 FILE_PAGES_BYTES = 32 * MIB
 
 
@@ -102,7 +102,7 @@ class HardLimit:
         now = psutil.Process().memory_info()
         unused = max(0, now.data - (now.rss - now.shared))
         free_bytes = self.limit_bytes - used_bytes - unused - FILE_PAGES_BYTES
-        allowed = now.data + max(LEAST_ROOM_BYTES, free_bytes)
+        allowed = now.data + max(LEAST_FREE_BYTES, free_bytes)
         hard = self._before[1]
         if hard != resource.RLIM_INFINITY:
             allowed = min(allowed, hard)

@@ -19,16 +19,16 @@ from infrastructure.core.errors import CheckpointError, DamagedFileError, Storag
 from infrastructure.core.files import make_directory
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
-from infrastructure.deployment.ending import Ending
 from infrastructure.deployment.forecast import RunForecast, bytes_of_version
-from infrastructure.deployment.going_on import (
+from infrastructure.deployment.model_repair import repair_finished
+from infrastructure.deployment.resuming import (
     commit_of_base,
+    describe_differences,
     has_other_data,
     record_accepted,
-    what_differs,
 )
-from infrastructure.deployment.model_repair import repair_finished
 from infrastructure.deployment.run_checks import checked_before, checking_hooks, keep_round
+from infrastructure.deployment.run_finalizer import RunFinalizer
 from infrastructure.deployment.run_record import (
     describe_model,
     record_run,
@@ -343,30 +343,35 @@ class TrainingDeployment:
         copies.backup.remember_place(self._place_id)
         measure_seconds = self.stages.seconds("measure")
         forecast = RunForecast(run, self.config, self.report, measure_seconds)
-        ending = Ending(
+        finalizer = RunFinalizer(
             run, trainer, before, copies, forecast, self.stages, self.config.backup, self.report
         )
         with self.stages.stage("fit"):
-            loop, state = self._make_ready(ending, checkpoint)
+            loop, state = self._make_ready(finalizer, checkpoint)
         self.report(f"Training for {state.total_steps} steps; Ctrl-C saves and stops")
         record_running(run, state.total_steps)
         try:
             with self.stages.stage("train"), stop_on_signals(state, lambda: loop.may_break_off):
                 trainer.train()
-            return ending.stopped() if state.is_interrupted else ending.finish()
+            return finalizer.stopped() if state.is_interrupted else finalizer.finish()
         except KeyboardInterrupt as error:
-            return ending.stopped(error)
+            return finalizer.stopped(error)
         except BaseException as error:
-            ending.failed(error)
+            finalizer.failed(error)
             raise
         finally:
-            ending.clean_up()
+            finalizer.clean_up()
 
     def _make_ready(
-        self, ending: Ending, checkpoint: Path | None
+        self, finalizer: RunFinalizer, checkpoint: Path | None
     ) -> tuple[TrainingLoop, TrainingState]:
         """Everything between a model with data and the first step."""
-        run, trainer, copies, forecast = ending.run, ending.trainer, ending.copies, ending.forecast
+        run, trainer, copies, forecast = (
+            finalizer.run,
+            finalizer.trainer,
+            finalizer.copies,
+            finalizer.forecast,
+        )
         trainer.save_checkpoints_to(
             run.checkpoints, lambda: read_run_files(run.path), copies.seconds_to_confirm
         )
@@ -387,12 +392,12 @@ class TrainingDeployment:
         size_bytes = bytes_of_version(trainer.state.model, trainer.create_optimizer)
         copies.check_free_space(size_bytes, loop.total_steps)
         forecast.measure(trainer)
-        ending.started = time.monotonic()
+        finalizer.started = time.monotonic()
         return loop, trainer.state
 
     def _restore(self, run: RunDirectory, trainer: EnhancedTrainer, checkpoint: Path) -> None:
         agreed = trainer.restore(checkpoint, self.accepted)
-        for line in what_differs(agreed):
+        for line in describe_differences(agreed):
             self.report(line)
         assert trainer.state is not None
         record_accepted(run, agreed, trainer.state.step)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import differing_keys, purpose_of
+from infrastructure.config.fingerprint import differing_keys, result_settings
 from infrastructure.config.merging.plugin_names import require_shareable
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.errors import RunFailedError
@@ -87,7 +87,7 @@ def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTra
     require_shareable(config)
     _forget_the_dead(Path(config.output_dir))
     training = DetachedTraining(_new_folder(Path(config.output_dir)))
-    write_json(training.folder / PURPOSE_NAME, purpose_of(config))
+    write_json(training.folder / PURPOSE_NAME, result_settings(config))
     with (training.folder / OUTPUT_NAME).open("wb") as output:
         process = HelperProcess(
             "infrastructure",
@@ -147,7 +147,7 @@ def preparing(output_dir: Path) -> list[DetachedTraining]:
 
 def preparing_the_same(config: DeploymentConfig) -> DetachedTraining | None:
     """A living training that has no run directory yet and was told to train what `config` says."""
-    wanted = purpose_of(config)
+    wanted = result_settings(config)
     for training in preparing(Path(config.output_dir)):
         try:
             recorded = as_object(parse_json((training.folder / PURPOSE_NAME).read_text()))

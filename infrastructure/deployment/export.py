@@ -10,7 +10,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.core.errors import CheckpointError
-from infrastructure.deployment.going_on import commit_of_base, configuration_of
+from infrastructure.deployment.resuming import commit_of_base, configuration_of
 from infrastructure.run.checkpoint_paths import verify
 from infrastructure.run.directory import RunDirectory
 from infrastructure.training.checkpoints.checkpoint_manager import (

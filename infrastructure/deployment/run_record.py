@@ -7,7 +7,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import write_record
 from infrastructure.core.files import whole_directory
-from infrastructure.deployment.going_on import data_files_hash
+from infrastructure.deployment.resuming import data_files_hash
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.run.directory import RunDirectory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infrastructure.training.data.store.examples import Question
+from infrastructure.training.data.store.examples import GenerationPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,7 +22,7 @@ ANSWER_MARGIN_TOKENS = 8
 class Answer:
     """What the model wrote to a question."""
 
-    question: Question
+    question: GenerationPrompt
     text: str
 
     @property
@@ -35,7 +35,7 @@ class Answer:
 def generate_answers(
     model: Any,
     tokenizer: "PreTrainedTokenizerBase",
-    questions: Iterable[Question],
+    questions: Iterable[GenerationPrompt],
     stop_token_ids: list[int],
     batch_size: int = 32,
 ) -> list[Answer]:
@@ -61,7 +61,7 @@ def generate_answers(
 def _generate_batch(
     model: Any,
     tokenizer: "PreTrainedTokenizerBase",
-    questions: list[Question],
+    questions: list[GenerationPrompt],
     stop_token_ids: list[int],
 ) -> list[str]:
     device = next(model.parameters()).device

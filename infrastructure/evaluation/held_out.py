@@ -11,7 +11,7 @@ from infrastructure.evaluation.generation import (
 )
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.store.examples import Question
+from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 # Long answers take long to write: this many expected tokens are enough for a measurement.
@@ -78,7 +78,7 @@ def answer_questions(trainer: EnhancedTrainer, max_questions: int) -> list[Answe
         return generate_answers(model, trainer.adapter.tokenizer, questions, data.stop_token_ids)
 
 
-def affordable(questions: list[Question]) -> list[Question]:
+def affordable(questions: list[GenerationPrompt]) -> list[GenerationPrompt]:
     """Evenly many of the questions, so that their answers stay within `MAX_ANSWER_TOKENS`."""
     total = sum(question.expected_length for question in questions)
     stride = max(1, ceil_div(total, MAX_ANSWER_TOKENS))

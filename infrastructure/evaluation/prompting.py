@@ -11,7 +11,7 @@ from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.rows import Turn
-from infrastructure.training.data.store.examples import Question
+from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.models.model_manager import ModelManager
 from infrastructure.training.models.source import find_source
 
@@ -43,7 +43,8 @@ def answer_questions(
     encoder = ConversationEncoder(loaded.tokenizer, max_length=max_tokens)
     length = max_tokens - ANSWER_MARGIN_TOKENS  # which generating adds
     prompts = [
-        Question(text, encoder.prompt_ids([Turn("user", text)]), "", length) for text in questions
+        GenerationPrompt(text, encoder.prompt_ids([Turn("user", text)]), "", length)
+        for text in questions
     ]
     ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
     answers = generate_answers(loaded.model, loaded.tokenizer, prompts, ends)

@@ -68,7 +68,9 @@ class Judge(Protocol):
         """What else a person can do, besides bringing it back as it was."""
 
 
-def agree(was: Facts, now: Facts, judge: Judge, accepted: Collection[str] = ()) -> list[Difference]:
+def check_compatible(
+    was: Facts, now: Facts, judge: Judge, accepted: Collection[str] = ()
+) -> list[Difference]:
     """The differences that are harmless, merely round otherwise, or are accepted.
 
     Args:

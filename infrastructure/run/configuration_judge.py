@@ -6,7 +6,7 @@ The facts are those of `training.resume.fingerprint`.
 from collections.abc import Iterator, Sequence
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import counts, current_keys, differing_keys
+from infrastructure.config.fingerprint import affects_result, current_keys, differing_keys
 from infrastructure.config.schema import schema_of
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.lookup import nearest
@@ -103,7 +103,7 @@ def canonical_name(name: str) -> str:
 
 def names() -> dict[str, str]:
     """Every name that `accept` takes, and the name that is shown for it."""
-    keys = [key for key in schema_of(DeploymentConfig).fields if counts(key)]
+    keys = [key for key in schema_of(DeploymentConfig).fields if affects_result(key)]
     shown = {key: shown_name(key) for key in keys}
     return {
         **shown,
@@ -115,7 +115,7 @@ def names() -> dict[str, str]:
 def shown_name(key: str) -> str:
     """What `--accept` calls a setting: its last name where no other setting has that."""
     leaf = key.rpartition(".")[2]
-    known = [k for k in schema_of(DeploymentConfig).fields if counts(k)]
+    known = [k for k in schema_of(DeploymentConfig).fields if affects_result(k)]
     is_unique = sum(k.rpartition(".")[2] == leaf for k in known) == 1
     return leaf if is_unique and leaf not in ("name", "path", "format", "r") else key
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import differing_keys, purpose_of
+from infrastructure.config.fingerprint import differing_keys, result_settings
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.files import make_directory
 from infrastructure.core.lock import Lock
@@ -35,7 +35,7 @@ class Beginning:
     """
 
     def __init__(self, config: DeploymentConfig) -> None:
-        spelled = json.dumps(purpose_of(config), sort_keys=True, default=str)
+        spelled = json.dumps(result_settings(config), sort_keys=True, default=str)
         name = hashlib.sha256(spelled.encode()).hexdigest()[:16]
         self._path = Path(config.output_dir) / BEGINNING / name
         self._lock: Lock | None = None
@@ -85,13 +85,13 @@ def newest_of_this_purpose(
     Args:
         accepted: names of settings that may differ; see `configuration_judge.names`.
     """
-    wanted = purpose_of(config)
+    wanted = result_settings(config)
     for path in reversed(run_folders(Path(config.output_dir))):
         run = RunDirectory(path)
         if run.is_of_a_trainer():
             continue
         try:
-            recorded: Mapping[str, object] = purpose_of(run.read_configuration())
+            recorded: Mapping[str, object] = result_settings(run.read_configuration())
         except ValueError as error:
             recorded = settings_now(run, {})  # run.json is lost, and its versions know it, too
             if not recorded:

@@ -8,7 +8,7 @@ from infrastructure.core.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint that is on the disk.
 
     Attributes:
@@ -25,9 +25,9 @@ class SavedSteps:
 
     def __init__(self, run_path: Path) -> None:
         self.store = Store(run_path / "checkpoints")
-        self._known: dict[str, Saved | None] = {}
+        self._known: dict[str, SavedCheckpoint | None] = {}
 
-    def newest(self) -> Saved | None:
+    def newest(self) -> SavedCheckpoint | None:
         """The newest that a resume may choose; None where there is none, or it cannot be read."""
         try:
             for name in self.store.versions():
@@ -39,10 +39,10 @@ class SavedSteps:
             return None
         return None
 
-    def _read(self, name: str) -> Saved | None:
+    def _read(self, name: str) -> SavedCheckpoint | None:
         try:
             manifest = self.store.read(name)
         except CheckpointError:  # it was rotated away, or is damaged: the one before it serves
             return None
         written_at = self.store.manifest_path(name).stat().st_mtime
-        return Saved(manifest.step, written_at) if manifest.healthy else None
+        return SavedCheckpoint(manifest.step, written_at) if manifest.healthy else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, TypeGuard
 
-from infrastructure.core.remembered import Key, Remembered
+from infrastructure.core.json_cache import JsonCache, Key
 
 FILE = "baselines.json"
 MAX_MEASUREMENTS = 20
@@ -60,7 +60,7 @@ class Baselines:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._kept = Remembered(directory / FILE, "the baseline", _is_list_of_measurements)
+        self._kept = JsonCache(directory / FILE, "the baseline", _is_list_of_measurements)
 
     def earlier(self, key: Key) -> list[Numbers]:
         """What was measured before of the work `key`, the oldest first."""

@@ -46,7 +46,7 @@ UNSLOTH_LINE = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One thing that was looked at; `remedy` is what to type, where that helps."""
 
     level: Level
@@ -55,12 +55,12 @@ class Finding:
     remedy: str = ""
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Diagnosis]:
     """`diagnose` for this machine, this interpreter's packages and the current folder's disk."""
     return diagnose(detect(Path.cwd()), Installation())
 
 
-def diagnose(hardware: Hardware, installation: Installation) -> list[Finding]:
+def diagnose(hardware: Hardware, installation: Installation) -> list[Diagnosis]:
     """Everything worth telling, in the order in which a person would look."""
     return [
         *check_python(hardware),
@@ -73,7 +73,7 @@ def diagnose(hardware: Hardware, installation: Installation) -> list[Finding]:
     ]
 
 
-def render(findings: list[Finding]) -> str:
+def render(findings: list[Diagnosis]) -> str:
     """The findings as text, one a line, the remedy below; the last line is the verdict."""
     lines = []
     for finding in findings:
@@ -83,7 +83,7 @@ def render(findings: list[Finding]) -> str:
     return "\n".join([*lines, verdict(findings)])
 
 
-def verdict(findings: list[Finding]) -> str:
+def verdict(findings: list[Diagnosis]) -> str:
     """The sum of it in one sentence."""
     num_failed = sum(finding.level == "fail" for finding in findings)
     num_warned = sum(finding.level == "warn" for finding in findings)
@@ -98,29 +98,31 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def exit_code(findings: list[Finding]) -> ExitCode:
+def exit_code(findings: list[Diagnosis]) -> ExitCode:
     """DONE when training can start, else FAILED."""
     fails = any(finding.level == "fail" for finding in findings)
     return ExitCode.FAILED if fails else ExitCode.DONE
 
 
-def check_python(hardware: Hardware) -> Iterator[Finding]:
+def check_python(hardware: Hardware) -> Iterator[Diagnosis]:
     """The interpreter's version against the tested ones."""
     version = tuple(map(int, hardware.python.split(".")[:2]))
     tested = f"tested are {_dotted(OLDEST_PYTHON)} to {_dotted(NEWEST_TESTED_PYTHON)}"
     if version < OLDEST_PYTHON:
-        yield Finding("fail", "Python", f"{hardware.python} is too old: {tested}")
+        yield Diagnosis("fail", "Python", f"{hardware.python} is too old: {tested}")
     elif version > NEWEST_TESTED_PYTHON:
-        yield Finding("warn", "Python", f"{hardware.python} is newer than what was tried: {tested}")
+        yield Diagnosis(
+            "warn", "Python", f"{hardware.python} is newer than what was tried: {tested}"
+        )
     else:
-        yield Finding("ok", "Python", f"{hardware.python}, {hardware.platform}")
+        yield Diagnosis("ok", "Python", f"{hardware.python}, {hardware.platform}")
 
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def check_machine(hardware: Hardware) -> Iterator[Finding]:
+def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
     """Processor, memory, disk and GPUs, with too little of any told."""
     levels: dict[str, Level] = {
         "memory": "warn" if hardware.memory.available_bytes < LOW_MEMORY_BYTES else "ok",
@@ -135,7 +137,7 @@ def check_machine(hardware: Hardware) -> Iterator[Finding]:
     for line in describe(hardware)[1:]:
         subject, _, text = line.partition(": ")
         level = levels.get(subject, "ok")
-        yield Finding(level, subject, text, "" if level == "ok" else remedies[subject])
+        yield Diagnosis(level, subject, text, "" if level == "ok" else remedies[subject])
 
 
 def _disk_level(free_bytes: int | None) -> Level:
@@ -144,26 +146,26 @@ def _disk_level(free_bytes: int | None) -> Level:
     return "fail" if free_bytes < MINIMUM_DISK_BYTES else "warn"
 
 
-def check_needed_packages(installation: Installation) -> Iterator[Finding]:
+def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
     """The packages that nothing works without: there, and inside the declared bounds."""
     needed = installation.requirements("temper")
     if not needed:
         text = "not installed as a package, so its versions cannot be compared"
-        yield Finding("warn", "temper", text, "pip install --no-deps -e . (in Temper's folder)")
+        yield Diagnosis("warn", "temper", text, "pip install --no-deps -e . (in Temper's folder)")
     tested = {r.name: r for r in installation.requirements("temper", extra="tested")}
     for requirement in needed:
         version = installation.version(requirement.name)
         remedy = _pip_line(tested.get(requirement.name, requirement))
         if version is None:
-            yield Finding(
+            yield Diagnosis(
                 "fail", requirement.name, "not installed, or its files are broken", remedy
             )
         elif not accepts(requirement, version):
             text = f"{version} is outside what Temper works with ({requirement.specifier})"
-            yield Finding("fail", requirement.name, text, remedy)
+            yield Diagnosis("fail", requirement.name, text, remedy)
 
 
-def check_tested_versions(installation: Installation) -> Iterator[Finding]:
+def check_tested_versions(installation: Installation) -> Iterator[Diagnosis]:
     """The installed versions against the tested column that is nearer (`tested` or `colab`)."""
     columns = {c: installation.requirements("temper", extra=c) for c in ("tested", "colab")}
     same = {c: [r for r in rs if _as_tested(r, installation)] for c, rs in columns.items()}
@@ -172,17 +174,17 @@ def check_tested_versions(installation: Installation) -> Iterator[Finding]:
         return
     total = len(columns[column])
     text = f"{len(same[column])} of {total} as tested (column {column!r})"
-    yield Finding("ok" if len(same[column]) == total else "warn", "versions", text)
+    yield Diagnosis("ok" if len(same[column]) == total else "warn", "versions", text)
     needed = {r.name for r in installation.requirements("temper")}
     for requirement in columns[column]:
         version = installation.version(requirement.name)
         if version is None and requirement.name not in needed:
             purpose = NEEDED_FOR.get(requirement.name)
             text = f"not installed; needed for {purpose}" if purpose else "not installed"
-            yield Finding("warn", requirement.name, text, _pip_line(requirement))
+            yield Diagnosis("warn", requirement.name, text, _pip_line(requirement))
         elif version is not None and not accepts(requirement, version):
             text = f"{version}, tested is {requirement.specifier}"
-            yield Finding("warn", requirement.name, text, _pip_line(requirement))
+            yield Diagnosis("warn", requirement.name, text, _pip_line(requirement))
 
 
 def _as_tested(requirement: Requirement, installation: Installation) -> bool:
@@ -194,7 +196,7 @@ def _pip_line(requirement: Requirement) -> str:
     return f"pip install '{requirement.name}{requirement.specifier}'"
 
 
-def check_torch_build(hardware: Hardware, installation: Installation) -> Iterator[Finding]:
+def check_torch_build(hardware: Hardware, installation: Installation) -> Iterator[Diagnosis]:
     """Whether PyTorch was built for what the machine has."""
     version, cuda = installation.version("torch"), installation.torch_cuda()
     if version is None:
@@ -203,32 +205,32 @@ def check_torch_build(hardware: Hardware, installation: Installation) -> Iterato
     if hardware.nvidia_driver and cuda is None:
         text = f"{version} is {build} and there is an NVIDIA driver: the GPU stays idle"
         remedy = f"pip install 'torch==={version.public}'"
-        yield Finding("warn", "PyTorch", text, remedy)
+        yield Diagnosis("warn", "PyTorch", text, remedy)
     else:
-        yield Finding("ok", "PyTorch", f"{version}, {build}")
+        yield Diagnosis("ok", "PyTorch", f"{version}, {build}")
     vision = installation.version("torchvision")
     if vision is not None and version.local == "cpu" and vision.local != "cpu":
         text = f"{vision} is not built for this PyTorch, and importing unsloth fails on it"
-        yield Finding("warn", "torchvision", text, "pip uninstall torchvision")
+        yield Diagnosis("warn", "torchvision", text, "pip uninstall torchvision")
 
 
-def check_traps(hardware: Hardware, installation: Installation) -> Iterator[Finding]:
+def check_traps(hardware: Hardware, installation: Installation) -> Iterator[Diagnosis]:
     """Combinations of packages that are known to fail."""
     torchao, peft = installation.version("torchao"), installation.version("peft")
     if torchao and peft and torchao < Version(OLDEST_TORCHAO_FOR_PEFT) and peft >= Version("0.19"):
         text = f"peft {peft} refuses torchao {torchao}: no LoRA training"
         remedy = f"pip install 'torchao>={OLDEST_TORCHAO_FOR_PEFT}'"
-        yield Finding("fail", "torchao", text, remedy)
+        yield Diagnosis("fail", "torchao", text, remedy)
     if installation.version("triton") and not hardware.nvidia_driver:
         text = "triton without a GPU makes TRL's and unsloth's kernels fail (0 active drivers)"
-        yield Finding("warn", "triton", text, "pip uninstall triton")
+        yield Diagnosis("warn", "triton", text, "pip uninstall triton")
     newer_python = tuple(map(int, hardware.python.split(".")[:2])) >= (3, 12)
     if newer_python and installation.version("gputil") and not installation.version("setuptools"):
         text = "imports distutils, which Python 3.12 and later have from setuptools alone"
-        yield Finding("warn", "gputil", text, "pip install setuptools")
+        yield Diagnosis("warn", "gputil", text, "pip install setuptools")
 
 
-def check_unsloth(installation: Installation) -> Iterator[Finding]:
+def check_unsloth(installation: Installation) -> Iterator[Diagnosis]:
     """Whether what is installed lies inside unsloth's bounds; silent without unsloth."""
     for package in ("unsloth", "unsloth_zoo"):
         version = installation.version(package)
@@ -237,11 +239,11 @@ def check_unsloth(installation: Installation) -> Iterator[Finding]:
         unmet = unmet_requirements(package, installation)
         if unmet:
             requirements = [f"{r.name}{r.specifier} (here {v or 'missing'})" for r, v in unmet]
-            yield Finding(
+            yield Diagnosis(
                 "warn", package, f"{version} asks for {', '.join(requirements)}", UNSLOTH_LINE
             )
         else:
-            yield Finding("ok", package, f"{version}, all it needs is inside its bounds")
+            yield Diagnosis("ok", package, f"{version}, all it needs is inside its bounds")
 
 
 def unmet_requirements(

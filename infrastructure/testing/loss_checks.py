@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from infrastructure.testing.results import CheckResult
-from infrastructure.testing.subject import Gradients, Subject, be_quiet, leaving_no_trace
+from infrastructure.testing.subject import Gradients, Subject, disable_randomness, preserve_subject
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.models.model_inputs import inner_model, relative_difference
 from infrastructure.training.models.packing_check import leak_tolerance
@@ -24,9 +24,9 @@ def check_loss(subject: Subject) -> CheckResult:
     `training.loss` names), in fp32, of the logits one place before it; with a masked objective at
     each hidden token that of the logits at its own place, as often as it counts.
     """
-    with leaving_no_trace(subject), torch.no_grad():
+    with preserve_subject(subject), torch.no_grad():
         if subject.reads_text:
-            be_quiet(subject)
+            disable_randomness(subject)
         loss_sum, num_items = subject.loss(subject.sample)
         value = float(loss_sum) / max(1, num_items)
         numbers = {"loss": value}
@@ -89,8 +89,8 @@ def check_causality(subject: Subject) -> CheckResult:
     name = "causality"
     if not subject.reads_text:
         return CheckResult(name, "skipped", NO_TEXT)
-    with leaving_no_trace(subject):
-        be_quiet(subject)
+    with preserve_subject(subject):
+        disable_randomness(subject)
         example = max(subject.sample, key=lambda one: len(one.input_ids))
         half = len(example.input_ids) // 2
         batch = subject.adapter.prepare_batch([example])
@@ -119,8 +119,8 @@ def check_isolation(subject: Subject) -> CheckResult:
     if not subject.reads_text:
         return CheckResult(name, "skipped", NO_TEXT)
     layout = "packed" if getattr(subject.adapter, "packs", False) else "padded"
-    with leaving_no_trace(subject):
-        be_quiet(subject)
+    with preserve_subject(subject):
+        disable_randomness(subject)
         examples = subject.sample
         together = subject.logits_by_row(examples)
         alone = [subject.logits_by_row([example])[0] for example in examples]
@@ -150,8 +150,8 @@ def check_accumulation(subject: Subject) -> CheckResult:
 
     The examples have unequally many things to learn, so that a mean of means shows.
     """
-    with leaving_no_trace(subject):
-        be_quiet(subject)
+    with preserve_subject(subject):
+        disable_randomness(subject)
         examples = subject.uneven_sample
         whole = subject.gradients(examples, len(examples))
         pieces = subject.gradients(examples, 1)

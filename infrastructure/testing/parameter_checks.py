@@ -9,9 +9,9 @@ import torch
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import (
     Subject,
-    be_quiet,
+    disable_randomness,
     fingerprints,
-    leaving_no_trace,
+    preserve_subject,
     undone,
 )
 from infrastructure.training.forward.one_step import one_step
@@ -101,8 +101,8 @@ def check_start(subject: Subject) -> CheckResult:
     moved = [p for n, p in model.named_parameters() if "lora_B" in n and bool(p.detach().any())]
     if moved:
         return CheckResult(name, "skipped", "the LoRA was trained before")
-    with leaving_no_trace(subject):
-        be_quiet(subject)
+    with preserve_subject(subject):
+        disable_randomness(subject)
         batch = subject.adapter.prepare_batch(subject.sample[:1])
         logits = subject.logits(batch)
         with model.disable_adapter():
@@ -197,7 +197,7 @@ def check_learning(subject: Subject) -> CheckResult:
 def _loss_around(subject: Subject, rate: float) -> tuple[float, float]:
     """The mean loss of the sample before and after a few steps on it."""
     with undone(subject):
-        be_quiet(subject)
+        disable_randomness(subject)
         before = _mean_loss(subject)
         take_steps(subject, NUM_LEARNING_STEPS, rate)
         return before, _mean_loss(subject)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from infrastructure.core.errors import PreflightError
 from infrastructure.core.hardware import detect
-from infrastructure.testing.doctor import Finding, check_machine, examine
+from infrastructure.testing.doctor import Diagnosis, check_machine, examine
 from infrastructure.testing.label_checks import (
     check_answers,
     check_ends,
@@ -123,7 +123,7 @@ def installation_check() -> CheckResult:
     return replace(result, seconds=time.perf_counter() - started)
 
 
-def _from_findings(name: str, findings: list[Finding]) -> CheckResult:
+def _from_findings(name: str, findings: list[Diagnosis]) -> CheckResult:
     levels: tuple[Literal["fail", "warn"], ...] = ("fail", "warn")
     for level in levels:
         if matching := [finding for finding in findings if finding.level == level]:

@@ -15,9 +15,9 @@ from infrastructure.testing.parameter_checks import VISIBLE_LEARNING_RATE, take_
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import (
     Subject,
-    be_quiet,
+    disable_randomness,
     kept_values,
-    leaving_no_trace,
+    preserve_subject,
     stride_for,
     undone,
 )
@@ -51,11 +51,11 @@ def check_resume(subject: Subject) -> CheckResult:
     if batch_size < 1:
         text = f"there are fewer than {num_steps} examples"
         return CheckResult(RESUME, "skipped", text, group="integration")
-    with leaving_no_trace(subject), tempfile.TemporaryDirectory() as folder:
+    with preserve_subject(subject), tempfile.TemporaryDirectory() as folder:
         try:
             checkpoint, expected = _at_one_go(subject.make_trainer(), Path(folder), batch_size)
             free_memory(subject.device)
-            resumed = _going_on(subject.make_trainer(), checkpoint, batch_size)
+            resumed = _resumed_end(subject.make_trainer(), checkpoint, batch_size)
         except CheckpointError as error:
             text = f"the checkpoint cannot be gone on from: {error}"
             return CheckResult(RESUME, "fail", text, group="integration")
@@ -72,7 +72,7 @@ def _at_one_go(trainer: EnhancedTrainer, folder: Path, batch_size: int) -> tuple
     return checkpoint, _end_of(trainer)
 
 
-def _going_on(trainer: EnhancedTrainer, checkpoint: Path, batch_size: int) -> End:
+def _resumed_end(trainer: EnhancedTrainer, checkpoint: Path, batch_size: int) -> End:
     trainer.prepare()
     trainer.restore(checkpoint)
     _train(trainer, STEPS_AFTER, batch_size)
@@ -153,7 +153,7 @@ def _difference(subject: Subject, loaded: torch.nn.Module) -> float:
         if actual.keys() != expected.keys():
             return float("inf")
         return max(relative_difference(actual[name], expected[name]) for name in expected)
-    be_quiet(subject)
+    disable_randomness(subject)
     example = max(subject.sample, key=lambda one: len(one.input_ids))
     ids = torch.as_tensor(example.input_ids, device=subject.device).long()[None]
     with torch.no_grad():

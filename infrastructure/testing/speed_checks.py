@@ -11,7 +11,7 @@ import torch
 from infrastructure.core.hardware import processor
 from infrastructure.testing.baseline import Baselines, Comparison, compare
 from infrastructure.testing.results import CheckResult
-from infrastructure.testing.subject import NUM_CANDIDATES, Subject, be_quiet, undone
+from infrastructure.testing.subject import NUM_CANDIDATES, Subject, disable_randomness, undone
 from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.resume.fingerprint import installed_versions
@@ -103,7 +103,7 @@ def measure_times(subject: Subject) -> dict[str, float]:
             update_gradients=True,
         )
         times = {"seconds_per_step": _fastest(subject, step)}
-        be_quiet(subject)
+        disable_randomness(subject)
         with torch.no_grad():
             times["seconds_per_forward"] = _fastest(subject, lambda: subject.loss(subject.sample))
     times["seconds_per_data_batch"] = _fastest(subject, lambda: _read_data(subject))

@@ -228,19 +228,19 @@ def undone(subject: Subject) -> Iterator[None]:
 
     Copies what trains and every buffer. What is frozen is not copied: see `fingerprints`.
     """
-    with leaving_no_trace(subject), preserve(subject.model, weights=True, buffers=True):
+    with preserve_subject(subject), preserve(subject.model, weights=True, buffers=True):
         yield
 
 
 @contextlib.contextmanager
-def leaving_no_trace(subject: Subject) -> Iterator[None]:
+def preserve_subject(subject: Subject) -> Iterator[None]:
     """Modes, random state and gradients are afterwards what they were; nothing is compiled."""
     kept = preserve(subject.model, random=subject.device, modes=True, gradients=True)
     with kept, torch.compiler.set_stance("force_eager"):
         yield
 
 
-def be_quiet(subject: Subject) -> None:
+def disable_randomness(subject: Subject) -> None:
     """Switch off what draws random numbers.
 
     A language model is switched to evaluation; another kind of model may compute something else

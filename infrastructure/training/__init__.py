@@ -3,7 +3,7 @@
 The names below can be imported from here; what is behind them is loaded when it is asked for.
 """
 
-from infrastructure.core.lazy import lazy_names
+from infrastructure.core.lazy_exports import lazy_names
 from infrastructure.training.other_names import ELSEWHERE
 
 _PLACES = {

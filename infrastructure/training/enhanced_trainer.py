@@ -22,7 +22,7 @@ from infrastructure.config.sections.training_config import QUANTUM, TrainingConf
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.integers import ceil_div
 from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.run.compatibility import Difference, Verdict, agree
+from infrastructure.run.compatibility import Difference, Verdict, check_compatible
 from infrastructure.run.configuration_judge import (
     ConfigurationJudge,
     canonical_name,
@@ -42,7 +42,7 @@ from infrastructure.training.extensions.extension_manager import (
     ExtensionManager,
     create_extensions,
 )
-from infrastructure.training.forward.evaluation_loss import EvaluationLoss, holds_out, polled
+from infrastructure.training.forward.evaluation_loss import EvaluationLoss, holds_out, with_polling
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.loop.loop import TrainingLoop
@@ -67,15 +67,15 @@ from infrastructure.training.quantum.gradient_steps import check_blocks
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.records_observer import quantum_extension_of
 from infrastructure.training.recovery.recovery_log import record_recovery
-from infrastructure.training.recovery.save_retry import SaveFailures
+from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 from infrastructure.training.resume.fingerprint import base_facts, machine_facts, settings_of
 from infrastructure.training.resume.overrides import (
     MICRO_BATCH,
     apply_hyperparameters,
     forget_optimizer,
     hyperparameters,
-    length_to_go,
     move_position,
+    resumed_total_steps,
 )
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.batch_planner import BatchPlanner
@@ -326,7 +326,7 @@ class EnhancedTrainer:
             remember_limit=lambda size: self.planner.memory_limit().remember(size),
             team=self.team,
         )
-        failures = SaveFailures(recovery.max_failed_saves)
+        failures = SaveRetryPolicy(recovery.max_failed_saves)
         checkpointer = Checkpointer(self.checkpoints, step, self.identity, self.schedule, failures)
         return TrainingLoop(
             step,
@@ -416,7 +416,7 @@ class EnhancedTrainer:
             on_smaller=self._note_smaller_evaluation,
         )
         with self.strategy.evaluating():
-            return measured.measure(polled(data.evaluation_batches(size), poll))
+            return measured.measure(with_polling(data.evaluation_batches(size), poll))
 
     def _evaluate_in_loop(self) -> dict[str, float]:
         loop, state = self.prepare(), self.state
@@ -492,12 +492,14 @@ class EnhancedTrainer:
         assert state is not None
         step = loop.optimizer_step
         current = self.identity()
-        agreed = agree(was, current, ConfigurationJudge(), frozenset(map(canonical_name, accept)))
+        agreed = check_compatible(
+            was, current, ConfigurationJudge(), frozenset(map(canonical_name, accept))
+        )
         accepted = {d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT}
         groups = hyperparameters(step.optimizer)
         if was:
             move_position(snapshot.values, accepted, loop.phases)
-            self._set_length(length_to_go(was, snapshot.values, loop, self.planned_steps))
+            self._set_length(resumed_total_steps(was, snapshot.values, loop, self.planned_steps))
         if "optimizer" in accepted:
             forget_optimizer(snapshot, step.optimizer)
         if accepted & MICRO_BATCH:

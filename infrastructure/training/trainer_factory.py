@@ -14,7 +14,7 @@ from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.core.launched import Launched, launched
+from infrastructure.core.launcher import LaunchedProcess, launched_process
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -64,7 +64,7 @@ class TrainerFactory:
         self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, Any]
     ) -> Team | None:
         """The processes that the configuration or a launcher asks for; None: this one alone."""
-        launch = launched()
+        launch = launched_process()
         if launch is not None and launch.rank != 0:
             raise ConfigurationError(
                 f"this process is number {launch.rank} of {launch.size} that a launcher has"
@@ -101,7 +101,7 @@ class TrainerFactory:
 
 
 def num_processes_for(
-    config: DeploymentConfig, device: torch.device, launch: Launched | None = None
+    config: DeploymentConfig, device: torch.device, launch: LaunchedProcess | None = None
 ) -> int:
     """How many processes train: as a launcher started them, or as `num_processes` says.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.commands.main import main
-from infrastructure.testing.doctor import Finding
+from infrastructure.testing.doctor import Diagnosis
 from tests.deployment.runs import write_settings
 from tests.deployment.test_checks_of_runs import plant
 
@@ -60,7 +60,7 @@ def test_a_fault_is_exit_code_1(
 def test_a_warning_is_a_failure_when_strict(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    findings = [Finding("warn", "memory", "1 GiB", "close other programs")]
+    findings = [Diagnosis("warn", "memory", "1 GiB", "close other programs")]
     monkeypatch.setattr("infrastructure.testing.preflight.examine", lambda: findings)
     assert main(["check", "--quick"]) == 0
     lines = capsys.readouterr().out.splitlines()

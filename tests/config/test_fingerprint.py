@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import counts, differing_keys, purpose_of
+from infrastructure.config.fingerprint import affects_result, differing_keys, result_settings
 from infrastructure.config.schema import schema_of
 from tests.config.field_values import other_value
 
@@ -63,12 +63,12 @@ def test_every_key_is_on_one_side() -> None:
     inside = {key for key in FIELDS if not key.startswith(OUTSIDE)} - ROOT
     assert keys_in(COUNT) | keys_in(SAME_RESULT) == inside
     assert not keys_in(COUNT) & keys_in(SAME_RESULT)
-    assert {key for key in FIELDS if counts(key)} == keys_in(COUNT)
+    assert {key for key in FIELDS if affects_result(key)} == keys_in(COUNT)
 
 
 def test_a_purpose_that_was_recorded_under_older_keys_is_the_same() -> None:
     on = {"training.optimization_frequency": 10, "quantum.solver": "tabu"}
-    now = purpose_of(DeploymentConfig(**on))
+    now = result_settings(DeploymentConfig(**on))
     older = {key: value for key, value in now.items() if key != "quantum.solver"}
     older["resources.quantum.solver"] = "tabu"
     assert list(differing_keys(older, now)) == []
@@ -78,11 +78,13 @@ def test_a_purpose_that_was_recorded_under_older_keys_is_the_same() -> None:
 
 def test_the_quantum_step_counts_where_there_is_one() -> None:
     plain, other = DeploymentConfig(), DeploymentConfig(**{"quantum.data_budget": 0.5})
-    assert purpose_of(other) == purpose_of(plain)
-    assert not [key for key in purpose_of(plain) if "quantum." in key]
+    assert result_settings(other) == result_settings(plain)
+    assert not [key for key in result_settings(plain) if "quantum." in key]
     on = {"training.optimization_frequency": 10}
-    found = purpose_of(DeploymentConfig(**on, **{"quantum.data_budget": 0.5}))
-    assert [*differing_keys(purpose_of(DeploymentConfig(**on)), found)] == ["quantum.data_budget"]
+    found = result_settings(DeploymentConfig(**on, **{"quantum.data_budget": 0.5}))
+    assert [*differing_keys(result_settings(DeploymentConfig(**on)), found)] == [
+        "quantum.data_budget"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_the_quantum_step_counts_where_there_is_one() -> None:
 )
 def test_what_does_not_count_leaves_the_purpose_as_it_is(key: str) -> None:
     other = DeploymentConfig(**{key: other_value(FIELDS[key])})
-    assert purpose_of(other) == purpose_of(DeploymentConfig())
+    assert result_settings(other) == result_settings(DeploymentConfig())
 
 
 @pytest.mark.parametrize(
@@ -101,13 +103,16 @@ def test_what_does_not_count_leaves_the_purpose_as_it_is(key: str) -> None:
     ],
 )
 def test_what_counts_makes_it_another(key: str, value: object) -> None:
-    was, found = purpose_of(DeploymentConfig()), purpose_of(DeploymentConfig(**{key: value}))
+    was, found = (
+        result_settings(DeploymentConfig()),
+        result_settings(DeploymentConfig(**{key: value})),
+    )
     assert key in list(differing_keys(was, found))
 
 
 def test_a_mapping_counts_by_what_it_holds_where_that_was_recorded() -> None:
     key = "training.settings"
-    was, found = (purpose_of(DeploymentConfig(**{key: {"stages": n}})) for n in (3, 4))
+    was, found = (result_settings(DeploymentConfig(**{key: {"stages": n}})) for n in (3, 4))
     assert list(differing_keys(was, found)) == [key]
     assert list(differing_keys({**was, key: True}, found)) == [], "as it was recorded before"
 
@@ -117,7 +122,7 @@ def test_a_path_that_is_gone_counts_by_its_name(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "rows.jsonl").write_text("{}")
     was, found = (
-        purpose_of(DeploymentConfig(data={"path": str(tmp_path / folder / "rows.jsonl")}))
+        result_settings(DeploymentConfig(data={"path": str(tmp_path / folder / "rows.jsonl")}))
         for folder in ("old", "new")
     )
     assert list(differing_keys(was, found)) == ["data.path"]
@@ -129,7 +134,7 @@ def test_a_path_means_the_same_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rows.jsonl").write_text("{}")
-    absolute = purpose_of(DeploymentConfig(data={"path": str(tmp_path / "rows.jsonl")}))
+    absolute = result_settings(DeploymentConfig(data={"path": str(tmp_path / "rows.jsonl")}))
     monkeypatch.chdir(tmp_path)
-    relative = purpose_of(DeploymentConfig(data={"path": "rows.jsonl"}))
+    relative = result_settings(DeploymentConfig(data={"path": "rows.jsonl"}))
     assert list(differing_keys(absolute, relative)) == []

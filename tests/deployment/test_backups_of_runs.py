@@ -37,7 +37,7 @@ from tests.deployment.runs import (
     start_temper,
     when_saved,
 )
-from tests.deployment.test_going_on import stop_after
+from tests.deployment.test_resuming import stop_after
 from tests.slow import slow
 
 

@@ -17,7 +17,7 @@ from infrastructure.commands.train_resume import resume
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.errors import CheckpointError
-from infrastructure.deployment import deploy_training, ending
+from infrastructure.deployment import deploy_training, run_finalizer
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.evaluation.held_out import measure
@@ -52,7 +52,7 @@ def configure(
             cache={"directory": str(tmp_path / "cache")},
             output_dir=str(tmp_path / "runs"),
             device="cpu",
-            new_run=True,  # going on is shown in test_going_on.py
+            new_run=True,  # going on is shown in test_resuming.py
         )
 
     return make
@@ -259,7 +259,7 @@ def test_an_interrupted_measurement(
         return measure(trainer)
 
     monkeypatch.setattr(deploy_training, "measure", interrupted)
-    monkeypatch.setattr(ending, "measure", interrupted)
+    monkeypatch.setattr(run_finalizer, "measure", interrupted)
     config = configure(max_steps=2, num_epochs=1)
     if call == 1:
         with pytest.raises(KeyboardInterrupt):

@@ -12,7 +12,7 @@ import pytest
 
 from infrastructure.commands.train import detach
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import purpose_of
+from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached
@@ -115,7 +115,7 @@ def prepare(folder: Path, config: DeploymentConfig, pid: int) -> DetachedTrainin
     """What `start` leaves before the process has said anything."""
     training = DetachedTraining(folder / ".detached" / "1")
     training.folder.mkdir(parents=True)
-    (training.folder / "purpose.json").write_text(json.dumps(purpose_of(config)))
+    (training.folder / "purpose.json").write_text(json.dumps(result_settings(config)))
     write_trainer(training.folder, pid)
     return training
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from infrastructure.evaluation.generation import Answer, exact_match_by_task, generate_answers
-from infrastructure.training.data.store.examples import Question
+from infrastructure.training.data.store.examples import GenerationPrompt
 
 
-def question(prompt_ids: list[int], expected: str = "x", task: str = "") -> Question:
-    return Question("prompt", prompt_ids, expected, 6, task)
+def question(prompt_ids: list[int], expected: str = "x", task: str = "") -> GenerationPrompt:
+    return GenerationPrompt("prompt", prompt_ids, expected, 6, task)
 
 
 QUESTIONS = [question([5, 6, 7]), question([9] * 12), question([20, 21]), question([30] * 7)]

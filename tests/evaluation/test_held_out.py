@@ -15,7 +15,7 @@ from infrastructure.evaluation.held_out import (
     affordable,
     measure,
 )
-from infrastructure.training.data.store.examples import Question
+from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 
@@ -53,8 +53,8 @@ def test_a_measurement_is_written_and_read_back_even_when_it_is_not_a_number() -
     assert str(again) == str(held_out)
 
 
-def questions(count: int, length: int) -> list[Question]:
-    return [Question(str(n), [1], "x", length) for n in range(count)]
+def questions(count: int, length: int) -> list[GenerationPrompt]:
+    return [GenerationPrompt(str(n), [1], "x", length) for n in range(count)]
 
 
 def test_long_answers_are_fewer() -> None:

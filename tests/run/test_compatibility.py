@@ -37,7 +37,7 @@ FACTS: dict[str, Any] = {
 differences = ConfigurationJudge().differences
 
 
-def agree(
+def check_compatible(
     was: dict[str, Any], found: dict[str, Any], accept: Collection[str] = ()
 ) -> list[Difference]:
     accepted = frozenset(map(canonical_name, accept))
@@ -58,7 +58,7 @@ def with_versions(**versions: str) -> dict[str, Any]:
 
 def test_nothing_differs_where_nothing_has_changed() -> None:
     assert differences(FACTS, changed()) == []
-    assert agree(FACTS, changed()) == []
+    assert check_compatible(FACTS, changed()) == []
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_what_changes_the_result_stops_until_it_is_accepted(
     found: dict[str, Any], name: str
 ) -> None:
     with pytest.raises(CheckpointError, match=f"--accept {name}"):
-        agree(FACTS, found)
-    (difference,) = agree(FACTS, found, [name])
+        check_compatible(FACTS, found)
+    (difference,) = check_compatible(FACTS, found, [name])
     assert difference.verdict is Verdict.CHANGES_THE_RESULT
 
 
@@ -88,17 +88,19 @@ def test_a_run_that_began_with_other_labels_does_not_go_on_with_these() -> None:
     """Older versions learnt tokens after an answer's end; nothing changes in the middle of a run
     unless somebody accepts it."""
     with pytest.raises(CheckpointError, match=r"data: was .* tokens after the end of an answer"):
-        agree(FACTS, {**FACTS, "data": "ef" * 32, "labels": 2})
-    assert agree(FACTS, {**FACTS, "labels": 2}) == []  # nothing that it learns is different
+        check_compatible(FACTS, {**FACTS, "data": "ef" * 32, "labels": 2})
+    assert (
+        check_compatible(FACTS, {**FACTS, "labels": 2}) == []
+    )  # nothing that it learns is different
     with pytest.raises(CheckpointError) as raised:
-        agree({**FACTS, "labels": 2}, {**FACTS, "data": "ef" * 32, "labels": 2})
+        check_compatible({**FACTS, "labels": 2}, {**FACTS, "data": "ef" * 32, "labels": 2})
     assert "labels" not in str(raised.value)
 
 
 def test_all_that_stops_is_reported_at_once_with_both_values() -> None:
     found = {**with_settings(**{"training.seed": 1}), "data": "ef" * 32}
     with pytest.raises(CheckpointError) as raised:
-        agree(FACTS, found, ["learning_rate"])
+        check_compatible(FACTS, found, ["learning_rate"])
     text = str(raised.value)
     assert "seed: was 0, is 1; data: was abababababab, is efefefefefef" in text
     assert "--accept seed,data" in text
@@ -118,31 +120,31 @@ def test_all_that_stops_is_reported_at_once_with_both_values() -> None:
     ],
 )
 def test_what_changes_nothing_is_reported_and_stops_nobody(found: dict[str, Any]) -> None:
-    (difference,) = agree(FACTS, found)
+    (difference,) = check_compatible(FACTS, found)
     assert difference.verdict is Verdict.HARMLESS
     assert ": was " in str(difference)
 
 
 def test_another_number_of_processes_is_reported_and_stops_nobody() -> None:
-    (difference,) = agree(FACTS, changed(world_size=2))
+    (difference,) = check_compatible(FACTS, changed(world_size=2))
     assert difference.verdict is Verdict.ROUNDS_OTHERWISE
     assert str(difference) == "world_size: was 1, is 2"
 
 
 def test_auto_equals_the_number_that_it_means() -> None:
-    assert agree(FACTS, with_settings(**{"training.learning_rate": "auto"})) == []
+    assert check_compatible(FACTS, with_settings(**{"training.learning_rate": "auto"})) == []
 
 
 def test_on_a_gpu_a_patch_of_what_computes_there_stops() -> None:
     was = {**FACTS, "device": "NVIDIA L4"}
     found = {**with_versions(torch="2.8.1+cu128"), "device": "NVIDIA L4"}
     with pytest.raises(CheckpointError, match="--accept torch"):
-        agree(was, found)
+        check_compatible(was, found)
 
 
 def test_a_base_that_all_steps_have_overwritten_is_not_compared() -> None:
     was = {**FACTS, "base_is_frozen": False}
-    assert agree(was, {**was, "base_model": "ef" * 32}) == []
+    assert check_compatible(was, {**was, "base_model": "ef" * 32}) == []
 
 
 @pytest.mark.parametrize(
@@ -157,18 +159,18 @@ def test_what_has_no_place_in_the_checkpoint_cannot_be_accepted(
     was: dict[str, Any], found: dict[str, Any], name: str
 ) -> None:
     with pytest.raises(CheckpointError, match="cannot change within a run") as raised:
-        agree(was, found, [name])
+        check_compatible(was, found, [name])
     assert "--accept" not in str(raised.value)
 
 
 def test_a_format_of_old_gpus_is_brought_back_by_its_flag() -> None:
     with pytest.raises(CheckpointError, match="--mixed-precision fp16"):
-        agree(changed(precision="fp16"), FACTS)
+        check_compatible(changed(precision="fp16"), FACTS)
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
     with pytest.raises(ValueError, match=r"--accept 'learnig_rate'.*did you mean 'learning_rate'"):
-        agree(FACTS, FACTS, ["learnig_rate"])
+        check_compatible(FACTS, FACTS, ["learnig_rate"])
 
 
 def test_a_name_may_be_given_in_full() -> None:
@@ -184,38 +186,38 @@ def test_lengths_are_rounded_as_the_run_began_to() -> None:
 
 
 def test_a_checkpoint_of_ones_own_loop_has_no_differences_and_goes_on() -> None:
-    assert agree({}, FACTS) == []
+    assert check_compatible({}, FACTS) == []
 
 
 def test_of_a_hash_the_beginning_is_shown_and_of_a_text_all() -> None:
     text = "a prompt of sixty-four characters, which is no hash of anything."
     assert len(text) == 64
-    (difference,) = agree(FACTS, with_settings(**{"training.seed": text}), ["seed"])
+    (difference,) = check_compatible(FACTS, with_settings(**{"training.seed": text}), ["seed"])
     assert str(difference) == f"seed: was 0, is {text}"
 
 
 def test_another_name_of_the_same_base_changes_nothing() -> None:
-    (difference,) = agree(FACTS, with_settings(**{"model.name": "elsewhere"}))
+    (difference,) = check_compatible(FACTS, with_settings(**{"model.name": "elsewhere"}))
     assert difference.verdict is Verdict.HARMLESS
 
 
 def test_another_setting_of_the_same_base_changes_the_result() -> None:
     found = with_settings(**{"training.seed": 1})
     with pytest.raises(CheckpointError, match="--accept seed"):
-        agree(FACTS, found)
+        check_compatible(FACTS, found)
 
 
 def test_another_name_of_a_base_that_nobody_has_hashed_changes_the_result() -> None:
     was = changed(base_model=None, base_is_frozen=False)
     found = {**was, "settings": {**FACTS["settings"], "model.name": "elsewhere"}}
     with pytest.raises(CheckpointError, match=r"--accept model\.name"):
-        agree(was, found)
+        check_compatible(was, found)
 
 
 def test_other_data_under_another_path_changes_the_result_twice() -> None:
     found = {**with_settings(**{"data.path": "/b/other.jsonl"}), "data": "ef" * 32}
     with pytest.raises(CheckpointError) as raised:
-        agree(FACTS, found)
+        check_compatible(FACTS, found)
     assert "data.path" in str(raised.value)
     assert "data: was" in str(raised.value)
 
@@ -223,7 +225,7 @@ def test_other_data_under_another_path_changes_the_result_twice() -> None:
 def test_on_a_gpu_a_patch_of_what_does_not_compute_there_changes_nothing() -> None:
     was = {**FACTS, "device": "NVIDIA L4"}
     found = {**with_versions(numpy="2.0.2"), "device": "NVIDIA L4"}
-    (difference,) = agree(was, found)
+    (difference,) = check_compatible(was, found)
     assert difference.verdict is Verdict.HARMLESS
 
 

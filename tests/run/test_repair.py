@@ -21,7 +21,7 @@ from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
 from tests.deployment.runs import deploy, losses, small_settings
-from tests.deployment.test_going_on import stop_after
+from tests.deployment.test_resuming import stop_after
 from tests.slow import slow_but
 
 STEPS, STOPPED_AT = 4, 2

@@ -12,7 +12,7 @@ from infrastructure.config.field_help import choices, words_taken
 from infrastructure.config.schema import schema_of
 from infrastructure.core.hardware import GIB, GPU, Hardware, Memory, Processor
 from infrastructure.testing import doctor
-from infrastructure.testing.doctor import NEEDED_FOR, Finding
+from infrastructure.testing.doctor import NEEDED_FOR, Diagnosis
 from infrastructure.testing.installation import Installation
 from tests.testing.fake_packages import install, install_temper, install_torch
 
@@ -53,11 +53,11 @@ def replace(folder: Path, name: str, version: str | None) -> None:
         install(folder, name, version)
 
 
-def diagnose(folder: Path, machine: Hardware = CPU_MACHINE) -> list[Finding]:
+def diagnose(folder: Path, machine: Hardware = CPU_MACHINE) -> list[Diagnosis]:
     return doctor.diagnose(machine, Installation([str(folder)]))
 
 
-def about(subject: str, findings: list[Finding]) -> Finding:
+def about(subject: str, findings: list[Diagnosis]) -> Diagnosis:
     (finding,) = [finding for finding in findings if finding.subject == subject]
     return finding
 

@@ -12,10 +12,10 @@ from infrastructure.testing.subject import (
     MAX_TOKENS,
     NUM_EXAMPLES,
     Subject,
-    be_quiet,
+    disable_randomness,
     fingerprints,
     kept_values,
-    leaving_no_trace,
+    preserve_subject,
     shortened,
     stride_for,
     undone,
@@ -93,7 +93,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_steps_are_undone_bit_for_bit(given: Subject) -> None:
     before = state_of(given)
     with undone(given):
-        be_quiet(given)
+        disable_randomness(given)
         take_steps(given, 2, 0.05)
         torch.rand(3)
         changed = given.model.state_dict()
@@ -116,7 +116,7 @@ def steps_that_raise(subject: Subject) -> None:
 
 def test_gradients_leave_no_trace(given: Subject) -> None:
     before = state_of(given)
-    with leaving_no_trace(given):
+    with preserve_subject(given):
         found = given.gradients(given.sample, 1)
     assert found.missing == found.not_finite == ()
     assert all(bool(value.any()) for value in found.values.values())

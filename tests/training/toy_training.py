@@ -23,7 +23,7 @@ from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.loop.loss_judge import LossJudge
 from infrastructure.training.loop.optimizer_step import OptimizerStep
-from infrastructure.training.recovery.save_retry import SaveFailures
+from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 from infrastructure.training.strategies import get_training_strategy
 from tests.training.toy import ToyAdapter, ToyModel, ToySource
 
@@ -99,7 +99,7 @@ class Training:
             recovery=self.config.recovery,
         )
         manager = CheckpointManager(directory, Retention(99)) if directory is not None else None
-        failures = SaveFailures(self.config.recovery.max_failed_saves)
+        failures = SaveRetryPolicy(self.config.recovery.max_failed_saves)
         self.checkpointer = Checkpointer(manager, self.step, dict, SaveSchedule(), failures)
         self.loop = TrainingLoop(
             self.step,

@@ -76,17 +76,22 @@ def restore(state: ModelState, model: torch.nn.Module, optimizer: torch.optim.Op
     if state.values.get("writer") != WRITER:
         raise CheckpointError("it was written by a training: go on with `temper train-resume`")
     merged = merge_optimizer(state.tensors.get("optimizer", {}), state.values["optimizer"])
-    misfits = [*_model_misfits(state, model), *_optimizer_misfits(state, merged, optimizer)]
-    if misfits:
-        more = f"\n  … and {len(misfits) - MAX_LISTED} more" if len(misfits) > MAX_LISTED else ""
-        listed = "\n  ".join(misfits[:MAX_LISTED])
+    mismatches = [
+        *_model_mismatches(state, model),
+        *_optimizer_mismatches(state, merged, optimizer),
+    ]
+    if mismatches:
+        more = (
+            f"\n  … and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
+        )
+        listed = "\n  ".join(mismatches[:MAX_LISTED])
         raise CheckpointError(f"it does not fit; nothing was loaded:\n  {listed}{more}")
     optimizer.load_state_dict(merged)
     model.load_state_dict({**state.tensors.get("model", {}), **state.values["model"]})
     restore_random(state.tensors["random"], _device_of(model))
 
 
-def _model_misfits(state: ModelState, model: torch.nn.Module) -> Iterator[str]:
+def _model_mismatches(state: ModelState, model: torch.nn.Module) -> Iterator[str]:
     saved = {**state.tensors.get("model", {}), **state.values["model"]}
     living = model.state_dict()
     for name in sorted(saved.keys() - living.keys()):
@@ -105,7 +110,7 @@ def _form(value: object) -> str:
     return f"{NAMES.get(value.dtype, str(value.dtype))}{list(value.shape)}"
 
 
-def _optimizer_misfits(
+def _optimizer_mismatches(
     state: ModelState, merged: dict[str, Any], optimizer: torch.optim.Optimizer
 ) -> Iterator[str]:
     name = type(optimizer).__name__

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from infrastructure.config.auto import attention_for
 from infrastructure.config.base import ConfigurationError
-from infrastructure.config.field_help import show
-from infrastructure.config.merging.stackwise_cross_checks import stackwise_misfits
+from infrastructure.config.field_help import format_value
+from infrastructure.config.merging.stackwise_cross_checks import stackwise_contradictions
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
@@ -36,7 +36,7 @@ class HasSections(Protocol):
     enable_gpu_optimization: bool
 
 
-def misfits(config: HasSections) -> Iterator[str]:
+def contradictions(config: HasSections) -> Iterator[str]:
     """A sentence, with the remedy, for each contradiction between sections."""
     yield from _attention(config.model, config.training)
     yield from _longer_than_the_model_sees(config.model, config.data)
@@ -44,7 +44,7 @@ def misfits(config: HasSections) -> Iterator[str]:
     yield from _unmeasured(config)
     yield from _nothing_to_decide(config)
     yield from _missing_samplers(config)
-    yield from stackwise_misfits(config.model, config.data, config.training)
+    yield from stackwise_contradictions(config.model, config.data, config.training)
 
 
 def several_processes(
@@ -70,8 +70,8 @@ def testing_off(enable_testing: bool, testing_interval: float | None) -> Iterato
     """A sentence where checks are asked for again and again, and switched off."""
     if testing_interval is not None and not enable_testing:
         yield (
-            f"testing_interval = {show(testing_interval)} has no effect, because enable_testing is"
-            " off: switch that on, or leave it out"
+            f"testing_interval = {format_value(testing_interval)} has no effect, because"
+            " enable_testing is off: switch that on, or leave it out"
         )
 
 
@@ -164,6 +164,6 @@ def _web_addresses(config: HasSections) -> Iterator[str]:
         value = attrgetter(key)(config)
         if value is not None and _URL.match(value):
             yield (
-                f"{key} = {show(value)} is a web address: download it and give the path, or give "
-                "its OWNER/NAME on the Hugging Face Hub"
+                f"{key} = {format_value(value)} is a web address: download it and give the path,"
+                " or give its OWNER/NAME on the Hugging Face Hub"
             )

@@ -7,7 +7,7 @@ are shared between runs, and nobody is misled by it.
 from collections.abc import Callable, Iterator
 
 from infrastructure.config.base import Section
-from infrastructure.config.field_help import show
+from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.precedence import Layer, Source
 from infrastructure.config.schema import FieldSpec, schema_of, value_at
 from infrastructure.config.types import UsedWhen
@@ -48,4 +48,4 @@ def _without_effect(config: Section) -> Iterator[tuple[FieldSpec, UsedWhen, obje
 
 def _sentence(spec: FieldSpec, unmet: UsedWhen, value: object, source_of: SourceOf) -> str:
     place = source_of(spec.key).place
-    return f"{spec.key} = {show(value)} ({place}) has no effect, because {unmet.otherwise}"
+    return f"{spec.key} = {format_value(value)} ({place}) has no effect, because {unmet.otherwise}"

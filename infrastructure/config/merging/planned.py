@@ -7,18 +7,18 @@ A setting that waits for a later part loads and validates, so that every file ca
 from collections.abc import Callable, Collection, Iterator
 
 from infrastructure.config.base import Section
-from infrastructure.config.field_help import metadata_of, show
+from infrastructure.config.field_help import format_value, metadata_of
 from infrastructure.config.merging.precedence import Layer, Source
 from infrastructure.config.schema import FieldSpec, schema_of, value_at
-from infrastructure.config.types import Later, RegisteredName
+from infrastructure.config.types import Planned, RegisteredName
 from infrastructure.core.parts import PARTS as PARTS
 
 SourceOf = Callable[[str], Source]
 
 
-def later_of(spec: FieldSpec) -> Later | None:
+def later_of(spec: FieldSpec) -> Planned | None:
     """The mark of a field whose feature comes later."""
-    mark: Later | None = metadata_of(spec.info, Later)
+    mark: Planned | None = metadata_of(spec.info, Planned)
     return mark
 
 
@@ -29,8 +29,9 @@ def unsupported(
     for spec, later, value in _waiting(config):
         if _waits(spec, later, value) and (keys is None or spec.key in keys):
             yield (
-                f"{spec.key} = {show(value)} ({source_of(spec.key).place}) is not there yet: "
-                f"it comes with {PARTS[later.part]}; {later.today or 'leave it out until then'}"
+                f"{spec.key} = {format_value(value)} ({source_of(spec.key).place}) is not there"
+                f" yet: it comes with {PARTS[later.part]};"
+                f" {later.today or 'leave it out until then'}"
             )
 
 
@@ -41,19 +42,19 @@ def notes(config: Section, source_of: SourceOf) -> Iterator[str]:
         if not given or later.values or _waits(spec, later, value):
             continue
         yield (
-            f"{spec.key} = {show(value)} ({source_of(spec.key).place}) has no effect yet: "
+            f"{spec.key} = {format_value(value)} ({source_of(spec.key).place}) has no effect yet: "
             f"it comes with {PARTS[later.part]}"
         )
 
 
-def _waiting(config: Section) -> Iterator[tuple[FieldSpec, Later, object]]:
+def _waiting(config: Section) -> Iterator[tuple[FieldSpec, Planned, object]]:
     for spec in schema_of(type(config)).fields.values():
         later = later_of(spec)
         if later is not None:
             yield spec, later, value_at(config, spec.key)
 
 
-def _waits(spec: FieldSpec, later: Later, value: object) -> bool:
+def _waits(spec: FieldSpec, later: Planned, value: object) -> bool:
     """Whether the value, or one of a list's, waits for a later part. What somebody has added under
     a name that is kept for one is there."""
     if not later.values:

@@ -14,7 +14,7 @@ from typing import Any
 
 from infrastructure.config.aliases import canonical
 from infrastructure.config.base import ConfigurationError, Section
-from infrastructure.config.field_help import show
+from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import Schema
 from infrastructure.config.sections.stackwise_config import QLoRA
@@ -63,7 +63,7 @@ def parse_truth(text: str) -> bool:
         ValueError: anything else.
     """
     if text.strip().lower() not in _TRUTH:
-        raise ValueError(f"must be true or false, not {show(text)}")
+        raise ValueError(f"must be true or false, not {format_value(text)}")
     return _TRUTH[text.strip().lower()]
 
 
@@ -101,7 +101,7 @@ def _open(
         return {}, None
     if not isinstance(value, Mapping):
         raise ConfigurationError(
-            f"{section.rstrip('_')} is a section with keys of its own, not {show(value)} "
+            f"{section.rstrip('_')} is a section with keys of its own, not {format_value(value)} "
             f"({source.place})"
         )
     return value, Setting(section, True, source) if section in schema.fields else None
@@ -155,8 +155,8 @@ def _settings_of(named: list[Setting]) -> list[Setting]:
     for other in others:
         if other.value != first.value:
             raise ConfigurationError(
-                f"{first.source.place} says {show(first.value)} and {other.source.place} says"
-                f" {show(other.value)}: give one preset"
+                f"{first.source.place} says {format_value(first.value)} and {other.source.place}"
+                f" says {format_value(other.value)}: give one preset"
             )
     if first.value is None or first.value == NO_PRESET:
         return []
@@ -214,8 +214,8 @@ def _disagreement(one: Setting, other: Setting, why: str) -> str:
     if why.startswith("epochs"):
         why = f"{one.key} counts epochs and {other.key} steps of the same thing"
     return (
-        f"{one.source.place} says {show(one.value)} and {other.source.place} says "
-        f"{show(other.value)}, but {why}: give one of them"
+        f"{one.source.place} says {format_value(one.value)} and {other.source.place} says "
+        f"{format_value(other.value)}, but {why}: give one of them"
     )
 
 

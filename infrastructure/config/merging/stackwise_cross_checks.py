@@ -8,7 +8,7 @@ from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import TrainingConfig
 
 
-def stackwise_misfits(
+def stackwise_contradictions(
     model: ModelConfig, data: DataConfig, training: TrainingConfig
 ) -> Iterator[str]:
     """A sentence, with the remedy, for each contradiction."""

@@ -9,8 +9,8 @@ from infrastructure.config.registries import ADAPTERS
 from infrastructure.config.types import (
     Allowed,
     Count,
-    Later,
     PathText,
+    Planned,
     Positive,
     RegisteredName,
     ShareBelowOne,
@@ -97,7 +97,7 @@ class ModelConfig(Section):
     adapter: Annotated[
         str,
         RegisteredName(ADAPTERS, LATER_ADAPTERS, is_late=True),
-        Later("adapters", LATER_ADAPTERS),
+        Planned("adapters", LATER_ADAPTERS),
     ] = Field(default="standard", description="Model adapter: how to talk to the model.")
     quantization: Literal["4bit", "8bit"] | None = Field(
         default=None, description="Load the base weights in 4 or 8 bits (bitsandbytes)."

@@ -20,9 +20,9 @@ from infrastructure.config.types import (
     Duration,
     EachOnce,
     FromJson,
-    Later,
     Names,
     NotNegative,
+    Planned,
     Positive,
     RegisteredName,
     Share,
@@ -201,7 +201,7 @@ class TrainingConfig(StackwiseFields):
     enabled_extensions: Annotated[
         Names,
         RegisteredName(EXTENSIONS, LATER_EXTENSIONS, is_late=True),
-        Later("extensions", LATER_EXTENSIONS),
+        Planned("extensions", LATER_EXTENSIONS),
     ] = Field(
         default=[],
         description="Extensions and observers by name, in their order, such as quantum.",

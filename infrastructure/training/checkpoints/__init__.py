@@ -1,6 +1,6 @@
 """Saving and restoring the whole state of a run."""
 
-from infrastructure.core.lazy import lazy_names
+from infrastructure.core.lazy_exports import lazy_names
 
 _PLACES = {
     "CheckpointManager": "infrastructure.training.checkpoints.checkpoint_manager",

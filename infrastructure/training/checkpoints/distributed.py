@@ -319,11 +319,11 @@ def _read_metadata(manifest: Manifest) -> Metadata:
         paths = {key: tuple(path) for key, path in described["paths"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"the manifest's {KEY!r} is none: {error}") from error
-    _require_room(entries, manifest)
+    _refuse_oversized(entries, manifest)
     return Metadata(entries, planner_data=paths)
 
 
-def _require_room(entries: dict[str, Any], manifest: Manifest) -> None:
+def _refuse_oversized(entries: dict[str, Any], manifest: Manifest) -> None:
     """Nothing is allocated for tensors larger than the objects that they lie in."""
     tensors = [entry for entry in entries.values() if isinstance(entry, TensorStorageMetadata)]
     claimed = sum(prod(entry.size) * entry.properties.dtype.itemsize for entry in tensors)

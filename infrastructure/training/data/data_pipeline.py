@@ -55,7 +55,11 @@ from infrastructure.training.data.serving.example_sources import (
 )
 from infrastructure.training.data.serving.prefetch import prefetch
 from infrastructure.training.data.serving.streaming_dataset import StreamingDataset
-from infrastructure.training.data.store.examples import EvaluationRow, Question, TokenizedExample
+from infrastructure.training.data.store.examples import (
+    EvaluationRow,
+    GenerationPrompt,
+    TokenizedExample,
+)
 from infrastructure.training.data.store.fingerprints import text_hash
 from infrastructure.training.data.store.stream_index import WindowIndex
 from infrastructure.training.data.store.token_cache import CacheEntry, TokenCache
@@ -285,11 +289,11 @@ class DataPipeline:
             for c in self._held_out(max_rows)
         ]
 
-    def questions(self, max_questions: int | None = None) -> list[Question]:
+    def questions(self, max_questions: int | None = None) -> list[GenerationPrompt]:
         """The same rows with their prompts tokenised as in training, for generation."""
         encoder = self._ready().encoder
         return [
-            Question(
+            GenerationPrompt(
                 prompt=conversation.prompt[-1].text,
                 prompt_ids=encoder.prompt_ids(conversation.prompt, conversation.inputs),
                 expected=conversation.answer.text,

@@ -1,6 +1,6 @@
 """Hooks that may change the training state, and the events they hang on."""
 
-from infrastructure.core.lazy import lazy_names
+from infrastructure.core.lazy_exports import lazy_names
 
 _PLACES = {
     "Event": "infrastructure.training.extensions.extension_hooks",

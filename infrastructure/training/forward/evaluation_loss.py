@@ -94,7 +94,7 @@ class EvaluationLoss:
         return float(output.loss_sum), output.num_items, {**of_examples, **sums}
 
 
-def polled(batches: Iterator[Any], poll: Callable[[], None]) -> Iterator[Any]:
+def with_polling(batches: Iterator[Any], poll: Callable[[], None]) -> Iterator[Any]:
     """The batches, with a call of `poll` before each."""
     with closing(batches):  # type: ignore[type-var]
         for batch in batches:

@@ -10,7 +10,7 @@ from typing import Any
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import CopyNotConfirmedError, TemperError
-from infrastructure.run.compatibility import agree
+from infrastructure.run.compatibility import check_compatible
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
 from infrastructure.run.record_types import Summary
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
@@ -31,13 +31,13 @@ from infrastructure.training.hf_bridge.trainer_state import (
     restore_model,
     restore_optimizer,
 )
-from infrastructure.training.recovery.save_retry import SaveFailures
+from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class GoingOn:
+class ResumeRequest:
     """What a call of `Trainer.train` goes on from.
 
     Attributes:
@@ -160,7 +160,7 @@ def begin_training(
     loader: Any,
     processing_class: Any,
     others: Iterable[Hook],
-    going_on: GoingOn,
+    resumed: ResumeRequest,
 ) -> BridgedTraining | FinishedTraining:
     """A training begins, or goes on, or has come to its end before.
 
@@ -181,10 +181,10 @@ def begin_training(
         facts = facts_of(parts, getattr(loader, "dataset", None))
         state = TrainingState(parts.model, parts.optimizer, step=parts.state.global_step)
         state.total_steps = parts.state.max_steps
-        saved = _restored(run, parts, state, facts, going_on)
+        saved = _restored(run, parts, state, facts, resumed)
         if saved.get("finished") == state.total_steps:
             run.report(f"Run {run.name} was finished before: nothing is trained")
-            return FinishedTraining(run, parts, going_on.checkpoint, stack.pop_all())
+            return FinishedTraining(run, parts, resumed.checkpoint, stack.pop_all())
         if processing_class is not None and not run.files.tokenizer.is_dir():
             run.save_tokenizer(processing_class)
         run.record(parts, facts["data"]["num_examples"])
@@ -192,7 +192,7 @@ def begin_training(
         hooks.load_state_dict(saved.get("hooks", {}))
         record_running(run.files, state.total_steps)
         snapshots = TrainerSnapshots(parts, files, facts, state, hooks)
-        saves = _save_timing(run, snapshots, going_on.checkpoint)
+        saves = _save_timing(run, snapshots, resumed.checkpoint)
         events = TrainerEvents(parts, loader, state, hooks, saves)
         for line in [*run.notes(), f"Run {run.name} in {run.directory}: {run.copies.line()}"]:
             run.report(line)
@@ -204,7 +204,7 @@ def _restored(
     parts: TrainerParts,
     state: TrainingState,
     facts: Mapping[str, Any],
-    going_on: GoingOn,
+    resumed: ResumeRequest,
 ) -> Mapping[str, Any]:
     """Take over what a version holds besides what the Trainer has loaded from its folder; the
     weights too, since a Trainer loads only those of them that it knows.
@@ -212,10 +212,10 @@ def _restored(
     Returns:
         The values of the version; empty: the training begins.
     """
-    if going_on.checkpoint is None:
+    if resumed.checkpoint is None:
         _refuse_to_begin_again(run)
         return {}
-    snapshot = read_version(going_on.checkpoint)
+    snapshot = read_version(resumed.checkpoint)
     values = snapshot.values
     if values["step"] != state.step:
         raise ValueError(
@@ -223,13 +223,13 @@ def _restored(
             f" at step {state.step}: pass it trainer.train(resume_from_checkpoint="
             "callback.resume_from())"
         )
-    for difference in agree(values["facts"], facts, TrainerJudge(), going_on.accepted):
+    for difference in check_compatible(values["facts"], facts, TrainerJudge(), resumed.accepted):
         run.report(f"note: {difference}: {difference.verdict.value}")
     restore_model(parts.model, snapshot)
-    if going_on.is_another_try:
+    if resumed.is_another_try:
         restore_optimizer(parts, snapshot)
     restore_counts(state, values)
-    state.checkpoint = going_on.checkpoint
+    state.checkpoint = resumed.checkpoint
     run.report(f"Run {run.name}: going on from step {state.step}")
     return values
 
@@ -240,7 +240,7 @@ def _save_timing(run: TrainerRun, snapshots: TrainerSnapshots, first: Path | Non
     schedule = SaveSchedule(training.checkpoint_seconds, training.deadline, request)
     schedule.reserve = run.copies.seconds_to_confirm
     schedule.start(state.step)
-    failures = SaveFailures(training.recovery.max_failed_saves)
+    failures = SaveRetryPolicy(training.recovery.max_failed_saves)
 
     def announce(checkpoint: Path) -> None:
         state.checkpoint = checkpoint

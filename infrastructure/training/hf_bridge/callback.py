@@ -25,7 +25,7 @@ from infrastructure.training.core.state import StopReason
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.hf_bridge.bridged_training import (
     BridgedTraining,
-    GoingOn,
+    ResumeRequest,
     begin_training,
 )
 from infrastructure.training.hf_bridge.call_watchdog import (
@@ -118,13 +118,13 @@ class TemperCallback:
         trainer = TrainerParts(
             args, state, parts["model"], parts["optimizer"], parts["lr_scheduler"]
         )
-        going_on = GoingOn(self._resumed, self.accepted, is_another_try)
+        resumed = ResumeRequest(self._resumed, self.accepted, is_another_try)
         loader, processing_class = parts.get("train_dataloader"), parts.get("processing_class")
         with ExitStack() as output:
             output.enter_context(lossy_output())
             output.enter_context(lost_output_kept_in(self.run.directory / OUTPUT_FILE))
             training = begin_training(
-                self.run, trainer, loader, processing_class, self.hooks, going_on
+                self.run, trainer, loader, processing_class, self.hooks, resumed
             )
             self._output = output.pop_all()
         self._training, self._resumed = training, None

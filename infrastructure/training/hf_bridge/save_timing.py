@@ -12,7 +12,7 @@ from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.hf_bridge.trainer_state import has_finite_weights
-from infrastructure.training.recovery.save_retry import SaveFailures
+from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 
 class SaveTiming:
@@ -35,7 +35,7 @@ class SaveTiming:
         self,
         versions: CheckpointManager,
         schedule: SaveSchedule,
-        failures: SaveFailures,
+        failures: SaveRetryPolicy,
         take: Callable[[bool], Snapshot],
         announce: Callable[[Path], None],
         first: Path | None = None,

@@ -24,7 +24,7 @@ from infrastructure.training.checkpoints.snapshot import (
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event
 from infrastructure.training.loop.optimizer_step import OptimizerStep
-from infrastructure.training.recovery.save_retry import SaveFailures
+from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Checkpointer:
         optimizer_step: OptimizerStep,
         identity: Callable[[], dict[str, Any]],
         schedule: SaveSchedule,
-        failures: SaveFailures,
+        failures: SaveRetryPolicy,
     ) -> None:
         self.manager = manager
         self.optimizer_step = optimizer_step

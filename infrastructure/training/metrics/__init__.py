@@ -1,6 +1,6 @@
 """Numbers of a run on their way out: the metrics logger, its sinks, and the progress display."""
 
-from infrastructure.core.lazy import lazy_names
+from infrastructure.core.lazy_exports import lazy_names
 
 _PLACES = {
     "MetricsLogger": "infrastructure.training.metrics.metrics_logger",

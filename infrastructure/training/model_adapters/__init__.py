@@ -10,10 +10,10 @@ import torch
 
 from infrastructure.config import registries
 from infrastructure.config.base import ConfigurationError
-from infrastructure.config.field_help import show
+from infrastructure.config.field_help import format_value
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.core.lazy import lazy_names
+from infrastructure.core.lazy_exports import lazy_names
 from infrastructure.core.registry import Registry
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter as ModelAdapter
 from infrastructure.training.model_adapters.standard_adapter import (
@@ -75,6 +75,6 @@ def check_token_functions(adapter: ModelAdapter, training_config: TrainingConfig
     for name, is_given in own.items():
         if is_given and not adapter.takes_token_functions:
             raise ConfigurationError(
-                f"training.{name} = {show(getattr(training_config, name))} has no effect, because"
-                f" {type(adapter).__name__} computes its own: leave it out"
+                f"training.{name} = {format_value(getattr(training_config, name))} has no effect,"
+                f" because {type(adapter).__name__} computes its own: leave it out"
             )

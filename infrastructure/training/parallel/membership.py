@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from infrastructure.core.helper_process import HelperProcess
-from infrastructure.core.launched import Launched, launched
+from infrastructure.core.launcher import LaunchedProcess, launched_process
 from infrastructure.core.stop_signals import ignore_stop_signals
 from infrastructure.training.parallel.messages import Channel, Message
 
@@ -48,7 +48,7 @@ class Member:
     store: dist.Store
 
 
-def by_launcher(launch: Launched) -> Member:
+def by_launcher(launch: LaunchedProcess) -> Member:
     """The member that a launcher started."""
     store, rank, size = next(rendezvous("env://"))
     return Member(
@@ -154,7 +154,7 @@ def followers_dismissed() -> Iterator[None]:
     """Afterwards nobody waits for a leader any more that has trained nothing, such as one whose run
     was finished before. Does nothing without a launcher."""
     yield
-    launch = launched()
+    launch = launched_process()
     if launch is not None and launch.rank == 0:
         by_launcher(launch).store.compare_set(KEY, "", NOT_NEEDED)
 

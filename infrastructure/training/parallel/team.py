@@ -20,7 +20,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.integers import ceil_div
-from infrastructure.core.launched import Launched
+from infrastructure.core.launcher import LaunchedProcess
 from infrastructure.optimization.compiling import is_compiled
 from infrastructure.training.core.error_handlers import is_out_of_memory
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
@@ -71,7 +71,7 @@ class Team:
         config: DeploymentConfig,
         size: int,
         adapter: ModelAdapter,
-        launched_as: Launched | None = None,
+        launched_as: LaunchedProcess | None = None,
     ) -> None:
         self.config, self.size, self.adapter = config, size, adapter
         self.launched_as = launched_as

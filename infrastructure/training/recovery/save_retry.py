@@ -14,7 +14,7 @@ RETRY_SECONDS = 10.0
 
 
 @dataclass
-class SaveFailures:
+class SaveRetryPolicy:
     """Counts the saves in a row that failed.
 
     Attributes:

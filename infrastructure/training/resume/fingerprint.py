@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import purpose_of
+from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
@@ -57,7 +57,7 @@ def settings_of(trainer: HasSettings) -> dict[str, Any]:
         quantum=trainer.quantum_config,
     )
     config.know_models(MODELS)
-    return purpose_of(config)
+    return result_settings(config)
 
 
 def machine_facts(device: torch.device, num_processes: int) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def steps_left(
     return int(in_this_epoch + epochs_after * ceil_div(num_examples, global_batch_size))
 
 
-def length_to_go(
+def resumed_total_steps(
     was: Mapping[str, Any], values: dict[str, Any], loop: TrainingLoop, planned_steps: int
 ) -> int:
     """Optimizer steps of the whole training that goes on: as many as they were, or where its parts

@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.integers import ceil_div
-from infrastructure.core.remembered import Key, Remembered
+from infrastructure.core.json_cache import JsonCache, Key
 from infrastructure.optimization.batch_size import LARGEST, BatchChoice
 from infrastructure.run.record_types import DecidedSetting
 
@@ -110,7 +110,7 @@ def measured(
     config: TrainingConfig,
     num_examples: int,
     search: Callable[[int], BatchChoice],
-    cache: Remembered[dict[str, int]],
+    cache: JsonCache[dict[str, int]],
     key: Key,
     budget_bytes: int,
 ) -> BatchPlan:
@@ -140,9 +140,9 @@ def measured(
     )
 
 
-def measured_before(cache_directory: Path) -> Remembered[dict[str, int]]:
+def measured_before(cache_directory: Path) -> JsonCache[dict[str, int]]:
     """The sizes that were measured, by hardware, versions, model, length and largest size."""
-    return Remembered(cache_directory / TUNING_FILE, "what was measured", _is_result)
+    return JsonCache(cache_directory / TUNING_FILE, "what was measured", _is_result)
 
 
 def _is_result(value: object) -> TypeGuard[dict[str, int]]:

@@ -8,7 +8,7 @@ from typing import TypeGuard
 import torch
 
 from infrastructure.core.hardware import memory, processor
-from infrastructure.core.remembered import Key, Remembered
+from infrastructure.core.json_cache import JsonCache, Key
 
 FILE = "memory_limits.json"
 
@@ -23,7 +23,7 @@ class KnownMicroBatchLimit:
         key: what decides the size: device, model, length, precision, what trains.
     """
 
-    limits: Remembered[int]
+    limits: JsonCache[int]
     key: Key
 
     def at_most(self, requested: int) -> int:
@@ -45,9 +45,9 @@ class KnownMicroBatchLimit:
         self.limits.put(self.key, micro_batch_size)
 
 
-def memory_limits(cache_directory: Path) -> Remembered[int]:
+def memory_limits(cache_directory: Path) -> JsonCache[int]:
     """The micro-batch sizes that fitted, by what decides them."""
-    return Remembered(cache_directory / FILE, "the micro-batch that fits", _is_size)
+    return JsonCache(cache_directory / FILE, "the micro-batch that fits", _is_size)
 
 
 def _is_size(value: object) -> TypeGuard[int]:

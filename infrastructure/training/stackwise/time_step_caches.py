@@ -118,7 +118,7 @@ class TimeStepCaches:
         name = (int(key["time_step"]), int(key["unit"]))
         if name in self._open and self._keys[name] != dict(key):
             self._discard(name)
-        self._make_way(key)
+        self._evict(key)
         cache = self._open.pop(name, None) or self._make_cache(
             self.root,
             key,
@@ -184,7 +184,7 @@ class TimeStepCaches:
             if old is not None and _is_same_training(old, key)
         }
 
-    def _make_way(self, key: Mapping[str, Any]) -> None:
+    def _evict(self, key: Mapping[str, Any]) -> None:
         """Remove the least recently used time steps until that of `key` is one of `size`."""
         left = [time_step for time_step, _ in self._left_over(key).values()]
         opened = [time_step for time_step, _ in self._open]

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig, check_sections
-from infrastructure.config.field_help import show
+from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.effect import conditions_of
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.data_config import DataConfig
@@ -157,7 +157,9 @@ def test_a_setting_that_cannot_take_effect_is_refused(
     key: str, value: Any, rest: dict[str, Any]
 ) -> None:
     config = DeploymentConfig(**rest, **{key: value})
-    with pytest.raises(ValueError, match=rf"^{key} = {show(value)} \(keyword {key}\) has no"):
+    with pytest.raises(
+        ValueError, match=rf"^{key} = {format_value(value)} \(keyword {key}\) has no"
+    ):
         config.check_supported()
     if key.startswith(("model.", "data.", "training.")):  # sections that a trainer is given
         with pytest.raises(ValueError, match=f"^{key} = "):

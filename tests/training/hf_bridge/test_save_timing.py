@@ -12,7 +12,7 @@ from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.hf_bridge.save_timing import SaveTiming
-from infrastructure.training.recovery.save_retry import SaveFailures
+from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 
 class Versions:
@@ -46,7 +46,7 @@ def saver(published: list[Path]) -> Any:
     def take(is_finished: bool) -> Snapshot:
         return Snapshot({"model": {}}, {})
 
-    failures = SaveFailures(3, clock=lambda: 0.0)
+    failures = SaveRetryPolicy(3, clock=lambda: 0.0)
     make: Callable[..., SaveTiming] = SaveTiming  # of stand-ins
     return make(Versions(), SaveSchedule(None, None), failures, take, published.append)
 

@@ -12,7 +12,7 @@ import torch
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import ProcessLostError
-from infrastructure.core.launched import Launched
+from infrastructure.core.launcher import LaunchedProcess
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
@@ -140,7 +140,7 @@ def test_more_processes_than_gpus_are_refused(
 
 
 def test_a_launcher_decides_how_many_there_are(tmp_path: Path, saved_llama: Path) -> None:
-    launched_as = Launched(0, 4, 0, "10.0.0.1")
+    launched_as = LaunchedProcess(0, 4, 0, "10.0.0.1")
     config = small_config(tmp_path, saved_llama)
     assert num_processes_for(config, torch.device("cpu"), launched_as) == 4
     config.num_processes = 2

@@ -11,7 +11,7 @@ import torch
 from infrastructure.core.errors import StorageError
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.recovery.save_retry import SaveFailures
+from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 from tests.training.toy_training import Training
 
 
@@ -60,7 +60,7 @@ def test_no_failed_save_is_tolerated_where_the_configuration_forbids_it(tmp_path
 def test_a_refused_save_is_tried_again_soon(tmp_path: Path) -> None:
     training = refusing(tmp_path, lambda number: number == 1, checkpoint_frequency=6)
     now = [0.0]
-    training.checkpointer.failures = SaveFailures(2, retry_seconds=2.0, clock=lambda: now[0])
+    training.checkpointer.failures = SaveRetryPolicy(2, retry_seconds=2.0, clock=lambda: now[0])
     end_step = training.recorder.step_end
 
     def step_end(state: TrainingState) -> None:
@@ -80,6 +80,6 @@ def test_a_refused_last_save_is_tried_once_more(tmp_path: Path) -> None:
 
 def test_an_error_of_another_kind_is_not_borne() -> None:
     state = TrainingState(torch.nn.Linear(1, 1))
-    with pytest.raises(KeyError), SaveFailures(9).tolerated(state):
+    with pytest.raises(KeyError), SaveRetryPolicy(9).tolerated(state):
         raise KeyError("a mistake in the code")
     assert state.recoveries == []

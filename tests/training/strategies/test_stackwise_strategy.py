@@ -22,7 +22,7 @@ from infrastructure.training.stackwise.stack_phases import divide, plan_stacks
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy, losses, small_settings
-from tests.deployment.test_going_on import StopAfter
+from tests.deployment.test_resuming import StopAfter
 from tests.slow import slow_but
 from tests.training.models.architectures import tiny_model
 

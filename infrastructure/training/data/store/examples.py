@@ -36,7 +36,7 @@ class EvaluationRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class GenerationPrompt:
     """A held-out row for generation.
 
     Attributes:

@@ -89,7 +89,7 @@ class TokenCache:
             entry = self._existing(key, was_there=False)
         if entry is None:
             raise OSError(f"the entry {self.root / key} is damaged as soon as it is written")
-        self.make_room()
+        self.evict()
         return entry
 
     def _existing(self, key: str, was_there: bool) -> CacheEntry | None:
@@ -149,13 +149,13 @@ class TokenCache:
         for folder in self._entries():
             if _last_use(folder) < oldest:
                 self._remove_if_free(folder, key=folder.name)
-        self.make_room()
+        self.evict()
 
     def size_bytes(self) -> int:
         """What all entries take on the disk now."""
         return sum(map(_size, self._entries()))
 
-    def make_room(self) -> None:
+    def evict(self) -> None:
         """Remove the entries longest unused until the rest fits into `disk_size`."""
         entries = self._entries()
         sizes = {folder: _size(folder) for folder in entries}

@@ -20,7 +20,7 @@ Key = Mapping[str, object]
 Value = TypeVar("Value")
 
 
-class Remembered(Generic[Value]):
+class JsonCache(Generic[Value]):
     """Values by key; of more than `MAX_ENTRIES` those longest unchanged are forgotten.
 
     Args:

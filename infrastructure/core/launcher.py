@@ -8,7 +8,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedProcess:
     """One of several processes that were started with the same command line.
 
     Attributes:
@@ -24,10 +24,10 @@ class Launched:
     address: str
 
 
-def launched(environment: Mapping[str, str] = os.environ) -> Launched | None:
+def launched_process(environment: Mapping[str, str] = os.environ) -> LaunchedProcess | None:
     """What the launcher said; None where there was none, or it started one process only."""
     if any(not environment.get(name) for name in NEEDED):
         return None
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     local_rank = int(environment.get("LOCAL_RANK") or rank)
-    return Launched(rank, size, local_rank, environment["MASTER_ADDR"]) if size > 1 else None
+    return LaunchedProcess(rank, size, local_rank, environment["MASTER_ADDR"]) if size > 1 else None

@@ -22,7 +22,7 @@ from infrastructure.training.setup.stack_outputs import save_stacks_and_rack
 
 
 @dataclass
-class Ending:
+class RunFinalizer:
     """What a training is ended with, and told about with.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import current_keys, differing_keys, purpose_of
+from infrastructure.config.fingerprint import current_keys, differing_keys, result_settings
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.checksums import write_record
@@ -28,7 +28,7 @@ def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentCo
         ValueError: run.json is missing, damaged, or not written by a run.
     """
     config = run.read_configuration()
-    recorded = purpose_of(config)
+    recorded = result_settings(config)
     settings: Mapping[str, object] = recorded
     if checkpoint is None:
         settings = settings_now(run, recorded)
@@ -48,7 +48,7 @@ def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
     return commit if same and isinstance(commit, str) else None
 
 
-def what_differs(agreed: Sequence[Difference]) -> list[str]:
+def describe_differences(agreed: Sequence[Difference]) -> list[str]:
     """A line for each thing that is not what it was when the run went on."""
     by_verdict = {verdict: [d for d in agreed if d.verdict is verdict] for verdict in Verdict}
     rounded, accepted = by_verdict[Verdict.ROUNDS_OTHERWISE], by_verdict[Verdict.CHANGES_THE_RESULT]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.core.remembered import MAX_BYTES, MAX_ENTRIES, Remembered
+from infrastructure.core.json_cache import MAX_BYTES, MAX_ENTRIES, JsonCache
 
 T4 = {"device": "Tesla T4", "memory_bytes": 15 << 30, "model": "a", "lora": True}
 
@@ -15,8 +15,8 @@ def is_int(value: Any) -> bool:
     return type(value) is int
 
 
-def remembered(folder: Path) -> Remembered:
-    return Remembered(folder / "sizes.json", "the size", is_int)
+def remembered(folder: Path) -> JsonCache:
+    return JsonCache(folder / "sizes.json", "the size", is_int)
 
 
 def test_a_value_is_found_by_exactly_its_key(tmp_path: Path) -> None:

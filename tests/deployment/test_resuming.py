@@ -13,7 +13,7 @@ from infrastructure.commands.train_resume import resume
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.going_on import commit_of_base, data_files_hash
+from infrastructure.deployment.resuming import commit_of_base, data_files_hash
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.training.core.state import TrainingState

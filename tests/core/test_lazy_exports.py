@@ -3,7 +3,7 @@ import types
 
 import pytest
 
-from infrastructure.core.lazy import lazy_names
+from infrastructure.core.lazy_exports import lazy_names
 
 
 @pytest.fixture
